@@ -1,0 +1,60 @@
+"""Longer context for LLaMA-family checkpoints: plan, patch, measure, extend."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from ropepatch.checkpoint import extend
+    from ropepatch.evaluation.perplexity import perplexity
+    from ropepatch.patching import Patch, active, patch
+    from ropepatch.planning import Plan, plan
+    from ropepatch.rope import Frequencies, Rope
+    from ropepatch.scaling import METHODS, Scaling, make_scaling
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "METHODS": "ropepatch.scaling",
+    "Frequencies": "ropepatch.rope",
+    "Patch": "ropepatch.patching",
+    "Plan": "ropepatch.planning",
+    "Rope": "ropepatch.rope",
+    "Scaling": "ropepatch.scaling",
+    "active": "ropepatch.patching",
+    "extend": "ropepatch.checkpoint",
+    "make_scaling": "ropepatch.scaling",
+    "patch": "ropepatch.patching",
+    "perplexity": "ropepatch.evaluation.perplexity",
+    "plan": "ropepatch.planning",
+}
+
+__all__ = [
+    "METHODS",
+    "Frequencies",
+    "Patch",
+    "Plan",
+    "Rope",
+    "RopepatchError",
+    "Scaling",
+    "active",
+    "extend",
+    "make_scaling",
+    "patch",
+    "perplexity",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and transformers only when something that needs them is asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'ropepatch' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

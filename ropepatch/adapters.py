@@ -1,0 +1,218 @@
+"""Where a model keeps its rope, read off its structure; the same code for every architecture.
+
+One of the three files that touch transformers' internals (with patching and checkpoint).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ropepatch.errors import RopepatchError
+from ropepatch.rope import Frequencies, Rope
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
+IMPLAUSIBLE = 1 << 16  # layers, or rotary dimensions, that no model has
+
+
+@dataclass(frozen=True)
+class RotarySite:
+    """A model's rotary module.
+
+    Args:
+        path: Its name in `model.named_modules()`.
+        rotary_class: The stock class.
+        layer_type: Where the rope differs by layer type, the type that is scaled; None for one rope.
+    """
+
+    path: str
+    rotary_class: type[nn.Module]
+    layer_type: str | None
+
+    def attribute(self, name: str) -> str:
+        """The attribute under which the stock module keeps `inv_freq` or `attention_scaling`."""
+        return name if self.layer_type is None else f"{self.layer_type}_{name}"
+
+    def parameters(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """The `rope_parameters` in force."""
+        parameters: dict[str, Any] = config.rope_parameters
+        return parameters if self.layer_type is None else parameters[self.layer_type]
+
+    def with_parameters(self, config: PreTrainedConfig, parameters: dict[str, Any]) -> dict[str, Any]:
+        """All of `config.rope_parameters`, with these in the place of the ones in force."""
+        if self.layer_type is None:
+            return parameters
+        return config.rope_parameters | {self.layer_type: parameters}
+
+
+@contextmanager
+def stock_code(what: str) -> Iterator[None]:
+    """Report whatever transformers raises on a stranger's configuration as one line."""
+    level = logging.getLogger("transformers").level
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        yield
+    except RopepatchError:
+        raise
+    except Exception as error:  # any exception of stock code here means: this configuration cannot be used
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RopepatchError(
+            f"transformers cannot {what}: {reason[:300]}",
+            hint="mend config.json so that transformers loads it",
+        ) from error
+    finally:
+        logging.getLogger("transformers").setLevel(level)
+
+
+def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration object of a config.json.
+
+    Raises:
+        RopepatchError: If transformers has no such causal language model or does not accept the configuration.
+    """
+    model_type = raw.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        if raw.get("auto_map"):
+            raise RopepatchError(
+                f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
+                hint="use a model whose architecture is part of transformers",
+            )
+        raise RopepatchError(
+            f"unknown model_type {model_type!r} in config.json",
+            hint="ropepatch extends causal language models of the installed transformers",
+        )
+    with stock_code("read config.json"):
+        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(raw))
+
+
+def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without memory for its weights (on the meta device)."""
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise RopepatchError(
+            f"{config.model_type} is not a causal language model in transformers",
+            hint="ropepatch extends the models that AutoModelForCausalLM loads",
+        )
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not isinstance(layers, int) or not 0 < layers < IMPLAUSIBLE:
+        raise RopepatchError(
+            f"num_hidden_layers must be a positive integer, got {layers!r}", hint="mend config.json"
+        )
+    with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def find_rotary(model: PreTrainedModel) -> RotarySite:
+    """The one rotary module of a model.
+
+    Raises:
+        RopepatchError: If there is none, there are several, or its interface is not LLaMA's; with the reason.
+    """
+    model_type = model.config.model_type
+    found = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
+    if not found:
+        raise _refusal(model_type, "it has no rotary module (positions are learned, biased or absent)")
+    if len(found) > 1:
+        raise _refusal(model_type, f"it has {len(found)} rotary modules: {', '.join(list(found)[:3])}, ...")
+    ((path, module),) = found.items()
+    arguments = list(inspect.signature(type(module).forward).parameters)
+    if arguments[1:3] != ["x", "position_ids"]:
+        raise _refusal(
+            model_type, f"its {type(module).__name__} is called with {arguments[1:]}, not (x, position_ids)"
+        )
+    if not isinstance(getattr(module, "rope_type", None), dict):
+        if not hasattr(module, "inv_freq") or not hasattr(module, "attention_scaling"):
+            raise _refusal(
+                model_type, f"its {type(module).__name__} has no inv_freq with an attention_scaling"
+            )
+        return RotarySite(path, type(module), None)
+    if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
+        raise _refusal(model_type, f"its rope differs by layer type and none is called {GLOBAL_LAYERS}")
+    return RotarySite(path, type(module), GLOBAL_LAYERS)
+
+
+def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
+    """What the stock rotary module computes from a configuration when it is built."""
+    with stock_code(f"compute the frequencies of {config.model_type}"):
+        with torch.device("meta"):
+            pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
+        if pairs > IMPLAUSIBLE:
+            raise RopepatchError(
+                f"{2 * pairs} rotary dimensions are not plausible", hint="check head_dim in config.json"
+            )
+        module = site.rotary_class(config)
+        inv_freq = getattr(module, site.attribute("inv_freq"))
+        return Frequencies(
+            inv_freq.detach().clone(), float(getattr(module, site.attribute("attention_scaling")))
+        )
+
+
+def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
+    """The rope a configuration describes; of a model that is already scaled, with the frequencies it carries.
+
+    Raises:
+        RopepatchError: If the rope follows the sequence length, or its numbers make no rope.
+    """
+    parameters = site.parameters(config)
+    kind = parameters.get("rope_type", "default")
+    lists = parameters.get("short_factor"), parameters.get("long_factor")
+    if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):
+        raise RopepatchError(
+            f"this model's rope ({kind}) already follows the sequence length, so there is nothing fixed to extend",
+            hint="start from the checkpoint it was made from, or set one static rope first",
+        )
+    table = stock_table(config, site)
+    window = _window(config, parameters)
+    theta = parameters["rope_theta"]
+    plain = Rope(2 * len(table.inv_freq), theta, window)
+    if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
+        return plain
+    if _softmax_follows_rope(parameters):
+        raise RopepatchError(
+            f"{config.model_type} ties its softmax scale to the rope scaling it already has (mscale_all_dim)",
+            hint="start from the unscaled base checkpoint",
+        )
+    return Rope(plain.rotary_dim, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
+
+
+def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
+    """L: the tokens the model reads as it is; Qwen's YaRN configurations leave max_position_embeddings behind."""
+    window = getattr(config, "max_position_embeddings", None)
+    if not isinstance(window, int):
+        raise RopepatchError(
+            f"max_position_embeddings must be an integer, got {window!r}",
+            hint="write the number of tokens the model was trained to read into config.json",
+        )
+    if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
+        return max(window, round(parameters["factor"] * parameters["original_max_position_embeddings"]))
+    return window
+
+
+def _softmax_follows_rope(parameters: dict[str, Any]) -> bool:
+    return bool(parameters.get("mscale_all_dim"))
+
+
+def _holds_frequencies(module: nn.Module) -> bool:
+    return any(
+        name == "inv_freq" or name.endswith("_inv_freq") for name, _ in module.named_buffers(recurse=False)
+    )
+
+
+def _refusal(model_type: str, reason: str) -> RopepatchError:
+    return RopepatchError(
+        f"{model_type} is not supported: {reason}", hint="the README lists the supported model types"
+    )

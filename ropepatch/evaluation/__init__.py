@@ -1,0 +1,1 @@
+"""Measuring a model: any model, patched or not."""

@@ -1,0 +1,242 @@
+"""Put scaled frequencies into one model, and take them out again."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.errors import RopepatchError
+from ropepatch.planning import Plan, Survey, plan_scaling, survey_config
+from ropepatch.scaling import Scaling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger("ropepatch")
+
+
+class ABSENT:
+    """Stands for a configuration value that was not there; a class, so that copies of a model keep its identity."""
+
+
+class ScaledRope(nn.Module):
+    """A stock rotary module's forward over other frequencies.
+
+    The stock class does the work, so cos and sin come in its own layout (half-split, interleaved, half-width,
+    complex, per layer type) and precision: float32 positions and angles, cast last.
+
+    Neither the stock module nor the frequencies are registered: `model.to(bfloat16)` would round them by up to
+    0.4%, which at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation would reset
+    them. The name avoids "RotaryEmbedding", by which transformers finds modules to re-initialise.
+    """
+
+    stock: nn.Module
+    table: nn.Module  # a shallow twin of the stock module, with buffers of its own
+
+    def __init__(self, stock: nn.Module, plan: Plan, length: int, before: dict[str, Any]) -> None:
+        super().__init__()
+        self.__dict__["stock"] = stock
+        self.plan = plan
+        self.before = before
+        self.hold(length)
+
+    def hold(self, length: int) -> None:
+        """Compute with the frequencies for this length from now on."""
+        site = self.plan.site
+        self.length = length
+        self.frequencies = self.plan.frequencies(length)
+        table = copy.copy(self.stock)
+        # Under any other type the stock forward may recompute its frequencies.
+        table.rope_type = (
+            "default" if site.layer_type is None else table.rope_type | {site.layer_type: "default"}
+        )
+        setattr(table, site.attribute("attention_scaling"), self.frequencies.attention_factor)
+        kept = {name: buffer.cpu() for name, buffer in self.stock.named_buffers() if not buffer.is_meta}
+        self.values = kept | {site.attribute("inv_freq"): self.frequencies.inv_freq}
+        self.__dict__["table"] = table
+        self._place(getattr(self.stock, site.attribute("inv_freq")).device)
+
+    def _place(self, device: torch.device) -> None:
+        self.table._buffers = {name: value.to(device) for name, value in self.values.items()}
+        if device.type != "meta":
+            for name, buffer in self.stock.named_buffers():
+                if not buffer.is_meta:
+                    setattr(self.stock, name, buffer.to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledRope:
+        super()._apply(fn, recurse)
+        here = next(iter(self.table.buffers())).device
+        self._place(fn(torch.zeros(1, device=here)).device)
+        return self
+
+    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
+        return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        scaling = self.plan.scaling
+        window = self.plan.rope.original_max_position_embeddings
+        a = self.frequencies.attention_factor
+        return f"{scaling.name}, {window} -> {self.length} tokens, factor={scaling.factor:g}, attention_factor={a:.4g}"
+
+
+class Patch:
+    """The handle of a patched model, and a context manager that takes the patch out.
+
+    Args:
+        model: The patched model.
+        path: Where its rotary module is.
+    """
+
+    def __init__(self, model: PreTrainedModel, path: str) -> None:
+        self.model = model
+        self.path = path
+
+    @property
+    def _rope(self) -> ScaledRope | None:
+        module = self.model.get_submodule(self.path)
+        return module if isinstance(module, ScaledRope) else None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force.
+
+        Raises:
+            RopepatchError: If the patch has been removed.
+        """
+        return self._active().plan
+
+    def set_length(self, length: int) -> None:
+        """Plan a length-dependent method for another length, in tokens; between generations, not within one.
+
+        Raises:
+            RopepatchError: If the method is static, or the patch has been removed.
+        """
+        rope = self._active()
+        if not rope.plan.scaling.length_dependent:
+            raise RopepatchError(
+                f"{rope.plan.scaling.name} is static: its frequencies are the same at every length",
+                hint="leave the length out, or use a dynamic method",
+            )
+        rope.hold(length)
+        _set_config(self.model.config, _config_of(rope.plan, length))
+
+    def remove(self) -> None:
+        """Put the same rotary module and the same configuration values back; a second time does nothing."""
+        rope = self._rope
+        if rope is None:
+            return
+        _set_submodule(self.model, self.path, rope.stock)
+        _set_config(self.model.config, rope.before)
+        logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
+
+    def _active(self) -> ScaledRope:
+        if (rope := self._rope) is None:
+            raise RopepatchError("this patch has been removed", hint="call ropepatch.patch again")
+        return rope
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        rope = self._rope
+        state = "removed" if rope is None else f"{self.path}: {rope.extra_repr()}"
+        return f"Patch({type(self.model).__name__}, {state})"
+
+
+def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = None) -> Patch:
+    """Scale the rope of one loaded model, in memory and reversibly.
+
+    Args:
+        model: A causal language model, possibly inside a PEFT model.
+        scaling: A plan, or a scaling, whose target is then factor * L.
+        length: For length-dependent methods, the length to plan for, in tokens; None for the target.
+
+    Raises:
+        RopepatchError: If the model is patched already, is not the one the plan was made for, or cannot be scaled.
+    """
+    base = _base_model(model)
+    if active(base) is not None:
+        raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
+    found = survey_config(base.config, base)
+    made = scaling if isinstance(scaling, Plan) else _plan_of(base, found, scaling)
+    if (made.model_type, made.site, made.rope) != (base.config.model_type, found.site, found.rope):
+        raise RopepatchError(
+            f"the plan starts from {made.model_type} with {made.rope}, "
+            f"this model is {base.config.model_type} with {found.rope}",
+            hint="make the plan from this model: ropepatch.plan(model, to=...)",
+        )
+    length = length or made.target
+    changes = _config_of(made, length)
+    before = {key: getattr(base.config, key, ABSENT) for key in changes}
+    stock = base.get_submodule(made.site.path)
+    rope = ScaledRope(stock, made, length, before)
+    rope.train(stock.training)
+    _set_submodule(base, made.site.path, rope)
+    _set_config(base.config, changes)
+    logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
+    return Patch(base, made.site.path)
+
+
+def active(model: nn.Module) -> Patch | None:
+    """The patch of a model (also of a copy of a patched model), or None."""
+    base = _base_model(model)
+    for path, module in base.named_modules():
+        if isinstance(module, ScaledRope):
+            return Patch(base, path)
+    return None
+
+
+def _base_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside PEFT, torch.compile or data-parallel wrappers."""
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return module
+    raise RopepatchError(
+        f"{type(model).__name__} holds no transformers model", hint="pass what AutoModelForCausalLM returned"
+    )
+
+
+def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
+    to = round(scaling.factor * found.rope.original_max_position_embeddings)
+    return plan_scaling(found, model.config.name_or_path or type(model).__name__, None, scaling, to)
+
+
+def _config_of(made: Plan, length: int) -> dict[str, Any]:
+    """The configuration attributes that a patched model has, so that `save_pretrained` writes what it computes."""
+    parameters = made.export(length).rope_parameters
+    layer_type = made.site.layer_type
+    whole = parameters if layer_type is None else made.before["rope_parameters"] | {layer_type: parameters}
+    reach = length if made.scaling.length_dependent else made.target
+    changes = {"rope_parameters": whole, "max_position_embeddings": reach}
+    for key in ("original_max_position_embeddings", "head_dim"):
+        if key in made.changes:
+            changes[key] = made.changes[key]
+    return changes
+
+
+def _set_config(config: PreTrainedConfig, values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if value is ABSENT:
+            delattr(config, key)
+        else:
+            setattr(config, key, value)
+
+
+def _set_submodule(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

@@ -1,0 +1,103 @@
+"""A model's rotary frequencies before any scaling.
+
+Letters, as in the papers: d rotary_dim, i = 0 .. d/2-1 the rotary pairs, b rope_theta, theta_i = b^(-2i/d) radians
+per token, lambda_i = 2 pi / theta_i tokens, L original_max_position_embeddings, s factor = target / L, r_i = L /
+lambda_i rotations inside the window, a attention_factor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+
+
+class Frequencies(NamedTuple):
+    """What a rotary module needs: `inv_freq` [D/2] float32, radians per token, fastest first, and a temperature."""
+
+    inv_freq: Tensor
+    attention_factor: float = 1.0  # multiplies cos and sin, hence logits by its square
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rope of one model.
+
+    Args:
+        rotary_dim: D, even: head_dim * partial_rotary_factor.
+        rope_theta: The base b.
+        original_max_position_embeddings: L, the window in tokens that the frequencies below were trained in.
+        carried: The D/2 frequencies of a model that is already scaled (radians per token); None for b^(-2i/d).
+        carried_attention_factor: The attention factor such a model already applies.
+
+    Raises:
+        RopepatchError: Where no rotary embedding has these numbers.
+    """
+
+    rotary_dim: int
+    rope_theta: float
+    original_max_position_embeddings: int
+    carried: tuple[float, ...] | None = None
+    carried_attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise RopepatchError(
+                f"rotary dimension must be even and at least 2, got {self.rotary_dim}",
+                hint="rotary dimension = head_dim * partial_rotary_factor: check both in config.json",
+            )
+        if not (self.rope_theta > 1 and math.isfinite(self.rope_theta)):
+            raise RopepatchError(
+                f"rope_theta must be a number above 1, got {self.rope_theta}",
+                hint="LLaMA uses 10000.0; look it up in the model's own card",
+            )
+        if self.original_max_position_embeddings < 1:
+            raise RopepatchError(
+                f"max_position_embeddings must be at least 1, got {self.original_max_position_embeddings}",
+                hint="it is the number of tokens the model was trained to read",
+            )
+        if self.carried is not None and len(self.carried) != self.num_pairs:
+            raise RopepatchError(
+                f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
+            )
+
+    @property
+    def num_pairs(self) -> int:
+        """The number of rotary pairs, D/2."""
+        return self.rotary_dim // 2
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the model already departs from b^(-2i/d)."""
+        return self.carried is not None
+
+    def exponents(self) -> Tensor:
+        """2i/d for every pair: [D/2] float32."""
+        return torch.arange(0, self.rotary_dim, 2, dtype=torch.int64).float() / self.rotary_dim
+
+    def inv_freq(self) -> Tensor:
+        """theta_i: [D/2] float32, radians per token, in the expression order of transformers."""
+        if self.carried is not None:
+            return torch.tensor(self.carried, dtype=torch.float32)
+        return 1.0 / (self.rope_theta ** self.exponents())
+
+    def rebased(self, rope_theta: float) -> Tensor:
+        """The frequencies at another base b': [D/2]; on a scaled rope every pair changes in the same ratio."""
+        if self.carried is None:
+            return 1.0 / (rope_theta ** self.exponents())
+        return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()
+
+
+def wavelengths(inv_freq: Tensor) -> Tensor:
+    """Tokens per rotation, 2 pi / inv_freq: float64, infinite where a pair does not rotate."""
+    return 2 * math.pi / inv_freq.double()
+
+
+def rotations(inv_freq: Tensor, window: int) -> Tensor:
+    """How often every pair turns inside `window` tokens: float64."""
+    return window * inv_freq.double() / (2 * math.pi)

@@ -1,0 +1,97 @@
+"""Every frequency method, by the name the user types. A third party adds an entry to METHODS."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.scaling.dynamic import DynamicLinear, DynamicNTK, DynamicYaRN
+from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.powers import (
+    AdjustedBase,
+    NTKAware,
+    NTKFixed,
+    NTKMixed,
+    PositionInterpolation,
+    Unscaled,
+)
+from ropepatch.scaling.ramps import Llama3, NTKByParts, YaRN
+from ropepatch.scaling.reshaped import ClippedRope, GiraffePower, GiraffeTruncated, PartialRope, Resonance
+from ropepatch.scaling.searched import CustomDivisors, LongRoPE, LongRoPESwitch
+
+METHODS: dict[str, type[Scaling]] = {
+    "none": Unscaled,
+    "linear": PositionInterpolation,
+    "ntk": NTKAware,
+    "ntk-by-parts": NTKByParts,
+    "yarn": YaRN,
+    "llama3": Llama3,
+    "longrope": LongRoPE,
+    "abf": AdjustedBase,
+    "ntk-fixed": NTKFixed,
+    "ntk-mixed": NTKMixed,
+    "giraffe-power": GiraffePower,
+    "giraffe-truncated": GiraffeTruncated,
+    "p-rope": PartialRope,
+    "resonance": Resonance,
+    "cope": ClippedRope,
+    "custom": CustomDivisors,
+    "dynamic": DynamicNTK,
+    "dynamic-linear": DynamicLinear,
+    "dynamic-yarn": DynamicYaRN,
+    "longrope-switch": LongRoPESwitch,
+}
+
+_OTHER_NAMES = {
+    "pi": "linear",
+    "ntk-aware": "ntk",
+    "dynamic-ntk": "dynamic",
+    "proportional": "p-rope",
+    "nope": "p-rope",
+    "su": "longrope",
+    "llama-3": "llama3",
+}
+
+
+def find_method(name: str) -> type[Scaling]:
+    """The method of that name.
+
+    Raises:
+        RopepatchError: If there is none; with the nearest name and the list.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    near = (
+        [_OTHER_NAMES[name.lower()]]
+        if name.lower() in _OTHER_NAMES
+        else difflib.get_close_matches(name, METHODS)
+    )
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    raise RopepatchError(f"unknown method {name!r}", hint=f"{suggestion}methods: {', '.join(METHODS)}")
+
+
+def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
+    """The method of that name with these parameters.
+
+    Raises:
+        RopepatchError: On an unknown method or parameter, or one that is missing or outside its domain.
+    """
+    method = find_method(name)
+    known = {f.name: f for f in fields(method) if f.name != "factor"}
+    for parameter in parameters:
+        if parameter not in known:
+            near = difflib.get_close_matches(parameter, known)
+            suggestion = f"did you mean {near[0]}? " if near else ""
+            listed = f"its parameters: {', '.join(known)}" if known else "it has none"
+            raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=suggestion + listed)
+    required = [n for n, f in known.items() if f.default is MISSING and n not in parameters]
+    if required:
+        raise RopepatchError(
+            f"{name} needs {', '.join(required)}", hint=" ".join(f"--set {n}=VALUE" for n in required)
+        )
+    return method(factor=factor, **parameters)
+
+
+__all__ = ["METHODS", "Scaling", "find_method", "make_scaling", *sorted(m.__name__ for m in METHODS.values())]

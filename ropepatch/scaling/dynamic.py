@@ -1,0 +1,93 @@
+"""Methods that follow the length. Each is told its length once: following a growing sequence is wrong with a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ropepatch.rope import Frequencies, Rope
+from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.powers import NTKAware, PositionInterpolation
+from ropepatch.scaling.ramps import YaRN
+
+
+def stretch(rope: Rope, length: int | None) -> float:
+    """s(l) = max(1, l/L): how far the planned length exceeds the window."""
+    return max(1.0, (length or 0) / rope.original_max_position_embeddings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTK(Scaling):
+    """NTK-aware at the planned length (YaRN paper, section 3.3).
+
+    Args:
+        form: "paper", s(l) = max(1, l/L); "transformers", s(l) = f l/L - (f - 1) beyond L with f = factor, which
+            overshoots: 13 at l = 4 L and f = 4.
+    """
+
+    name = "dynamic"
+    formula = "NTK-aware with s(l) = max(1, l/L)"
+    paper = "arXiv:2309.00071"
+    length_dependent = True
+
+    form: Literal["paper", "transformers"] = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.form in ("paper", "transformers"), "form", "paper or transformers")
+
+    @property
+    def _f(self) -> float:
+        return 1.0 if self.form == "paper" else float(self.factor)
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        factor = self._f * stretch(rope, length) - (self._f - 1)
+        return NTKAware(factor=factor).frequencies(rope)
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        return None if rope.is_scaled else {"rope_type": "dynamic", "factor": self._f}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicLinear(Scaling):
+    """Position interpolation at the planned length."""
+
+    name = "dynamic-linear"
+    formula = "θ_i / s(l), s(l) = max(1, l/L)"
+    paper = "arXiv:2309.00071"
+    length_dependent = True
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        return PositionInterpolation(factor=stretch(rope, length)).frequencies(rope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicYaRN(Scaling):
+    """YaRN at the planned length, temperature included (jquesnelle/yarn).
+
+    Args:
+        beta_fast: As for `yarn`.
+        beta_slow: As for `yarn`.
+        truncate: As for `yarn`.
+        ramp: As for `yarn`.
+    """
+
+    name = "dynamic-yarn"
+    formula = "YaRN with s(l) = max(1, l/L)"
+    paper = "arXiv:2309.00071"
+    length_dependent = True
+
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    ramp: Literal["index", "rotations", "wavelength"] = "index"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at(self.factor)
+
+    def _at(self, factor: float) -> YaRN:
+        return YaRN(factor=factor, **self.parameters())
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        return self._at(stretch(rope, length)).frequencies(rope)

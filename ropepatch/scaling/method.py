@@ -1,0 +1,69 @@
+"""What every scaling method is: a frozen set of parameters and a pure function from a rope to frequencies."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from ropepatch.errors import RopepatchError
+from ropepatch.rope import Frequencies, Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(ABC):
+    """One published way to stretch a rope.
+
+    Args:
+        factor: s, the target length over the original window; at least 1.
+
+    Raises:
+        RopepatchError: On parameters outside the method's domain.
+    """
+
+    name: ClassVar[str]  # what the user types
+    formula: ClassVar[str]  # one line, for tables
+    paper: ClassVar[str]
+    length_dependent: ClassVar[bool] = False
+    factor: float
+
+    def __post_init__(self) -> None:
+        self._require(self.factor >= 1 and math.isfinite(self.factor), "factor", "a number of at least 1")
+
+    @abstractmethod
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        """The scaled frequencies.
+
+        Args:
+            rope: The rope to scale.
+            length: The planned length in tokens; only length-dependent methods look at it, and read None as L.
+
+        Raises:
+            RopepatchError: Where the method is undefined on this rope.
+        """
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        """The `rope_parameters`, less `rope_theta` if unchanged, from which transformers computes the same table.
+
+        None where it has no such rope type, or where `rope` already is scaled.
+        """
+        return None
+
+    def parameters(self) -> dict[str, Any]:
+        """The method's own parameters by name, without the factor."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "factor"}
+
+    def _require(self, condition: bool, parameter: str, expected: str) -> None:
+        if not condition:
+            raise RopepatchError(
+                f"{self.name}: {parameter} must be {expected}, got {getattr(self, parameter)!r}",
+                hint=f"`ropepatch methods {self.name}` lists its parameters",
+            )
+
+    def _refuse_scaled(self, rope: Rope, way_out: str) -> None:
+        if rope.is_scaled:
+            raise RopepatchError(
+                f"{self.name} is a formula of rope_theta and does not apply to frequencies that are already scaled",
+                hint=way_out,
+            )

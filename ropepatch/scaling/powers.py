@@ -1,0 +1,131 @@
+"""Methods that keep the frequencies a smooth curve: one division, another base, another exponent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ropepatch.errors import RopepatchError
+from ropepatch.rope import Frequencies, Rope
+from ropepatch.scaling.method import Scaling
+
+START_UNSCALED = (
+    "use `linear`, `ntk`, `ntk-by-parts` or `custom`, which compose, or start from the unscaled base model"
+)
+
+
+def ntk_theta(rope: Rope, factor: float) -> float:
+    """b' = b * s^(d/(d-2)): the base at which the slowest pair is divided by exactly s."""
+    d = rope.rotary_dim
+    if d < 4:
+        raise RopepatchError(
+            f"NTK-aware scaling needs a rotary dimension of at least 4, got {d}", hint="use --method linear"
+        )
+    return float(rope.rope_theta * factor ** (d / (d - 2)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unscaled(Scaling):
+    """The model's own frequencies, whatever the target: the baseline of every comparison."""
+
+    name = "none"
+    formula = "θ_i"
+    paper = "arXiv:2104.09864"
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        return Frequencies(rope.inv_freq(), rope.carried_attention_factor)
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        return None if rope.is_scaled else {"rope_type": "default"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionInterpolation(Scaling):
+    """Squeeze all positions into the trained range (Chen et al. 2023, section 2)."""
+
+    name = "linear"
+    formula = "θ_i / s"
+    paper = "arXiv:2306.15595"
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        return Frequencies(rope.inv_freq() / self.factor, rope.carried_attention_factor)
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        return None if rope.is_scaled else {"rope_type": "linear", "factor": float(self.factor)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKAware(Scaling):
+    """A larger base: the fastest pair stays, the slowest is interpolated (YaRN paper, Definition 1)."""
+
+    name = "ntk"
+    formula = "b′^(−2i/d), b′ = b·s^(d/(d−2))"
+    paper = "arXiv:2309.00071"
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        return Frequencies(rope.rebased(ntk_theta(rope, self.factor)), rope.carried_attention_factor)
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        return (
+            None if rope.is_scaled else {"rope_type": "default", "rope_theta": ntk_theta(rope, self.factor)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdjustedBase(Scaling):
+    """A base chosen by hand, to be trained with (Xiong et al. 2023).
+
+    Args:
+        rope_theta: The new base b'.
+    """
+
+    name = "abf"
+    formula = "b′^(−2i/d), b′ given"
+    paper = "arXiv:2309.16039"
+
+    rope_theta: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(
+            self.rope_theta > 1 and math.isfinite(self.rope_theta), "rope_theta", "a number above 1"
+        )
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        self._refuse_scaled(rope, START_UNSCALED)
+        return Frequencies(rope.rebased(self.rope_theta))
+
+    def native(self, rope: Rope) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": float(self.rope_theta)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKFixed(Scaling):
+    """NTK-aware with the correction spread from the first pair on (Su 2023, kexue.fm/archives/9706)."""
+
+    name = "ntk-fixed"
+    formula = "θ_i · s^(−2(i+1)/d)"
+    paper = "kexue.fm/archives/9706"
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
+        inv_freq = rope.inv_freq().double() * self.factor ** (-2 * pairs / rope.rotary_dim)
+        return Frequencies(inv_freq.float(), rope.carried_attention_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKMixed(Scaling):
+    """A stretched-exponential correction (Su 2023; bojone/rerope, ntk_patch.py)."""
+
+    name = "ntk-mixed"
+    formula = "θ_i · exp(−A·(i+1)^0.75), A = ln s / (d/2)^0.75"
+    paper = "kexue.fm/archives/9706"
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
+        exponent = math.log(self.factor) * (pairs / rope.num_pairs) ** 0.75
+        inv_freq = rope.inv_freq().double() * torch.exp(-exponent)
+        return Frequencies(inv_freq.float(), rope.carried_attention_factor)

@@ -1,0 +1,164 @@
+"""Methods that stop, round or fade pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ropepatch.rope import Frequencies, Rope, wavelengths
+from ropepatch.scaling.method import Scaling
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiraffePower(Scaling):
+    """Fade slow pairs by a power of their index (Pal et al. 2023).
+
+    Args:
+        power: The exponent p; larger fades more.
+        interpolate: Divide by s first.
+    """
+
+    name = "giraffe-power"
+    formula = "θ_i · (1 − 2i/d)^p"
+    paper = "arXiv:2308.10882"
+
+    power: float = 0.1
+    interpolate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.power >= 0 and math.isfinite(self.power), "power", "a number of at least 0")
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        inv_freq = rope.inv_freq() / (self.factor if self.interpolate else 1.0)
+        fade = (1 - rope.exponents().double()) ** self.power
+        return Frequencies((inv_freq.double() * fade).float(), rope.carried_attention_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiraffeTruncated(Scaling):
+    """Three bands: keep, hold at one slow frequency, stop (Pal et al. 2023; abacusai/Long-Context).
+
+    Args:
+        cutoff: T: wavelengths up to T tokens are kept, up to 8T held at 16T, longer ones stopped; None for L.
+        interpolate: Divide by s first.
+    """
+
+    name = "giraffe-truncated"
+    formula = "θ_i if θ_i ≥ c = 2π/T; c/16 if ≥ c/8; else 0"
+    paper = "arXiv:2308.10882"
+
+    cutoff: float | None = None
+    interpolate: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.cutoff is None or self.cutoff > 0, "cutoff", "above 0 tokens")
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        inv_freq = rope.inv_freq() / (self.factor if self.interpolate else 1.0)
+        c = 2 * math.pi / (self.cutoff or rope.original_max_position_embeddings)
+        slow = torch.where(inv_freq >= c / 8, c / 16, 0.0)
+        return Frequencies(torch.where(inv_freq >= c, inv_freq, slow), rope.carried_attention_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialRope(Scaling):
+    """Keep the fastest pairs, stop the others (Barbero et al. 2024, p-RoPE); p = 0 is NoPE.
+
+    Args:
+        partial: p, the share of pairs that still rotate, 0 to 1.
+    """
+
+    name = "p-rope"
+    formula = "θ_i for the first p·d/2 pairs, else 0"
+    paper = "arXiv:2410.06205"
+
+    partial: float = 0.75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.partial <= 1, "partial", "between 0 and 1")
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        inv_freq = rope.inv_freq()
+        inv_freq[int(self.partial * rope.rotary_dim // 2) :] = 0.0
+        return Frequencies(inv_freq, rope.carried_attention_factor)
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        if rope.is_scaled:
+            return None
+        return {"rope_type": "proportional", "partial_rotary_factor": float(self.partial)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OverAnother(Scaling):
+    over: str
+
+    @property
+    def _inner(self) -> Scaling:
+        from ropepatch.scaling import make_scaling
+
+        return make_scaling(self.over, factor=self.factor)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inner = self._inner
+        self._require(
+            not (inner.length_dependent or isinstance(inner, _OverAnother)), "over", "a static method"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resonance(_OverAnother):
+    """Round every wavelength to whole tokens, after another method (Wang et al. 2024).
+
+    Args:
+        over: The method whose wavelengths are rounded, with its default parameters.
+    """
+
+    name = "resonance"
+    formula = "2π / round(2π/θ′_i), θ′ of another method"
+    paper = "arXiv:2403.00071"
+
+    over: str = "yarn"
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        inner = self._inner.frequencies(rope)
+        return Frequencies(
+            (2 * math.pi / wavelengths(inner.inv_freq).round()).float(), inner.attention_factor
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedRope(_OverAnother):
+    """Fade the slowest pairs to zero, after another method (CoPE, clipped RoPE).
+
+    Args:
+        over: The method whose slowest pairs are faded, with its default parameters.
+        pairs: How many of them.
+        hard: Stop them all instead of fading along a half cosine.
+    """
+
+    name = "cope"
+    formula = "θ′_i of another method × half a cosine over the last 20 pairs"
+    paper = "arXiv:2602.05258"
+
+    over: str = "ntk"
+    pairs: int = 20
+    hard: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.pairs >= 1, "pairs", "at least 1")
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        inner = self._inner.frequencies(rope)
+        n = min(self.pairs, rope.num_pairs)
+        fade = torch.ones(rope.num_pairs, dtype=torch.float64)
+        fade[-n:] = 0.0 if self.hard else (1 + torch.linspace(0, math.pi, n, dtype=torch.float64).cos()) / 2
+        fade[-1] = 0.0  # cos(pi) is not exactly -1 in every library
+        return Frequencies((inner.inv_freq.double() * fade).float(), inner.attention_factor)

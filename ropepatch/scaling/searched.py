@@ -1,0 +1,145 @@
+"""Methods whose divisors are given: searched, learned, or taken from a paper's table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+from ropepatch.rope import Frequencies, Rope
+from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.powers import START_UNSCALED
+
+
+def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
+    """theta_i / divisor_i in the expression order of transformers' `longrope`: [D/2]."""
+    if len(divisors) != rope.num_pairs:
+        raise RopepatchError(
+            f"{name}: this model has {rope.num_pairs} rotary pairs, got {len(divisors)} divisors",
+            hint="give one number per pair, fastest pair first",
+        )
+    divisor = torch.tensor(divisors, dtype=torch.float32)
+    if rope.is_scaled:
+        return rope.inv_freq() / divisor
+    return 1.0 / (divisor * rope.rope_theta ** rope.exponents())
+
+
+def all_positive(divisors: tuple[float, ...]) -> bool:
+    """Whether there are divisors and all are finite and above 0."""
+    return bool(divisors) and all(d > 0 and math.isfinite(d) for d in divisors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomDivisors(Scaling):
+    """Any vector of divisors, one per pair, fastest pair first.
+
+    Args:
+        divisors: theta_i / theta'_i; 1 keeps a pair, s interpolates it, 1e30 stops it.
+        attention_factor: Multiplies cos and sin.
+    """
+
+    name = "custom"
+    formula = "θ_i / f_i, f and a given"
+    paper = "–"
+
+    divisors: tuple[float, ...]
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(all_positive(self.divisors), "divisors", "finite numbers above 0")
+        self._require(self.attention_factor > 0, "attention_factor", "above 0")
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        inv_freq = divided(rope, self.divisors, self.name)
+        return Frequencies(inv_freq, rope.carried_attention_factor * self.attention_factor)
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        if rope.is_scaled:
+            return None
+        return {
+            "rope_type": "longrope",
+            "factor": float(self.factor),
+            "original_max_position_embeddings": rope.original_max_position_embeddings,
+            "short_factor": list(self.divisors),
+            "long_factor": list(self.divisors),
+            "attention_factor": float(self.attention_factor),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRoPE(Scaling):
+    """Searched divisors, one vector for every length (Ding et al. 2024).
+
+    Args:
+        long_factor: The divisors, fastest pair first; given, not searched here.
+        attention_factor: Multiplies cos and sin; None for sqrt(1 + ln s / ln L).
+    """
+
+    name = "longrope"
+    formula = "θ_i / f_i, f given; a = √(1 + ln s / ln L)"
+    paper = "arXiv:2402.13753"
+
+    long_factor: tuple[float, ...]
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(all_positive(self.long_factor), "long_factor", "finite numbers above 0")
+        self._require(
+            self.attention_factor is None or self.attention_factor > 0, "attention_factor", "above 0"
+        )
+
+    def temperature(self, rope: Rope) -> float:
+        """a for this rope's window: multiplies cos and sin."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return math.sqrt(1 + math.log(self.factor) / math.log(rope.original_max_position_embeddings))
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        self._refuse_scaled(rope, START_UNSCALED)
+        return Frequencies(divided(rope, self.long_factor, self.name), self.temperature(rope))
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        return {
+            "rope_type": "longrope",
+            "factor": float(self.factor),
+            "original_max_position_embeddings": rope.original_max_position_embeddings,
+            "short_factor": list(self.long_factor),
+            "long_factor": list(self.long_factor),
+            "attention_factor": self.temperature(rope),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRoPESwitch(LongRoPE):
+    """LongRoPE with a second vector for lengths up to L, as the Phi models use it.
+
+    Args:
+        short_factor: The divisors up to L tokens, fastest pair first.
+    """
+
+    name = "longrope-switch"
+    formula = "θ_i / f_i, one given f up to L tokens, another beyond"
+    paper = "arXiv:2402.13753"
+    length_dependent = True
+
+    short_factor: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(all_positive(self.short_factor), "short_factor", "finite numbers above 0")
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        self._refuse_scaled(rope, START_UNSCALED)
+        beyond = (length or 0) > rope.original_max_position_embeddings
+        divisors = self.long_factor if beyond else self.short_factor
+        return Frequencies(divided(rope, divisors, self.name), self.temperature(rope))
+
+    def native(self, rope: Rope) -> dict[str, Any] | None:
+        parameters = super().native(rope)
+        return parameters and parameters | {"short_factor": list(self.short_factor)}

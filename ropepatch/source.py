@@ -1,0 +1,108 @@
+"""The checkpoint a user names: a local folder or a Hub id."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ropepatch.errors import RopepatchError
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+CONFIG_FILES = ["config.json"]
+CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint on this machine.
+
+    Args:
+        name: As the user gave it.
+        folder: Where its files are.
+        revision: The commit, of a checkpoint from the Hub.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None = None
+
+
+def find_source(model: str | Path, revision: str | None = None, *, weights: bool) -> Source:
+    """The local folder, or the files of a Hub id after downloading them (the configuration alone without weights).
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
+    """
+    name = str(model)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise RopepatchError(
+                f"{name} is a local folder, which has no revisions", hint="leave --revision out"
+            )
+        return Source(name, folder)
+    if folder.exists():
+        raise RopepatchError(
+            f"{name} is a file, not a checkpoint folder", hint="name the folder that holds config.json"
+        )
+    if isinstance(model, Path) or not HUB_ID.fullmatch(name):
+        raise RopepatchError(
+            f"no folder {name}", hint="MODEL is a checkpoint folder or a Hub id like owner/name"
+        )
+    return _from_hub(name, revision, CHECKPOINT_FILES if weights else CONFIG_FILES)
+
+
+def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        _explain(name, revision, error)
+    return Source(name, folder, folder.name)
+
+
+def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    at = f" at revision {revision}" if revision else ""
+    if isinstance(error, GatedRepoError):
+        message, hint = f"{name} is gated", "accept its licence on the Hub, then log in with `hf auth login`"
+    elif isinstance(error, RevisionNotFoundError):
+        message, hint = f"{name} has no revision {revision}", "leave --revision out for the newest"
+    elif isinstance(error, RepositoryNotFoundError):
+        message = f"no folder {name} here and no such model on the Hub"
+        hint = "check the spelling; for a private model log in with `hf auth login`"
+    else:
+        message = f"no folder {name} here, and the Hub did not answer for it{at} ({type(error).__name__})"
+        hint = "check the path and the network; a model downloaded before works offline"
+    raise RopepatchError(message, hint=hint) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        RopepatchError: If the file is missing, unreadable, not JSON or not an object.
+    """
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    except FileNotFoundError:
+        raise RopepatchError(
+            f"no {path.name} in {path.parent}", hint="a checkpoint folder holds config.json and *.safetensors"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RopepatchError(f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON") from error
+    if not isinstance(content, dict):
+        raise RopepatchError(
+            f"{path} must hold a JSON object, got {type(content).__name__}", hint="see a sound checkpoint"
+        )
+    return content

@@ -1,0 +1,16 @@
+"""Fixtures that several files need."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real checkpoints and texts; without it the test is skipped, visibly."""
+    default = Path(__file__).resolve().parents[2] / "shared"
+    folder = Path(os.environ.get("ROPEPATCH_SHARED", default))
+    if not folder.is_dir():
+        pytest.skip(f"no real checkpoints and texts at {folder} (set ROPEPATCH_SHARED)")
+    return folder

@@ -1,0 +1,495 @@
+import logging
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.perplexity import LossCurve, Perplexity, perplexity
+from ropepatch.evaluation.texts import read_documents, windows
+
+VOCABULARY = 48
+
+
+def build(model_type: str = "llama", **fields) -> PreTrainedModel:
+    """A tiny random model whose weights are large enough for its losses to differ from token to token."""
+    small = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**(small | fields)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(6)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return build(num_key_value_heads=2)
+
+
+def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(1, vocabulary, (length,), generator=generator) for length in lengths]
+
+
+def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The losses from all logits at once, one token at a time."""
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0]
+    return torch.stack([F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))])
+
+
+def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:
+    """Gives token i + step the probability stated, the others the same share of the rest, whatever came before i."""
+    model = build(
+        vocab_size=vocabulary, hidden_size=vocabulary, num_hidden_layers=1, head_dim=8, rms_norm_eps=1e-12
+    )
+    logit = math.log(probability * (vocabulary - 1) / (1 - probability))
+    one_hot = torch.eye(vocabulary)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(one_hot)
+        model.lm_head.weight.copy_(one_hot.roll(step, dims=0) * logit / vocabulary**0.5)
+    return model
+
+
+# Models whose score is known
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 40])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 1024])
+def test_perplexity_of_a_uniform_model_is_its_vocabulary_size(length, chunk):
+    model = build()
+    nn.init.zeros_(model.lm_head.weight)
+    read = perplexity(model, None, tokens(40, 41), length=length, chunk=chunk).at(length)
+    assert read.value == pytest.approx(VOCABULARY)
+    assert read.num_tokens == 2 * (length - 1)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("probability", [0.25, 0.9])
+def test_a_model_that_gives_every_next_token_probability_p_has_perplexity_1_over_p(probability, chunk):
+    counting = [torch.arange(30) % 20, torch.arange(7, 19)]
+    curve = perplexity(shift_model(1, probability), None, counting, chunk=chunk)
+    assert curve.between(0, 30).value == pytest.approx(1 / probability, rel=1e-5)
+    assert torch.cat(curve.nll).sub(-math.log(probability)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("step", [-1, 0, 2])
+def test_a_model_that_predicts_any_neighbour_but_the_next_scores_badly(step):
+    counting = [torch.arange(30) % 20]
+    wrong = 19 / (1 - 0.9)  # the other 19 tokens share what the favourite leaves
+    assert perplexity(shift_model(step, 0.9), None, counting, chunk=8).at(30).value == pytest.approx(
+        wrong, rel=1e-5
+    )
+
+
+# The head is the model's own
+
+FAMILIES = {
+    "llama": {},
+    "mistral": {},
+    "falcon": {},
+    "gpt2": {},
+    "gpt_neox": {},
+    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 2},
+    "gemma3_text": {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 2},
+    "gemma4_text": {
+        "final_logit_softcapping": 2.0,
+        "head_dim": 8,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+    },
+    "cohere": {"logit_scale": 0.3},
+    "granite": {"logits_scaling": 3.0},
+    "minicpm3": {
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "falcon_h1": {"lm_head_multiplier": 0.3, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "llama4_text": {"num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 64},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
+    model = build(family, **FAMILIES[family])
+    for ids, nll in zip(tokens(33, 20), perplexity(model, None, tokens(33, 20), chunk=8).nll, strict=True):
+        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
+        assert nll.std() > 0.1
+    assert not caplog.records  # in chunks, not by the way out
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.numel = max(
+            [self.numel, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
+        )
+        return result
+
+
+def test_logits_of_a_whole_document_never_exist():
+    model = build(vocab_size=2000)
+    ids = tokens(128, vocabulary=2000)
+    with Largest() as chunked:
+        perplexity(model, None, ids, chunk=16)
+    with Largest() as full, torch.no_grad():
+        model(ids[0][None])
+    assert full.numel == 128 * 2000
+    assert chunked.numel == max(16 * 2000, model.lm_head.weight.numel())
+
+
+def test_the_decoder_reads_each_document_once(llama):
+    passes = []
+    hook = llama.model.layers[0].register_forward_hook(
+        lambda module, args, output: passes.append(output.shape)
+    )
+    perplexity(llama, None, tokens(30, 21), chunk=4)
+    hook.remove()
+    assert passes == [(1, 30, 32), (1, 21, 32)]
+
+
+def test_a_bfloat16_model_is_scored_in_float32(llama, caplog):
+    model = build(num_key_value_heads=2).to(torch.bfloat16)
+    (ids,) = tokens(40)
+    (nll,) = perplexity(model, None, [ids], chunk=8).nll
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0, :-1]
+    torch.testing.assert_close(
+        nll, F.cross_entropy(logits.float(), ids[1:], reduction="none"), rtol=0, atol=0.05
+    )
+    assert nll.dtype == torch.float32
+    assert not caplog.records
+
+
+# Models that cannot be read in chunks
+
+
+class WithoutPositions(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None):
+        return super().forward(input_ids, use_cache=use_cache)
+
+
+class IgnoresPositions(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        return super().forward(input_ids, use_cache=use_cache)
+
+
+class LooksAtItsNeighbours(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        output = super().forward(input_ids, use_cache=use_cache, logits_to_keep=logits_to_keep)
+        output.logits = output.logits - output.logits.mean(dim=1, keepdim=True) / 2
+        return output
+
+
+class WithoutDecoder(LlamaForCausalLM):
+    def get_decoder(self):
+        return None
+
+
+class WithTheHeadForADecoder(LlamaForCausalLM):
+    def get_decoder(self):
+        return self.lm_head
+
+
+class WithAnIdleDecoder(LlamaForCausalLM):
+    def get_decoder(self):
+        return nn.Identity()
+
+
+class ShortensItsDecoder(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        hidden = self.model(input_ids, use_cache=use_cache)[0]
+        return super().forward(inputs_embeds=hidden, use_cache=use_cache, logits_to_keep=logits_to_keep)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        WithoutPositions,
+        IgnoresPositions,
+        LooksAtItsNeighbours,
+        WithoutDecoder,
+        WithTheHeadForADecoder,
+        WithAnIdleDecoder,
+        ShortensItsDecoder,
+    ],
+)
+def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(llama, model_class, chunk, caplog):
+    model = model_class(llama.config).eval()
+    model.load_state_dict(llama.state_dict())
+    curve = perplexity(model, None, tokens(30, 20), chunk=chunk)
+    for ids, nll in zip(tokens(30, 20), curve.nll, strict=True):
+        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert model_class.__name__ in record.getMessage()
+
+
+# The curve
+
+
+def slow_mean(
+    model: PreTrainedModel, documents: list[Tensor], begin: int, end: int, at_least: int
+) -> tuple[float, int]:
+    """Mean loss and number of the tokens begin <= t < end of documents of a least length, counted one by one."""
+    losses = [
+        float(expected(model, ids)[t - 1])
+        for ids in documents
+        if len(ids) >= at_least
+        for t in range(1, len(ids))
+        if begin <= t < end
+    ]
+    return sum(losses) / len(losses), len(losses)
+
+
+@pytest.mark.parametrize("length", [2, 9, 10, 31, 32])
+def test_at_reads_the_first_tokens_of_the_documents_that_have_so_many(llama, length):
+    documents = tokens(32, 10, 31, 9)
+    read = perplexity(llama, None, documents, chunk=7).at(length)
+    assert (read.mean, read.num_tokens) == pytest.approx(slow_mean(llama, documents, 1, length, length))
+    assert read.value == pytest.approx(math.exp(read.mean))
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 2), (0, 32), (1, 2), (5, 9), (9, 40), (31, 32)])
+def test_between_counts_tokens_by_their_index_in_the_document(llama, begin, end):
+    documents = tokens(32, 10, 31, 9)
+    read = perplexity(llama, None, documents, chunk=7).between(begin, end)
+    assert (read.mean, read.num_tokens) == pytest.approx(slow_mean(llama, documents, begin, end, 0))
+
+
+def test_adjacent_ranges_add_up_to_the_whole(llama):
+    curve = perplexity(llama, None, tokens(32, 32))
+    parts = [curve.between(0, 8), curve.between(8, 9), curve.between(9, 32)]
+    assert sum(part.num_tokens for part in parts) == curve.at(32).num_tokens == 62
+    assert sum(part.nll for part in parts) == pytest.approx(curve.at(32).nll)
+    assert curve.between(0, 32) == curve.at(32)
+
+
+def test_the_mean_is_weighted_by_tokens_not_by_documents():
+    curve = LossCurve((torch.full((1,), 8.0), torch.full((3,), 4.0)))
+    assert curve.between(0, 4) == Perplexity(nll=20.0, num_tokens=4)
+    assert curve.between(0, 4).mean == 5.0
+
+
+def test_sums_are_taken_in_float64():
+    small = torch.cat([torch.full((1,), 2.0**24), torch.ones(1000)])
+    assert LossCurve((small,)).between(0, 2000).nll == 2.0**24 + 1000
+
+
+def test_the_size_of_the_chunks_changes_nothing(llama):
+    whole = perplexity(llama, None, tokens(33, 20)).nll
+    for chunk in (1, 2, 8, 16, 19, 20, 32, 33):
+        torch.testing.assert_close(
+            perplexity(llama, None, tokens(33, 20), chunk=chunk).nll, whole, rtol=0, atol=2e-5
+        )
+
+
+def test_the_order_of_the_documents_changes_nothing(llama):
+    documents = tokens(33, 20, 27, 12)
+    forwards, backwards = perplexity(llama, None, documents), perplexity(llama, None, documents[::-1])
+    assert all(map(torch.equal, forwards.nll, backwards.nll[::-1]))
+    assert forwards.between(0, 33) == backwards.between(0, 33)
+
+
+def test_a_cut_document_reads_like_the_beginning_of_the_whole_one(llama):
+    whole, cut = perplexity(llama, None, tokens(33, 20)), perplexity(llama, None, tokens(33, 20), length=25)
+    assert [len(nll) for nll in cut.nll] == [24, 19]
+    torch.testing.assert_close(cut.nll[0], whole.nll[0][:24])
+
+
+def test_ids_may_come_as_lists_rows_or_narrow_integers(llama):
+    (ids,) = tokens(12)
+    reference = perplexity(llama, None, [ids]).nll[0]
+    for documents in ([ids.tolist()], [tuple(ids.tolist())], ids[None], [ids.to(torch.uint8)], [ids.numpy()]):
+        assert torch.equal(perplexity(llama, None, documents).nll[0], reference)
+
+
+def test_a_curve_prints_as_a_table():
+    curve = LossCurve((torch.full((39,), math.log(3)), torch.full((15,), math.log(2))))
+    assert str(curve).splitlines() == [
+        "length  documents  tokens  nats/token  perplexity",
+        "    16          2      30      0.8959        2.45",
+        "    32          1      31      1.0986        3.00",
+        "    40          1      39      1.0986        3.00",
+    ]
+    assert repr(curve) == "LossCurve(2 documents, 54 tokens scored)"
+
+
+def test_a_mean_beyond_every_float_is_an_infinite_perplexity():
+    assert Perplexity(nll=2000.0, num_tokens=2).value == math.inf
+
+
+# The model is left as it was
+
+
+def state(model: PreTrainedModel) -> list[tuple[bool, set[str], int]]:
+    return [
+        (m.training, set(vars(m)), len(m._forward_hooks) + len(m._forward_pre_hooks)) for m in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wrapped):
+    model = build(attention_dropout=0.5).train()
+    model.lm_head.eval()
+    if wrapped:  # as accelerate does to move inputs
+        model.model.forward = model.model.forward
+    own = vars(model.model).get("forward")
+    modes = []
+
+    def watch(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        modes.append(model.training)
+        if fails and len(modes) == 3:
+            raise KeyboardInterrupt
+
+    handle = model.lm_head.register_forward_pre_hook(watch)
+    before = state(model)
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            perplexity(model, None, tokens(30), chunk=8)
+    else:
+        perplexity(model, None, tokens(30), chunk=8)
+    assert state(model) == before
+    assert vars(model.model).get("forward") is own
+    assert not any(modes)
+    handle.remove()
+
+
+def test_losses_are_ordinary_tensors_on_the_cpu(llama):
+    (nll,) = perplexity(llama, None, tokens(12)).nll
+    assert (nll.dtype, nll.device.type, nll.is_inference(), nll.requires_grad) == (
+        torch.float32,
+        "cpu",
+        False,
+        False,
+    )
+
+
+def test_progress_is_told_after_each_document(llama):
+    told = []
+    perplexity(llama, None, tokens(12, 3, 5), progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([], "no documents"),
+        (["text"], "tokenizer is None"),
+        ([[1, 2], [3]], r"documents\[1\] must be one row of at least 2 tokens, got shape \[1\]"),
+        ([[]], r"documents\[0\] must be one row of at least 2 tokens, got shape \[0\]"),
+        ([1, 2, 3], r"documents\[0\] must be one row of at least 2 tokens, got shape \[\]"),
+        ([torch.ones(1, 5, dtype=torch.long)], r"documents\[0\] must be .*, got shape \[1, 5\]"),
+        (
+            [[1, 2], [1, 2, VOCABULARY]],
+            rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to {VOCABULARY - 1}",
+        ),
+        ([[1, -1, 5]], r"documents\[0\]: token 1 is -1, expected"),
+        ([[1.0, 2.5]], r"documents\[0\] must hold whole token ids, got torch.float32"),
+    ],
+)
+def test_documents_that_cannot_be_read_are_named(llama, documents, message):
+    with pytest.raises(RopepatchError, match=message):
+        perplexity(llama, None, documents)
+
+
+def test_an_unreadable_document_is_found_before_any_is_read(llama):
+    told = []
+    with pytest.raises(RopepatchError, match=r"documents\[2\]"):
+        perplexity(llama, None, [[1, 2], [1, 2], [1]], progress=lambda *done: told.append(done))
+    assert not told
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_loss_that_is_not_finite_is_named_by_document_and_token(value):
+    model = build()
+    model.lm_head.register_forward_hook(
+        lambda module, args, output: (
+            output.index_fill(-1, torch.tensor([7]), value)
+            if value != value
+            else output.index_fill(-1, torch.tensor([7]), value)
+        )
+    )
+    harmless, harmful = [1, 2, 3], [1, 2, 3, 4, 5, 7, 6]
+    if math.isnan(value):
+        with pytest.raises(RopepatchError, match=r"documents\[0\]: the loss of token 1 is nan"):
+            perplexity(model, None, [harmless, harmful], chunk=2)
+    else:
+        with pytest.raises(RopepatchError, match=r"documents\[1\]: the loss of token 5 is inf"):
+            perplexity(model, None, [harmless, harmful], chunk=2)
+
+
+@pytest.mark.parametrize("settings", [{"length": 1}, {"length": 0}, {"chunk": 0}])
+def test_settings_that_score_nothing_are_errors(llama, settings):
+    with pytest.raises(RopepatchError, match="must be at least"):
+        perplexity(llama, None, tokens(10), **settings)
+
+
+def test_a_length_or_range_that_no_document_reaches_is_an_error():
+    curve = LossCurve((torch.ones(9), torch.ones(4)))
+    with pytest.raises(RopepatchError, match="no document has 11 tokens: the longest has 10"):
+        curve.at(11)
+    with pytest.raises(
+        RopepatchError, match=r"no document has a scored token in \[10, 20\): the longest has 10"
+    ):
+        curve.between(10, 20)
+    with pytest.raises(RopepatchError, match=r"no document has a scored token in \[0, 1\)"):
+        curve.between(0, 1)
+    with pytest.raises(RopepatchError, match="length must be at least 2"):
+        curve.at(1)
+    with pytest.raises(RopepatchError, match="need 0 <= begin < end, got begin 5, end 5"):
+        curve.between(5, 5)
+
+
+# A real checkpoint
+
+
+def test_babyllama_without_scaling_scores_what_its_readme_says(shared: Path):
+    checkpoint = shared / "checkpoints" / "babyllama-361"
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    stories = read_documents(shared / "texts" / "tinystories")
+    curve = perplexity(model, tokenizer, windows(tokenizer, stories, length=1024, count=24))
+    assert curve.at(1024).num_tokens == 24 * 1023
+    assert curve.at(1024).mean == pytest.approx(3.08, rel=0.08)
+    assert curve.between(768, 1024).mean == pytest.approx(4.55, rel=0.08)
+    assert curve.between(0, 256).mean == pytest.approx(0.69, rel=0.08)

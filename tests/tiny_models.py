@@ -1,0 +1,234 @@
+"""Tiny random causal language models of every rotary architecture, built from a config's own fields."""
+
+from copy import deepcopy
+from dataclasses import fields
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+# absolute, learned or no positions, or (codegen, gptj, roformer) rotary tables without a rotary module
+NOT_ROTARY = """
+    bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom
+    camembert codegen cpmant ctrl data2vec-text electra ernie falcon_mamba git gpt-sw3 gpt2 gpt_bigcode
+    gpt_neo gptj inkling2_text inkling_text jamba kimi_linear mamba mamba2 marian mbart megatron-bert
+    mpt musicgen musicgen_melody mvp nemotron_h openai-gpt opt pegasus plbart prophetnet reformer
+    rembert roberta roberta-prelayernorm roc_bert roformer rwkv trocr whisper xglm xlm xlm-roberta
+    xlm-roberta-xl xlnet xlstm xmod zamba
+"""
+# gemma3n needs timm and pillow; the two assistants run only on the hidden states of their target model
+NOT_BUILT = ("gemma3n", "gemma4_assistant", "gemma4_unified_assistant")
+ROTARY_TYPES: tuple[str, ...] = tuple(
+    t for t in CAUSAL_LM_TYPES if t not in {*NOT_ROTARY.split(), *NOT_BUILT}
+)
+WEIGHT_SCALE = 6.0
+ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+PER_LAYER_FIELDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "block_types")
+
+SMALL: dict[str, Any] = {
+    # the residual stream and the feed-forward layers
+    "initializer_range": 0.02,
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "backbone_hidden_size": 64,
+    "num_layers": 1,
+    "intermediate_size": 128,
+    "ffn_dim": 128,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # attention
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 64,
+    "rotary_dim": 8,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    # multi-head latent attention
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "o_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "qk_head_dim": 32,
+    "index_topk": 64,
+    "index_head_dim": 32,
+    "index_n_heads": 2,
+    # mixtures of experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "top_k_experts": 2,
+    "zero_expert_num": 2,
+    "expert_ffn_hidden_size": 32,
+    "shared_experts_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 64,
+    # state spaces and linear attention
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    # vision and audio towers of composite models
+    "adapter_in_dim": 64,
+    "adapter_out_dim": 64,
+    "adapter_input_size": 64,
+    "num_blocks": 2,
+    "nemo_conv_channels": 32,
+    "ext_pw_out_channel": 64,
+    "mm_embed_dim": 64,
+    "mm_posemb_size": 16,
+    "output_proj_dims": 64,
+    "position_embedding_size": 16,
+    # no randomness
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True, "mrope_section": [3, 3, 2]}
+QWEN_VL_TEXT = {"head_dim": 64, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}
+
+ODD: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3]},
+    "blt_global_transformer": {"hidden_size": 128},
+    "blt_local_decoder": {"hidden_size_global": 128},
+    "blt_local_encoder": {"hidden_size_global": 128},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"sliding_attention": {**MROPE}, "full_attention": {**MROPE}},
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {
+        "head_dim": 32,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 32,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 32,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 16,
+    },
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "deepseek_v4": {"head_dim": 64},
+    "gemma4_text": {"global_head_dim": 32},
+    "gemma4_unified_text": {"global_head_dim": 32},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "num_hidden_layers": 2},
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope",
+    },
+    "laguna": {"layer_types": ["sliding_attention", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mellum": {"layer_types": ["sliding_attention", "full_attention"]},
+    "mimo_v2_flash": {"head_dim": 48, "swa_head_dim": 48},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 64,
+            "llama_4_scaling_beta": 0.1,
+        }
+    },
+    "moshi": {"audio_vocab_size": 32},
+    "qwen3_5_moe_text": QWEN_VL_TEXT,
+    "qwen3_5_text": QWEN_VL_TEXT,
+    "qwen4_exp_text": QWEN_VL_TEXT
+    | {
+        "hc_lowrank": 16,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
+    "zamba2": {"use_mem_rope": True},
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"], "router_hidden_size": 32},
+}
+
+
+def tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
+    """The unscaled form of a family's default `rope_parameters`, with theta 10000 where it is flat."""
+    if any(isinstance(value, dict) for value in rope.values()):
+        return {
+            kind: value and tiny_rope(value) | {"rope_theta": value["rope_theta"]}
+            for kind, value in rope.items()
+        }
+    kind = "proportional" if rope.get("rope_type") == "proportional" else "default"
+    return {key: rope[key] for key in ROPE_KEYS if key in rope} | {"rope_type": kind, "rope_theta": 10000.0}
+
+
+def sub_config_classes(config_class: type[PreTrainedConfig]) -> dict[str, type[PreTrainedConfig]]:
+    """The classes of the sub-configs of a composite config, by field name."""
+    classes = {}
+    for name, spec in config_class.sub_configs_defaults.items():
+        classes[name] = (
+            CONFIG_MAPPING[spec.model_type] if spec.config_class is AutoConfig else spec.config_class
+        )
+    return classes
+
+
+def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Shrinking values for the fields that a config class has, its sub-configs included."""
+    names = {field.name for field in fields(config_class)}
+    default = config_class()
+    renamed = {config_class.attribute_map.get(name, name): value for name, value in SMALL.items()}
+    chosen = {name: value for name, value in renamed.items() if name in names}
+    if "kv_lora_rank" in names and "num_key_value_heads" in names:
+        chosen["num_key_value_heads"] = chosen["num_attention_heads"]
+    kinds = {name: list(dict.fromkeys(getattr(default, name, None) or ())) for name in PER_LAYER_FIELDS}
+    kinds = {name: values for name, values in kinds.items() if values and name in names}
+    depth = max(2, *map(len, kinds.values()), 0)
+    chosen |= {name: (values * depth)[:depth] for name, values in kinds.items()}
+    depth_name = config_class.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if depth_name in names:
+        chosen[depth_name] = depth
+    if getattr(default, "rope_parameters", None):
+        chosen["rope_parameters"] = tiny_rope(default.rope_parameters)
+    for name, sub_class in sub_config_classes(config_class).items():
+        chosen[name] = tiny_fields(sub_class) | {"model_type": sub_class.model_type}
+    return chosen | deepcopy(ODD.get(config_class.model_type, {}))
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """A config of this type with a few thousand parameters and, for flat ropes, `rope_theta` 10000."""
+    config_class = CONFIG_MAPPING[model_type]
+    return config_class(**tiny_fields(config_class))
+
+
+def tiny_model(model_type: str, *, seed: int = 0) -> PreTrainedModel:
+    """A float32 model in eval mode whose weights are large enough for its logits to depend on positions."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(WEIGHT_SCALE)
+            elif name.endswith(".temp"):
+                parameter.fill_(1.0)
+    return model
