@@ -28,6 +28,17 @@ if TYPE_CHECKING:
 GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
 IMPLAUSIBLE = 1 << 16  # layers, or rotary dimensions, that no model has
 
+_NORMALISED = "queries and keys are normalised after rotation here: an attention factor changes nothing"
+_LOCAL_ONLY = "only the sliding-window layers rotate here: the global layers need no scaling to read farther"
+ARCHITECTURE_NOTES = {  # what a user should know that the structure does not tell
+    "cohere2": _LOCAL_ONLY,
+    "cohere2_moe": _LOCAL_ONLY,
+    "hunyuan_v1_dense": _NORMALISED,
+    "hunyuan_v1_moe": _NORMALISED,
+    "llama4_text": _NORMALISED,
+    "nanochat": _NORMALISED,
+}
+
 
 @dataclass(frozen=True)
 class RotarySite:
@@ -49,31 +60,32 @@ class RotarySite:
 
     def parameters(self, config: PreTrainedConfig) -> dict[str, Any]:
         """The `rope_parameters` in force."""
-        parameters: dict[str, Any] = config.rope_parameters
-        return parameters if self.layer_type is None else parameters[self.layer_type]
+        return self.of(config.rope_parameters)
 
-    def with_parameters(self, config: PreTrainedConfig, parameters: dict[str, Any]) -> dict[str, Any]:
-        """All of `config.rope_parameters`, with these in the place of the ones in force."""
-        if self.layer_type is None:
-            return parameters
-        return config.rope_parameters | {self.layer_type: parameters}
+    def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
+        """The ones of the layers that are scaled, out of all `rope_parameters`."""
+        flat: dict[str, Any] = (
+            rope_parameters if self.layer_type is None else rope_parameters[self.layer_type]
+        )
+        return flat
+
+    def replaced(self, rope_parameters: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+        """All `rope_parameters` with `flat` in the place of the ones of the layers that are scaled."""
+        return flat if self.layer_type is None else rope_parameters | {self.layer_type: flat}
 
 
 @contextmanager
-def stock_code(what: str) -> Iterator[None]:
-    """Report whatever transformers raises on a stranger's configuration as one line."""
+def stock_code(what: str, hint: str = "mend config.json so that transformers loads it") -> Iterator[None]:
+    """Report whatever transformers raises on a stranger's files as one line."""
     level = logging.getLogger("transformers").level
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         yield
     except RopepatchError:
         raise
-    except Exception as error:  # any exception of stock code here means: this configuration cannot be used
+    except Exception as error:  # whatever stock code raises here means: these files cannot be used
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RopepatchError(
-            f"transformers cannot {what}: {reason[:300]}",
-            hint="mend config.json so that transformers loads it",
-        ) from error
+        raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
     finally:
         logging.getLogger("transformers").setLevel(level)
 
@@ -95,8 +107,23 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
             f"unknown model_type {model_type!r} in config.json",
             hint="ropepatch extends causal language models of the installed transformers",
         )
+    assert isinstance(model_type, str)
     with stock_code("read config.json"):
-        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(raw))
+        return CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a configuration that describes the language model."""
+    return config.get_text_config(decoder=True)
+
+
+def _decode_floats(value: Any) -> Any:
+    """A deep copy in which transformers' {"__float__": "Infinity"} is the number."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decode_floats(item) for key, item in value.items()}
+    return [_decode_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
@@ -112,23 +139,27 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
             f"num_hidden_layers must be a positive integer, got {layers!r}", hint="mend config.json"
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        build: Any = AutoModelForCausalLM.from_config
+        model: PreTrainedModel = build(config)
     return model
 
 
-def find_rotary(model: PreTrainedModel) -> RotarySite:
+def find_rotary(model: nn.Module) -> RotarySite:
     """The one rotary module of a model.
 
     Raises:
         RopepatchError: If there is none, there are several, or its interface is not LLaMA's; with the reason.
     """
-    model_type = model.config.model_type
+    config: Any = model.config
+    model_type = config.model_type
     found = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
     if not found:
         raise _refusal(model_type, "it has no rotary module (positions are learned, biased or absent)")
     if len(found) > 1:
         raise _refusal(model_type, f"it has {len(found)} rotary modules: {', '.join(list(found)[:3])}, ...")
     ((path, module),) = found.items()
+    if getattr(text_config(config), "is_heterogeneous", False):
+        raise _refusal(model_type, "its configuration differs from layer to layer")
     arguments = list(inspect.signature(type(module).forward).parameters)
     if arguments[1:3] != ["x", "position_ids"]:
         raise _refusal(
@@ -161,6 +192,37 @@ def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
         )
 
 
+def scaled_twin(stock: nn.Module, site: RotarySite, frequencies: Frequencies) -> nn.Module:
+    """A shallow copy of a stock rotary module whose forward computes with other frequencies."""
+    twin = copy.copy(stock)
+    # Under any other type the stock forward may recompute its frequencies.
+    default = "default"
+    twin.rope_type = default if site.layer_type is None else {**stock.rope_type, site.layer_type: default}  # type: ignore[dict-item, assignment, unused-ignore]
+    twin._buffers = dict(stock._buffers)
+    setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
+    setattr(twin, site.attribute("attention_scaling"), frequencies.attention_factor)
+    return twin
+
+
+def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
+    """Refuse a rotary module whose forward does not follow its own `inv_freq` and `attention_scaling`."""
+    layer = () if site.layer_type is None else (site.layer_type,)
+    with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad():
+        stock = site.rotary_class(config)
+        table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
+        half = Frequencies(table.inv_freq / 2, 3.0)
+        positions, x = torch.arange(5)[None], torch.zeros(1, 5, 8)
+        expected, got = (
+            site.rotary_class.forward(scaled_twin(stock, site, frequencies), x, step * positions, *layer)
+            for frequencies, step in ((table, 1), (half, 2))
+        )
+    pairs = zip(expected, got, strict=True) if isinstance(expected, tuple) else [(expected, got)]
+    if not all(torch.allclose(3 * one, other, atol=1e-6) for one, other in pairs):
+        raise _refusal(
+            config.model_type, f"{site.rotary_class.__name__} recomputes its frequencies in forward"
+        )
+
+
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     """The rope a configuration describes; of a model that is already scaled, with the frequencies it carries.
 
@@ -168,6 +230,10 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
         RopepatchError: If the rope follows the sequence length, or its numbers make no rope.
     """
     parameters = site.parameters(config)
+    if parameters.get("llama_4_scaling_beta"):
+        raise _refusal(
+            config.model_type, "its query temperature reads the same rope_parameters (llama_4_scaling_beta)"
+        )
     kind = parameters.get("rope_type", "default")
     lists = parameters.get("short_factor"), parameters.get("long_factor")
     if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):
@@ -181,7 +247,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     plain = Rope(2 * len(table.inv_freq), theta, window)
     if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
-    if _softmax_follows_rope(parameters):
+    if parameters.get("mscale_all_dim"):
         raise RopepatchError(
             f"{config.model_type} ties its softmax scale to the rope scaling it already has (mscale_all_dim)",
             hint="start from the unscaled base checkpoint",
@@ -198,12 +264,9 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
             hint="write the number of tokens the model was trained to read into config.json",
         )
     if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
-        return max(window, round(parameters["factor"] * parameters["original_max_position_embeddings"]))
+        scaled = parameters["factor"] * parameters["original_max_position_embeddings"]
+        return max(window, int(scaled))
     return window
-
-
-def _softmax_follows_rope(parameters: dict[str, Any]) -> bool:
-    return bool(parameters.get("mscale_all_dim"))
 
 
 def _holds_frequencies(module: nn.Module) -> bool:

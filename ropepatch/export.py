@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,34 +48,33 @@ class Export:
     frequencies: Frequencies
 
 
-def export(scaling: Scaling, rope: Rope, current: dict[str, Any], *, per_layer_type: bool) -> Export | None:
-    """The native rope type of a scaling; without one, `longrope` with equal lists, which holds any static map.
+def forms(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[Export]:
+    """The ways to say a scaling in `rope_parameters`, best first.
+
+    First the native rope type, then `longrope` with equal lists, which holds any static map.
 
     Args:
         scaling: What to export.
         rope: The rope it scales.
         current: The model's `rope_parameters` now (of one layer type), whose own keys stay.
-        per_layer_type: Whether `rope_parameters` is nested by layer type.
-
-    Returns:
-        None for a length-dependent method that has no native type.
     """
-    own = {key: value for key, value in current.items() if key not in SCALING_KEYS}
-    native = scaling.native(rope)
-    if native and _stock_agrees(native, own, per_layer_type=per_layer_type):
+    own = _own_keys(current)
+    if native := scaling.native(rope):
         parameters = own | {"rope_theta": rope.rope_theta} | native
         if native["rope_type"] == "longrope":
             parameters |= _mscales(native["attention_factor"])
-        return Export(parameters, scaling.frequencies(rope))
-    if scaling.length_dependent:
-        return None
-    return as_longrope(scaling.frequencies(rope), rope, scaling.factor, own)
+        yield Export(parameters, scaling.frequencies(rope))
+    if not scaling.length_dependent:
+        yield as_longrope(scaling.frequencies(rope), rope, scaling.factor, own)
 
 
 def frozen(scaling: Scaling, rope: Rope, current: dict[str, Any], length: int) -> Export:
     """A length-dependent scaling held at one length, where it is as static as any other."""
-    own = {key: value for key, value in current.items() if key not in SCALING_KEYS}
-    return as_longrope(scaling.frequencies(rope, length), rope, scaling.factor, own)
+    return as_longrope(scaling.frequencies(rope, length), rope, scaling.factor, _own_keys(current))
+
+
+def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in current.items() if key not in SCALING_KEYS}
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, factor: float, own: dict[str, Any]) -> Export:
@@ -104,10 +104,3 @@ def _longrope_table(rope: Rope, divisors: list[float]) -> Tensor:
 def _mscales(attention_factor: float) -> dict[str, float]:
     # vLLM and SGLang ignore attention_factor under longrope and read these two.
     return {"short_mscale": float(attention_factor), "long_mscale": float(attention_factor)}
-
-
-def _stock_agrees(native: dict[str, Any], own: dict[str, Any], *, per_layer_type: bool) -> bool:
-    if native["rope_type"] == "proportional":
-        # Under this type partial_rotary_factor means the share of pairs that rotate, under all others D / head_dim.
-        return own.get("partial_rotary_factor", 1.0) == 1.0
-    return not (per_layer_type and "truncate" in native)  # transformers reads a nested `truncate` nowhere

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ropepatch.adapters import scaled_twin, text_config
 from ropepatch.errors import RopepatchError
-from ropepatch.planning import Plan, Survey, plan_scaling, survey_config
+from ropepatch.planning import Plan, plan_scaling
 from ropepatch.scaling import Scaling
+from ropepatch.survey import Survey, survey
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -48,19 +49,13 @@ class ScaledRope(nn.Module):
 
     def hold(self, length: int) -> None:
         """Compute with the frequencies for this length from now on."""
-        site = self.plan.site
+        name = self.plan.site.attribute("inv_freq")
         self.length = length
         self.frequencies = self.plan.frequencies(length)
-        table = copy.copy(self.stock)
-        # Under any other type the stock forward may recompute its frequencies.
-        table.rope_type = (
-            "default" if site.layer_type is None else table.rope_type | {site.layer_type: "default"}
-        )
-        setattr(table, site.attribute("attention_scaling"), self.frequencies.attention_factor)
-        kept = {name: buffer.cpu() for name, buffer in self.stock.named_buffers() if not buffer.is_meta}
-        self.values = kept | {site.attribute("inv_freq"): self.frequencies.inv_freq}
-        self.__dict__["table"] = table
-        self._place(getattr(self.stock, site.attribute("inv_freq")).device)
+        kept = {key: buffer.cpu() for key, buffer in self.stock.named_buffers() if not buffer.is_meta}
+        self.values = kept | {name: self.frequencies.inv_freq}
+        self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
+        self._place(getattr(self.stock, name).device)
 
     def _place(self, device: torch.device) -> None:
         self.table._buffers = {name: value.to(device) for name, value in self.values.items()}
@@ -70,7 +65,7 @@ class ScaledRope(nn.Module):
                     setattr(self.stock, name, buffer.to(device))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledRope:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
         here = next(iter(self.table.buffers())).device
         self._place(fn(torch.zeros(1, device=here)).device)
         return self
@@ -126,7 +121,7 @@ class Patch:
                 hint="leave the length out, or use a dynamic method",
             )
         rope.hold(length)
-        _set_config(self.model.config, _config_of(rope.plan, length))
+        _set_config(text_config(self.model.config), _config_of(rope.plan, length))
 
     def remove(self) -> None:
         """Put the same rotary module and the same configuration values back; a second time does nothing."""
@@ -134,7 +129,7 @@ class Patch:
         if rope is None:
             return
         _set_submodule(self.model, self.path, rope.stock)
-        _set_config(self.model.config, rope.before)
+        _set_config(text_config(self.model.config), rope.before)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
     def _active(self) -> ScaledRope:
@@ -170,22 +165,23 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
     base = _base_model(model)
     if active(base) is not None:
         raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
-    found = survey_config(base.config, base)
+    config = text_config(base.config)
+    found = survey(base.config.to_dict(), base)
     made = scaling if isinstance(scaling, Plan) else _plan_of(base, found, scaling)
-    if (made.model_type, made.site, made.rope) != (base.config.model_type, found.site, found.rope):
+    if (made.model_type, made.site, made.rope) != (config.model_type, found.site, found.rope):
         raise RopepatchError(
             f"the plan starts from {made.model_type} with {made.rope}, "
-            f"this model is {base.config.model_type} with {found.rope}",
+            f"this model is {config.model_type} with {found.rope}",
             hint="make the plan from this model: ropepatch.plan(model, to=...)",
         )
     length = length or made.target
     changes = _config_of(made, length)
-    before = {key: getattr(base.config, key, ABSENT) for key in changes}
+    before = {key: getattr(config, key, ABSENT) for key in changes}
     stock = base.get_submodule(made.site.path)
     rope = ScaledRope(stock, made, length, before)
     rope.train(stock.training)
     _set_submodule(base, made.site.path, rope)
-    _set_config(base.config, changes)
+    _set_config(config, changes)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
     return Patch(base, made.site.path)
 
@@ -218,11 +214,9 @@ def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
 
 def _config_of(made: Plan, length: int) -> dict[str, Any]:
     """The configuration attributes that a patched model has, so that `save_pretrained` writes what it computes."""
-    parameters = made.export(length).rope_parameters
-    layer_type = made.site.layer_type
-    whole = parameters if layer_type is None else made.before["rope_parameters"] | {layer_type: parameters}
+    parameters = made.site.replaced(made.before["rope_parameters"], made.export(length).rope_parameters)
     reach = length if made.scaling.length_dependent else made.target
-    changes = {"rope_parameters": whole, "max_position_embeddings": reach}
+    changes = {"rope_parameters": parameters, "max_position_embeddings": reach}
     for key in ("original_max_position_embeddings", "head_dim"):
         if key in made.changes:
             changes[key] = made.changes[key]

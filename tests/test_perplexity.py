@@ -1,4 +1,3 @@
-import logging
 import math
 from pathlib import Path
 
@@ -31,7 +30,10 @@ def build(model_type: str = "llama", **fields) -> PreTrainedModel:
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     }
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**(small | fields)))
@@ -44,7 +46,7 @@ def build(model_type: str = "llama", **fields) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def llama() -> PreTrainedModel:
-    return build(num_key_value_heads=2)
+    return build()
 
 
 def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
@@ -59,8 +61,12 @@ def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return torch.stack([F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))])
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for name, _, message in caplog.record_tuples if name == perplexity.__module__]
+
+
 def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:
-    """Gives token i + step the probability stated, the others the same share of the rest, whatever came before i."""
+    """After token i, gives token i + step the probability stated; the others share the rest evenly."""
     model = build(
         vocab_size=vocabulary, hidden_size=vocabulary, num_hidden_layers=1, head_dim=8, rms_norm_eps=1e-12
     )
@@ -111,11 +117,11 @@ def test_a_model_that_predicts_any_neighbour_but_the_next_scores_badly(step):
 FAMILIES = {
     "llama": {},
     "mistral": {},
-    "falcon": {},
+    "falcon": {"new_decoder_architecture": True},
     "gpt2": {},
     "gpt_neox": {},
-    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 2},
-    "gemma3_text": {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 2},
+    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8},
+    "gemma3_text": {"final_logit_softcapping": 2.0, "head_dim": 8},
     "gemma4_text": {
         "final_logit_softcapping": 2.0,
         "head_dim": 8,
@@ -128,6 +134,7 @@ FAMILIES = {
     "cohere": {"logit_scale": 0.3},
     "granite": {"logits_scaling": 3.0},
     "minicpm3": {
+        "num_key_value_heads": 4,
         "kv_lora_rank": 16,
         "q_lora_rank": 16,
         "qk_rope_head_dim": 8,
@@ -145,7 +152,7 @@ def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     for ids, nll in zip(tokens(33, 20), perplexity(model, None, tokens(33, 20), chunk=8).nll, strict=True):
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
         assert nll.std() > 0.1
-    assert not caplog.records  # in chunks, not by the way out
+    assert not warnings_of(caplog)  # none: in chunks, not all at once
 
 
 class Largest(TorchDispatchMode):
@@ -169,7 +176,7 @@ def test_logits_of_a_whole_document_never_exist():
     with Largest() as full, torch.no_grad():
         model(ids[0][None])
     assert full.numel == 128 * 2000
-    assert chunked.numel == max(16 * 2000, model.lm_head.weight.numel())
+    assert chunked.numel == 16 * 2000
 
 
 def test_the_decoder_reads_each_document_once(llama):
@@ -182,8 +189,22 @@ def test_the_decoder_reads_each_document_once(llama):
     assert passes == [(1, 30, 32), (1, 21, 32)]
 
 
+def test_the_model_gets_neither_mask_nor_cache(llama):
+    calls = []
+    hook = llama.register_forward_pre_hook(
+        lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+    )
+    perplexity(llama, None, tokens(30), chunk=16)
+    hook.remove()
+    assert len(calls) == 3
+    for args, kwargs in calls:
+        assert not args
+        assert kwargs.keys() == {"input_ids", "use_cache", "logits_to_keep"}
+        assert kwargs["use_cache"] is False
+
+
 def test_a_bfloat16_model_is_scored_in_float32(llama, caplog):
-    model = build(num_key_value_heads=2).to(torch.bfloat16)
+    model = build().to(torch.bfloat16)
     (ids,) = tokens(40)
     (nll,) = perplexity(model, None, [ids], chunk=8).nll
     with torch.no_grad():
@@ -192,7 +213,7 @@ def test_a_bfloat16_model_is_scored_in_float32(llama, caplog):
         nll, F.cross_entropy(logits.float(), ids[1:], reduction="none"), rtol=0, atol=0.05
     )
     assert nll.dtype == torch.float32
-    assert not caplog.records
+    assert not warnings_of(caplog)
 
 
 # Models that cannot be read in chunks
@@ -206,6 +227,12 @@ class WithoutPositions(LlamaForCausalLM):
 class IgnoresPositions(LlamaForCausalLM):
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         return super().forward(input_ids, use_cache=use_cache)
+
+
+class GivesTwoPositions(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        keep = 0 if isinstance(logits_to_keep, int) else torch.tensor([0, input_ids.shape[1] - 1])
+        return super().forward(input_ids, use_cache=use_cache, logits_to_keep=keep)
 
 
 class LooksAtItsNeighbours(LlamaForCausalLM):
@@ -236,12 +263,13 @@ class ShortensItsDecoder(LlamaForCausalLM):
         return super().forward(inputs_embeds=hidden, use_cache=use_cache, logits_to_keep=logits_to_keep)
 
 
-@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize("chunk", [1, 3, 8, 64])
 @pytest.mark.parametrize(
     "model_class",
     [
         WithoutPositions,
         IgnoresPositions,
+        GivesTwoPositions,
         LooksAtItsNeighbours,
         WithoutDecoder,
         WithTheHeadForADecoder,
@@ -255,9 +283,29 @@ def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(llama, mod
     curve = perplexity(model, None, tokens(30, 20), chunk=chunk)
     for ids, nll in zip(tokens(30, 20), curve.nll, strict=True):
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert model_class.__name__ in record.getMessage()
+    (warning,) = warnings_of(caplog)
+    assert model_class.__name__ in warning
+
+
+class PutsVirtualTokensInFront(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        embedded = self.get_input_embeddings()(input_ids)
+        prompted = torch.cat([embedded[:, :1].expand(-1, 3, -1), embedded], dim=1)
+        return super().forward(inputs_embeds=prompted, use_cache=use_cache, logits_to_keep=logits_to_keep)
+
+
+def test_a_model_with_more_logits_than_tokens_is_refused(llama):
+    model = PutsVirtualTokensInFront(llama.config).eval()
+    with pytest.raises(RopepatchError, match="PutsVirtualTokensInFront gave 33 logits for 30 tokens"):
+        perplexity(model, None, tokens(30), chunk=8)
+
+
+def test_after_one_refusal_chunks_are_not_tried_again(llama):
+    model = IgnoresPositions(llama.config).eval()
+    passes = []
+    model.lm_head.register_forward_hook(lambda _, __, logits: passes.append(logits.shape[1]))
+    perplexity(model, None, tokens(30, 20, 10), chunk=8)
+    assert passes == [30, 30, 20, 10]
 
 
 # The curve
@@ -266,7 +314,7 @@ def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(llama, mod
 def slow_mean(
     model: PreTrainedModel, documents: list[Tensor], begin: int, end: int, at_least: int
 ) -> tuple[float, int]:
-    """Mean loss and number of the tokens begin <= t < end of documents of a least length, counted one by one."""
+    """Mean loss and number of the tokens begin <= t < end in documents of a least length, one by one."""
     losses = [
         float(expected(model, ids)[t - 1])
         for ids in documents
@@ -324,6 +372,11 @@ def test_the_order_of_the_documents_changes_nothing(llama):
     forwards, backwards = perplexity(llama, None, documents), perplexity(llama, None, documents[::-1])
     assert all(map(torch.equal, forwards.nll, backwards.nll[::-1]))
     assert forwards.between(0, 33) == backwards.between(0, 33)
+
+
+def test_sums_over_documents_are_rounded_once():
+    losses = torch.tensor([2.0**53]), torch.ones(1), torch.ones(1)  # 2**53 + 1 is no float64
+    assert LossCurve(losses).at(2).nll == LossCurve(losses[::-1]).at(2).nll == 2.0**53 + 2
 
 
 def test_a_cut_document_reads_like_the_beginning_of_the_whole_one(llama):
@@ -439,23 +492,19 @@ def test_an_unreadable_document_is_found_before_any_is_read(llama):
     assert not told
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_loss_that_is_not_finite_is_named_by_document_and_token(value):
+@pytest.mark.parametrize(
+    ("logit", "message"),
+    [
+        (math.nan, r"documents\[0\]: the loss of token 1 is nan, expected a number"),
+        (-math.inf, r"documents\[1\]: the loss of token 5 is inf, expected a number"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_named_by_document_and_token(logit, message, caplog):
     model = build()
-    model.lm_head.register_forward_hook(
-        lambda module, args, output: (
-            output.index_fill(-1, torch.tensor([7]), value)
-            if value != value
-            else output.index_fill(-1, torch.tensor([7]), value)
-        )
-    )
-    harmless, harmful = [1, 2, 3], [1, 2, 3, 4, 5, 7, 6]
-    if math.isnan(value):
-        with pytest.raises(RopepatchError, match=r"documents\[0\]: the loss of token 1 is nan"):
-            perplexity(model, None, [harmless, harmful], chunk=2)
-    else:
-        with pytest.raises(RopepatchError, match=r"documents\[1\]: the loss of token 5 is inf"):
-            perplexity(model, None, [harmless, harmful], chunk=2)
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, torch.tensor([7]), logit))
+    with pytest.raises(RopepatchError, match=message):
+        perplexity(model, None, [[1, 2, 3], [1, 2, 3, 4, 5, 7, 6, 7]], chunk=2)
+    assert not warnings_of(caplog)
 
 
 @pytest.mark.parametrize("settings", [{"length": 1}, {"length": 0}, {"chunk": 0}])
@@ -488,7 +537,8 @@ def test_babyllama_without_scaling_scores_what_its_readme_says(shared: Path):
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     stories = read_documents(shared / "texts" / "tinystories")
-    curve = perplexity(model, tokenizer, windows(tokenizer, stories, length=1024, count=24))
+    # The README's figures are for the first 24 windows; evenly spread ones begin harder (0.84, not 0.69).
+    curve = perplexity(model, tokenizer, windows(tokenizer, stories, length=1024, count=None)[:24])
     assert curve.at(1024).num_tokens == 24 * 1023
     assert curve.at(1024).mean == pytest.approx(3.08, rel=0.08)
     assert curve.between(768, 1024).mean == pytest.approx(4.55, rel=0.08)

@@ -60,7 +60,7 @@ def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_bad_byte(tmp_pa
 
 
 def test_a_missing_path_is_an_error(tmp_path):
-    with pytest.raises(RopepatchError, match="no such file or folder: .*nowhere"):
+    with pytest.raises(RopepatchError, match=r"no such file or folder: .*nowhere"):
         read_documents(tmp_path / "nowhere")
 
 

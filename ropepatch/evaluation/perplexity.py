@@ -132,7 +132,7 @@ def perplexity(
         raise RopepatchError(f"chunk must be at least 1 token, got {chunk}")
     vocabulary = model.config.get_text_config().vocab_size
     checked = [
-        _check_ids(ids[:length], index, vocabulary)
+        _check_ids(ids, index, vocabulary)[:length]
         for index, ids in enumerate(token_ids(tokenizer, documents))
     ]
     if not checked:
@@ -213,28 +213,30 @@ def _chunked_losses(model: PreTrainedModel, decoder: nn.Module, ids: Tensor, chu
     """Losses [T - 1] from calls of the whole model for C positions each; its decoder runs in the first only.
 
     So the head is the model's own code, with all its family does before and after the projection. None if
-    the decoder does not give one row per token, if the model ignores ``logits_to_keep``, or if the last chunk
-    ends in other logits than the model gave for the last position alone.
+    the decoder does not give one row per token, or if the first and last logits are not those the model gives
+    when asked for these two alone.
     """
 
     def logits_at(positions: Tensor) -> Tensor:
         logits: Tensor = model(input_ids=ids[None], use_cache=False, logits_to_keep=positions).logits[0]
         return logits  # [C, V]
 
-    losses = []
+    ends = torch.tensor([0, len(ids) - 1])
+    losses, found = [], []
     with _computed_once(decoder) as outputs:
-        # Not logits_to_keep=1: Gemma 4's decoder would leave out the other positions.
-        last = logits_at(torch.tensor([len(ids) - 1]))
-        if len(outputs) != 1 or len(last) != 1 or _rows(outputs[0]) != len(ids):
+        # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows.
+        expected = logits_at(ends)
+        if len(outputs) != 1 or len(expected) != 2 or _rows(outputs[0]) != len(ids):
             return None
         for positions in torch.split(torch.arange(len(ids)), chunk):
             logits = logits_at(positions)
             if len(logits) != len(positions):
                 return None
             losses.append(_cross_entropy(logits, ids[positions[0] + 1 : positions[-1] + 2]))
+            found.append(logits[torch.isin(positions, ends)])
     # Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more.
-    tolerance = max(torch.finfo(last.dtype).eps ** 0.5, 1e-3) * last.abs().max().item()
-    same = torch.allclose(logits[-1:], last, rtol=0, atol=tolerance, equal_nan=True)
+    tolerance = max(torch.finfo(expected.dtype).eps ** 0.5, 1e-3) * expected.nan_to_num().abs().max().item()
+    same = torch.allclose(torch.cat(found), expected, rtol=0, atol=tolerance, equal_nan=True)
     return torch.cat(losses) if same else None
 
 

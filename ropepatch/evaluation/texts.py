@@ -74,10 +74,10 @@ def windows(
         tokenizer: Splits the texts; adds no special tokens of its own and truncates nothing.
         documents: Texts, in the order in which they are joined.
         length: Tokens per window.
-        count: How many windows, spread evenly over the stream; None for all of them.
+        count: At most so many windows, spread evenly over the stream; None for all of them.
 
     Raises:
-        RopepatchError: The texts have fewer than ``length`` tokens, or fewer than ``count`` windows.
+        RopepatchError: The texts have fewer than ``length`` tokens.
     """
     if length < 1 or (count is not None and count < 1):
         raise RopepatchError(f"length and count must be at least 1, got length {length}, count {count}")
@@ -85,12 +85,12 @@ def windows(
     prefix = [] if first is None else [first]
     stream = list(chain.from_iterable(prefix + ids for ids in _encode(tokenizer, documents)))
     available = len(stream) // length
-    wanted = count or max(available, 1)
-    if available < wanted:
+    if not available:
         raise RopepatchError(
-            f"the text is too short for {wanted} x {length} tokens: it has {len(stream)}",
-            hint="give more text, or ask for fewer or shorter windows",
+            f"the text is too short for a window of {length} tokens: it has {len(stream)}",
+            hint="give more text, or shorter lengths",
         )
+    wanted = min(count or available, available)
     begins = [index * available // wanted * length for index in range(wanted)]
     return [stream[begin : begin + length] for begin in begins]
 

@@ -28,6 +28,7 @@ class DynamicNTK(Scaling):
     name = "dynamic"
     formula = "NTK-aware with s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
+    saved_as = "dynamic"
     length_dependent = True
 
     form: Literal["paper", "transformers"] = "paper"
@@ -55,6 +56,7 @@ class DynamicLinear(Scaling):
     name = "dynamic-linear"
     formula = "θ_i / s(l), s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
+    saved_as = "–"
     length_dependent = True
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
@@ -75,6 +77,7 @@ class DynamicYaRN(Scaling):
     name = "dynamic-yarn"
     formula = "YaRN with s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
+    saved_as = "–"
     length_dependent = True
 
     beta_fast: float = 32.0

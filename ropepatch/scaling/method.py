@@ -25,6 +25,7 @@ class Scaling(ABC):
     name: ClassVar[str]  # what the user types
     formula: ClassVar[str]  # one line, for tables
     paper: ClassVar[str]
+    saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
     length_dependent: ClassVar[bool] = False
     factor: float
 

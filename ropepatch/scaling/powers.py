@@ -34,6 +34,7 @@ class Unscaled(Scaling):
     name = "none"
     formula = "θ_i"
     paper = "arXiv:2104.09864"
+    saved_as = "default"
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         return Frequencies(rope.inv_freq(), rope.carried_attention_factor)
@@ -49,6 +50,7 @@ class PositionInterpolation(Scaling):
     name = "linear"
     formula = "θ_i / s"
     paper = "arXiv:2306.15595"
+    saved_as = "linear"
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         return Frequencies(rope.inv_freq() / self.factor, rope.carried_attention_factor)
@@ -64,6 +66,7 @@ class NTKAware(Scaling):
     name = "ntk"
     formula = "b′^(−2i/d), b′ = b·s^(d/(d−2))"
     paper = "arXiv:2309.00071"
+    saved_as = "default"
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         return Frequencies(rope.rebased(ntk_theta(rope, self.factor)), rope.carried_attention_factor)
@@ -85,6 +88,7 @@ class AdjustedBase(Scaling):
     name = "abf"
     formula = "b′^(−2i/d), b′ given"
     paper = "arXiv:2309.16039"
+    saved_as = "default"
 
     rope_theta: float
 

@@ -39,6 +39,7 @@ class NTKByParts(Scaling):
     name = "ntk-by-parts"
     formula = "γ_i·θ_i + (1−γ_i)·θ_i/s, γ_i = clip((r_i−α)/(β−α), 0, 1)"
     paper = "arXiv:2309.00071"
+    saved_as = "llama3"
 
     alpha: float = 1.0
     beta: float = 32.0
@@ -94,6 +95,7 @@ class YaRN(Scaling):
     name = "yarn"
     formula = "(1−γ_i)·θ_i + γ_i·θ_i/s, γ a ramp over i; a = 0.1·ln s + 1"
     paper = "arXiv:2309.00071"
+    saved_as = "yarn"
 
     beta_fast: float = 32.0
     beta_slow: float = 1.0

@@ -76,6 +76,7 @@ class PartialRope(Scaling):
     name = "p-rope"
     formula = "θ_i for the first p·d/2 pairs, else 0"
     paper = "arXiv:2410.06205"
+    saved_as = "proportional"
 
     partial: float = 0.75
 

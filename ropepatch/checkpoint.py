@@ -1,0 +1,158 @@
+"""Write an extended checkpoint beside its source; the weights are never loaded for it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ropepatch.adapters import blueprint, load_config
+from ropepatch.errors import RopepatchError
+from ropepatch.planning import Plan
+from ropepatch.source import Source, find_source, read_json
+from ropepatch.survey import survey_folder
+from ropepatch.verification import verify
+from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
+
+# Not carried over: other formats of the weights, the base model's card, and what is written anew.
+LEFT_OUT = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
+WRITTEN = {"config.json", "tokenizer_config.json", "generation_config.json", "ropepatch.json", "README.md"}
+
+
+def extend(
+    plan: Plan, out: str | Path, *, link_weights: bool = False, progress: Progress | None = None
+) -> Path:
+    """Write the checkpoint of a plan, proven by reloading it with stock transformers.
+
+    Args:
+        plan: What to change.
+        out: The folder to make; it must not exist.
+        link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
+            weight file in place then writes through to the source.
+        progress: Called with the bytes cloned so far and in all.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
+            written, or the result differs from the plan; nothing is left behind then.
+    """
+    if not plan.exportable:
+        raise RopepatchError(
+            f"no stock rope type can hold {plan.scaling.name}",
+            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} has the same frequencies at the target, "
+            "and saves",
+        )
+    folder = Path(out).expanduser().absolute()
+    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    raw = read_json(source.folder / "config.json")
+    _check_target(folder, source)
+    if survey_folder(source.folder).rope != plan.rope:
+        raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
+    weights = read_headers(source.folder)
+    if "quantization_config" not in raw:
+        model = blueprint(load_config(raw))
+        check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    with _new_folder(folder) as partial:
+        _check_space(weights, partial, link=link_weights)
+        _copy_small_files(source.folder, partial)
+        clone_files(weights.files, partial, link=link_weights, progress=progress)
+        _write_configuration(source.folder, raw, partial, plan)
+        verdict = verify(partial, source.folder, plan, weights.num_bytes)
+        _write_json(partial / "ropepatch.json", _record(source, plan, verdict))
+    return folder
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes its name only when all went well, and is gone otherwise."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    made = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            if parent.is_dir():
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise _disk_error(error, folder) from error
+        raise
+
+
+def _disk_error(error: OSError, folder: Path) -> RopepatchError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    hints = {
+        errno.ENOSPC: "free some space, or use --link-weights on the file system of the source",
+        errno.EROFS: "choose a folder on a file system that can be written to",
+        errno.EACCES: "choose a folder you may write to",
+    }
+    return RopepatchError(
+        f"cannot write {folder}: {reason}", hint=hints.get(error.errno or 0, "choose another --out")
+    )
+
+
+def _check_target(folder: Path, source: Source) -> None:
+    if folder.exists() or folder.is_symlink():
+        raise RopepatchError(f"{folder} already exists", hint="choose another --out; nothing is overwritten")
+    if folder.resolve().is_relative_to(source.folder.resolve()):
+        raise RopepatchError(f"{folder} lies inside the source checkpoint", hint="choose an --out beside it")
+
+
+def _check_space(weights: Weights, partial: Path, *, link: bool) -> None:
+    needed = 0 if link else sum(file.stat().st_blocks * 512 for file in weights.files)
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise RopepatchError(
+            f"the copy needs {needed / 1e9:.1f} GB, {partial.parent} has {free / 1e9:.1f} GB free",
+            hint="free some space, or use --link-weights on the file system of the source",
+        )
+
+
+def _copy_small_files(source: Path, partial: Path) -> None:
+    for file in sorted(source.iterdir()):
+        carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
+        if carried and file.is_file() and not file.name.endswith((".index.json", ".bin.index.json")):
+            shutil.copyfile(file, partial / file.name)
+
+
+def _write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
+    _write_json(partial / "config.json", plan.apply(raw))
+    if (source / "tokenizer_config.json").exists():
+        tokenizer = read_json(source / "tokenizer_config.json")
+        _write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})
+    if (source / "generation_config.json").exists():
+        generation = read_json(source / "generation_config.json")
+        if generation.get("max_length") == plan.rope.original_max_position_embeddings:
+            generation["max_length"] = plan.target
+        _write_json(partial / "generation_config.json", generation)
+
+
+def _record(source: Source, plan: Plan, verdict: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    import ropepatch
+
+    versions = {
+        "ropepatch": ropepatch.__version__,
+        "transformers": transformers.__version__,
+        "torch": str(torch.__version__),
+    }
+    earlier = source.folder / "ropepatch.json"
+    record = plan.to_dict() | {"verified": verdict, "versions": versions}
+    return record | ({"earlier": read_json(earlier)} if earlier.exists() else {})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(
+        json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )

@@ -1,0 +1,52 @@
+"""The command line. Each command is one file and imports what is heavy when it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ropepatch.cli import evaluate, extend, methods, plan
+from ropepatch.errors import RopepatchError
+
+app = typer.Typer(
+    name="ropepatch",
+    help="Give a LLaMA-family checkpoint a longer context; stock transformers loads the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command(epilog=extend.EXAMPLES)(extend.extend)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command(epilog=methods.EXAMPLES)(methods.methods)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ropepatch import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback(epilog="MODEL is a checkpoint folder or a Hub id. Lengths read 32k = 32 x 1024 tokens.")
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line: exit 0 done, 2 user error, 130 interrupted."""
+    try:
+        app()
+    except RopepatchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,97 @@
+"""How the words of a command line become values."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from ropepatch.errors import RopepatchError
+
+UNITS = {"": 1, "k": 1024, "m": 1024**2}
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder or a Hub id.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A parameter of the method; repeatable. See `methods NAME`."
+    ),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def parse_length(text: str) -> int:
+    """Tokens, from `4096`, `32k` or `1m`.
+
+    Raises:
+        RopepatchError: If the text is none of these.
+    """
+    match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text.strip())
+    if not match or int(match[1]) == 0:
+        raise RopepatchError(f"{text!r} is not a length in tokens", hint="write 4096, 32k (32 x 1024) or 1m")
+    return int(match[1]) * UNITS[match[2].lower()]
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Lengths separated by commas, ascending and each once."""
+    return sorted({parse_length(part) for part in text.split(",")})
+
+
+def short_length(tokens: int) -> str:
+    """The opposite of `parse_length`: 32768 as 32k."""
+    for unit, size in reversed(UNITS.items()):
+        if tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
+    """NAME=VALUE pairs as the types that the method's dataclass declares; unknown names are left to it.
+
+    Raises:
+        RopepatchError: If a pair has no `=`, or its value is of another type.
+    """
+    from ropepatch.scaling import find_method
+
+    types = get_type_hints(find_method(method))
+    parameters: dict[str, Any] = {}
+    for setting in settings or []:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
+        parameters[name] = _value(name, text, types[name]) if name in types else text
+    return parameters
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [option for option in get_args(kind) if option is not type(None)]
+        return None if text.lower() == "none" else _value(name, text, kinds[0])
+    if get_origin(kind) is Literal or kind is str:
+        return text
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if get_origin(kind) is tuple:
+            return _numbers(text)
+        return kind(text)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        expected = (
+            "numbers separated by commas, or a JSON file with a list"
+            if get_origin(kind) is tuple
+            else kind.__name__
+        )
+        raise RopepatchError(
+            f"{name} must be {expected}, got {text!r}", hint="see `ropepatch methods NAME`"
+        ) from error
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    if text.endswith(".json"):
+        return tuple(float(number) for number in json.loads(Path(text).read_text(encoding="utf-8")))
+    return tuple(float(number) for number in text.split(","))

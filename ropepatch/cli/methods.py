@@ -1,0 +1,65 @@
+"""`ropepatch methods`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import MISSING, fields
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ropepatch.cli.arguments import AsJson
+
+REQUIRED = "required"
+
+EXAMPLES = """\b
+Examples:
+  ropepatch methods
+  ropepatch methods yarn"""
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One method, with its parameters.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the scaling methods, or describe one."""
+    from ropepatch.scaling import METHODS, find_method
+
+    chosen = [find_method(name)] if name else list(METHODS.values())
+    if as_json:
+        print(json.dumps([_described(method) for method in chosen], indent=2, ensure_ascii=False))
+        return
+    if name:
+        (described,) = [_described(method) for method in chosen]
+        print(f"{name} ({described['paper']}): {described['formula']}\n\n{described['help']}")
+        print(f"\nsaved as: {described['saved_as']}")
+        for parameter, default in described["parameters"].items():
+            print(f"  --set {parameter}={'VALUE (required)' if default == REQUIRED else json.dumps(default)}")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in ("method", "frequencies", "source", "saved as"):
+        table.add_column(header, overflow="fold")
+    for method in chosen:
+        table.add_row(method.name, method.formula, method.paper, method.saved_as)
+    Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+def _described(method: Any) -> dict[str, Any]:
+    return {
+        "method": method.name,
+        "formula": method.formula,
+        "paper": method.paper,
+        "saved_as": method.saved_as,
+        "length_dependent": method.length_dependent,
+        "parameters": {
+            f.name: REQUIRED if f.default is MISSING else f.default
+            for f in fields(method)
+            if f.name != "factor"
+        },
+        "help": inspect.getdoc(method),
+    }

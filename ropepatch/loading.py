@@ -1,0 +1,62 @@
+"""Checkpoints into memory, by stock transformers: safetensors only, no remote code, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from ropepatch.adapters import stock_code
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The model of a checkpoint folder, in the dtype of its weights and in eval mode.
+
+    Raises:
+        RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
+    """
+    load: Any = AutoModelForCausalLM.from_pretrained
+    with stock_code(f"load {folder}"), _no_progress_bars():
+        model, report = load(folder, dtype="auto", use_safetensors=True, output_loading_info=True, **SAFELY)
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            raise RopepatchError(
+                f"the weights are not those of config.json: {len(report[problem])} {problem.replace('_', ' ')}, "
+                f"for instance {min(map(str, report[problem]))}",
+                hint="put config.json and the weights of the same checkpoint together",
+            )
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        RopepatchError: If there is none that transformers can load.
+    """
+    with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **SAFELY)
+    return tokenizer
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    logging: Any = transformers_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

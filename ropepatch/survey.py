@@ -1,0 +1,66 @@
+"""What a configuration says of a model's rope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ropepatch.adapters import (
+    RotarySite,
+    blueprint,
+    check_table_rules,
+    find_rotary,
+    load_config,
+    read_rope,
+    text_config,
+)
+from ropepatch.legacy import check_agreement
+from ropepatch.rope import Rope
+from ropepatch.source import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a configuration says of a model's rope.
+
+    Args:
+        raw: The content of config.json.
+        section: The part of it that describes the language model, of a model with several parts.
+        config: That part (or all), as transformers reads it.
+        site: Where the rotary module is.
+        rope: The rope now.
+    """
+
+    raw: dict[str, Any]
+    section: str | None
+    config: PreTrainedConfig
+    site: RotarySite
+    rope: Rope
+
+
+def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
+    """Survey a config.json, through its model where that is loaded.
+
+    Raises:
+        RopepatchError: If the configuration contradicts itself, or its architecture is not supported.
+    """
+    whole = load_config(raw)
+    config = text_config(whole)
+    section = None if config is whole else "text_config"
+    site = find_rotary(model or blueprint(whole))
+    rope = read_rope(config, site)
+    check_table_rules(config, site)
+    return Survey(raw, section, config, site, rope)
+
+
+def survey_folder(folder: Path) -> Survey:
+    """Survey the config.json of a checkpoint folder; see `survey`."""
+    raw = read_json(folder / "config.json")
+    check_agreement(raw)
+    return survey(raw)

@@ -1,0 +1,86 @@
+"""Stock transformers as the judge of a written checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropepatch.adapters import load_config, stock_code, stock_table, text_config
+from ropepatch.errors import RopepatchError
+from ropepatch.loading import load_model
+from ropepatch.patching import patch
+from ropepatch.planning import Plan
+from ropepatch.source import read_json
+
+PROBE_TOKENS = 48
+TOLERANCE = 1e-5  # of logits, where the native type rounds in another order (`dynamic`)
+
+
+def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str, Any]:
+    """Reload a written checkpoint with stock transformers and compare it with the patched source model.
+
+    Args:
+        written: The folder to judge.
+        source: The checkpoint it was made from.
+        plan: What it should compute.
+        num_bytes: The size of its weights; logits are compared where two copies fit into memory one after the other.
+
+    Returns:
+        What was compared and how closely it agreed.
+
+    Raises:
+        RopepatchError: If anything differs.
+    """
+    table = stock_table(text_config(load_config(read_json(written / "config.json"))), plan.site)
+    expected = plan.frequencies()
+    if plan.rope_parameters["rope_type"] != "dynamic" and not (
+        torch.equal(table.inv_freq, expected.inv_freq) and table.attention_factor == expected.attention_factor
+    ):
+        raise _differs("frequencies", (table.inv_freq - expected.inv_freq).abs().max().item())
+    if "quantization_config" in read_json(written / "config.json"):
+        return {"frequencies": "equal", "logits": "not compared: quantised weights"}
+    if 2 * num_bytes > _available_bytes():
+        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
+    reloaded, patched = _logits(written, None, plan.target), _logits(source, plan, plan.target)
+    difference = (reloaded - patched).abs().max().item()
+    if not difference <= TOLERANCE:
+        raise _differs("logits", difference)
+    return {"frequencies": "equal", "logits": "equal" if difference == 0 else f"within {difference:.1e}"}
+
+
+@torch.inference_mode()
+def _logits(folder: Path, plan: Plan | None, target: int) -> Tensor:
+    """Of random tokens spread evenly over the target: [1, T, V] float32."""
+    model = load_model(folder)
+    if plan is not None:
+        patch(model, plan)
+    vocabulary = text_config(model.config).vocab_size
+    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+    positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
+    # The mask is explicit because jumps in the positions would be taken for packed documents.
+    with stock_code(f"run {folder.name}"):
+        out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+    logits: Tensor = out.logits.float()
+    return logits
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping; a conservative 4 GiB where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (OSError, ValueError, AttributeError):
+        return 4 << 30
+
+
+def _differs(what: str, difference: float) -> RopepatchError:
+    return RopepatchError(
+        f"the written checkpoint does not compute the planned {what} in stock transformers (off by {difference:.1e})",
+        hint="nothing was kept; please report the model type and the method",
+    )

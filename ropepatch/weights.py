@@ -1,0 +1,174 @@
+"""The weight files of a checkpoint: checked by their headers, cloned without being read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from ropepatch.errors import RopepatchError
+from ropepatch.source import read_json
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
+BLOCK = 16 << 20  # bytes copied between two progress reports
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weight files of one checkpoint folder.
+
+    Args:
+        files: Their paths, the index first where there is one.
+        shapes: The shape of every tensor in them.
+    """
+
+    files: tuple[Path, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def num_bytes(self) -> int:
+        """The apparent size of all files."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+def read_headers(folder: Path) -> Weights:
+    """Find the weights and check every file against its own header and the index; no tensor is read.
+
+    Raises:
+        RopepatchError: If weights are missing, truncated, damaged or pickled.
+    """
+    if (folder / INDEX).exists():
+        index = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(_is_plain_name(name) for name in index.values()):
+            raise RopepatchError(
+                f"{folder / INDEX} has no weight_map of tensor names to file names",
+                hint="copy the index again from where the checkpoint came from",
+            )
+        shards = {name: _shapes(folder / name) for name in sorted(set(index.values()))}
+        for tensor, name in index.items():
+            if tensor not in shards[name]:
+                raise RopepatchError(
+                    f"{INDEX} places {tensor} in {name}, which does not hold it",
+                    hint="the index and the files come from different checkpoints: copy both again",
+                )
+        shapes = {tensor: shape for shard in shards.values() for tensor, shape in shard.items()}
+        return Weights((folder / INDEX, *(folder / name for name in shards)), shapes)
+    if (folder / SINGLE).exists():
+        return Weights((folder / SINGLE,), _shapes(folder / SINGLE))
+    pickles = [name for name in PICKLES if (folder / name).exists()]
+    if pickles:
+        raise RopepatchError(
+            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
+            hint="convert it where you trust it: load it with transformers and save_pretrained it again",
+        )
+    raise RopepatchError(f"no weights in {folder}", hint=f"expected {SINGLE}, or {INDEX} with its files")
+
+
+def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
+    """Refuse weights that belong to another model.
+
+    Names that transformers renames while loading are left to the loader.
+
+    Args:
+        weights: What the checkpoint holds.
+        expected: The tensors of the model that config.json describes.
+
+    Raises:
+        RopepatchError: If no name agrees, or one tensor has another shape.
+    """
+    shared = expected.keys() & weights.shapes.keys()
+    if not shared:
+        raise RopepatchError(
+            f"the weights are not those of config.json: it holds {min(weights.shapes, default='no tensor')}, "
+            f"expected names like {min(expected)}",
+            hint="put config.json and the weights of the same checkpoint together",
+        )
+    for name in sorted(shared):
+        if weights.shapes[name] != expected[name]:
+            raise RopepatchError(
+                f"the weights are not those of config.json: {name} has shape {list(weights.shapes[name])}, "
+                f"expected {list(expected[name])}",
+                hint="put config.json and the weights of the same checkpoint together",
+            )
+
+
+def clone_files(files: tuple[Path, ...], folder: Path, *, link: bool, progress: Progress | None) -> None:
+    """Bring files into a folder: by hard link, else as a copy-on-write clone, else byte by byte.
+
+    Raises:
+        RopepatchError: If a hard link cannot be made.
+        OSError: If the disk is full or read-only.
+    """
+    total, done = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        origin, size = file.resolve(), file.stat().st_size  # a file in the Hub's cache is a link to a blob
+        if link:
+            _hard_link(origin, folder / file.name)
+        elif not _reflink(origin, folder / file.name):
+            for copied in _copy(origin, folder / file.name):
+                if progress:
+                    progress(done + copied, total)
+        done += size
+        if progress:
+            progress(done, total)
+
+
+def _hard_link(origin: Path, target: Path) -> None:
+    try:
+        os.link(origin, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise
+        raise RopepatchError(
+            f"cannot hard-link {origin.name}: {os.strerror(error.errno)}",
+            hint="leave --link-weights out, or put --out on the file system of the source",
+        ) from error
+
+
+def _reflink(origin: Path, target: Path) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return False
+    ficlone = 0x40049409  # linux/fs.h: share the blocks until one of the two files is written to
+    with origin.open("rb") as source, target.open("wb") as clone:
+        try:
+            fcntl.ioctl(clone.fileno(), ficlone, source.fileno())
+        except OSError:
+            return False
+    return True
+
+
+def _copy(origin: Path, target: Path) -> Iterator[int]:
+    copied = 0
+    with origin.open("rb") as source, target.open("wb") as copy:
+        while block := source.read(BLOCK):
+            copied += copy.write(block)
+            yield copied
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise RopepatchError(
+            f"{file.name} is missing from {file.parent}",
+            hint="download the checkpoint again; every shard is needed",
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise RopepatchError(
+            f"{file.name} is truncated or damaged: {error}", hint="download the file again"
+        ) from error
