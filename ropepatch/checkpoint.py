@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 from ropepatch.adapters import blueprint, load_config
 from ropepatch.errors import RopepatchError
 from ropepatch.planning import Plan
-from ropepatch.source import Source, find_source, read_json
+from ropepatch.source import find_source, read_json
 from ropepatch.survey import survey_folder
 from ropepatch.verification import verify
 from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
@@ -49,10 +50,13 @@ def extend(
             hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} has the same frequencies at the target, "
             "and saves",
         )
-    folder = Path(out).expanduser().absolute()
+    folder = _absent(out)
     source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    if folder.resolve().is_relative_to(source.folder.resolve()):
+        raise RopepatchError(f"{folder} lies inside the source checkpoint", hint="choose an --out beside it")
     raw = read_json(source.folder / "config.json")
-    _check_target(folder, source)
+    earlier = source.folder / "ropepatch.json"
+    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
     if survey_folder(source.folder).rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     weights = read_headers(source.folder)
@@ -62,17 +66,17 @@ def extend(
     with _new_folder(folder) as partial:
         _check_space(weights, partial, link=link_weights)
         _copy_small_files(source.folder, partial)
-        clone_files(weights.files, partial, link=link_weights, progress=progress)
         _write_configuration(source.folder, raw, partial, plan)
+        clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        _write_json(partial / "ropepatch.json", _record(source, plan, verdict))
+        _write_json(partial / "ropepatch.json", _record(plan, verdict) | history)
     return folder
 
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into that takes its name only when all went well, and is gone otherwise."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     made = [parent for parent in folder.parents if not parent.exists()]
     try:
         partial.mkdir(parents=True)
@@ -92,6 +96,7 @@ def _disk_error(error: OSError, folder: Path) -> RopepatchError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     hints = {
         errno.ENOSPC: "free some space, or use --link-weights on the file system of the source",
+        errno.EDQUOT: "free some of your quota, or use --link-weights on the file system of the source",
         errno.EROFS: "choose a folder on a file system that can be written to",
         errno.EACCES: "choose a folder you may write to",
     }
@@ -100,11 +105,15 @@ def _disk_error(error: OSError, folder: Path) -> RopepatchError:
     )
 
 
-def _check_target(folder: Path, source: Source) -> None:
-    if folder.exists() or folder.is_symlink():
+def _absent(out: str | Path) -> Path:
+    try:
+        folder = Path(out).expanduser().absolute()
+        exists = folder.exists() or folder.is_symlink()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
+        raise RopepatchError(f"cannot write {out}: {error}", hint="choose another --out") from error
+    if exists:
         raise RopepatchError(f"{folder} already exists", hint="choose another --out; nothing is overwritten")
-    if folder.resolve().is_relative_to(source.folder.resolve()):
-        raise RopepatchError(f"{folder} lies inside the source checkpoint", hint="choose an --out beside it")
+    return folder
 
 
 def _check_space(weights: Weights, partial: Path, *, link: bool) -> None:
@@ -136,7 +145,7 @@ def _write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan:
         _write_json(partial / "generation_config.json", generation)
 
 
-def _record(source: Source, plan: Plan, verdict: dict[str, Any]) -> dict[str, Any]:
+def _record(plan: Plan, verdict: dict[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
@@ -147,9 +156,7 @@ def _record(source: Source, plan: Plan, verdict: dict[str, Any]) -> dict[str, An
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
     }
-    earlier = source.folder / "ropepatch.json"
-    record = plan.to_dict() | {"verified": verdict, "versions": versions}
-    return record | ({"earlier": read_json(earlier)} if earlier.exists() else {})
+    return plan.to_dict() | {"verified": verdict, "versions": versions}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

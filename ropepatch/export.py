@@ -74,7 +74,9 @@ def frozen(scaling: Scaling, rope: Rope, current: dict[str, Any], length: int) -
 
 
 def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in current.items() if key not in SCALING_KEYS}
+    # Under `proportional` partial_rotary_factor is the share of pairs that rotate, under all others D / head_dim.
+    proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
+    return {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, factor: float, own: dict[str, Any]) -> Export:

@@ -35,15 +35,18 @@ def check_agreement(raw: dict[str, Any]) -> None:
     if not isinstance(parameters, dict):
         return
     older = raw.get("rope_scaling")
-    flat = {"rope_theta": raw.get("rope_theta")} | (older if isinstance(older, dict) else {})
+    older = _with_rope_type(
+        {"rope_theta": raw.get("rope_theta")} | (older if isinstance(older, dict) else {})
+    )
+    newer = _with_rope_type(parameters)
     if not any(isinstance(value, dict) for value in parameters.values()):
-        for key, value in flat.items():
-            stated = parameters.get(key, parameters.get("type") if key == "rope_type" else None)
-            if key != "type" and value is not None and stated is not None and value != stated:
+        for key, value in older.items():
+            stated = newer.get(key)
+            if value is not None and stated is not None and value != stated:
                 raise RopepatchError(
                     f"config.json contradicts itself: {key} is {value!r} in the older keys "
                     f"and {stated!r} in rope_parameters",
-                    hint="transformers 5 follows the older keys, vLLM the newer: make them agree or drop one",
+                    hint="readers differ in which they follow: make them agree or drop one",
                 )
     nested = parameters.get("original_max_position_embeddings")
     top = raw.get("original_max_position_embeddings")
@@ -53,3 +56,9 @@ def check_agreement(raw: dict[str, Any]) -> None:
             f"and {nested!r} in rope_parameters",
             hint="it is the window the model was pretrained with: make them agree or drop one",
         )
+
+
+def _with_rope_type(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters without `type`, the earlier name of `rope_type`."""
+    kind = parameters.get("rope_type", parameters.get("type"))
+    return {key: value for key, value in parameters.items() if key != "type"} | {"rope_type": kind}

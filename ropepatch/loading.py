@@ -26,7 +26,8 @@ def load_model(folder: Path) -> PreTrainedModel:
         RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
-    with stock_code(f"load {folder}"), _no_progress_bars():
+    hint = "mend config.json or the weights so that transformers loads them"
+    with stock_code(f"load {folder}", hint), _no_progress_bars():
         model, report = load(folder, dtype="auto", use_safetensors=True, output_loading_info=True, **SAFELY)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:

@@ -74,6 +74,12 @@ class ScaledRope(nn.Module):
         """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
         return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        # What the model or a user reads off the stock module (layer_types, inv_freq) is there on this one too.
+        if "table" in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__["table"], name)
+        return super().__getattr__(name)
+
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         scaling = self.plan.scaling

@@ -37,14 +37,26 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
         RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
     """
     name = str(model)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
+        raise RopepatchError(
+            f"cannot look for {name}: {error}",
+            hint="MODEL is a checkpoint folder or a Hub id like owner/name",
+        ) from error
+    if is_folder:
         if revision is not None:
             raise RopepatchError(
                 f"{name} is a local folder, which has no revisions", hint="leave --revision out"
             )
+        if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+            raise RopepatchError(
+                f"{name} holds a PEFT adapter, not a model",
+                hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
+            )
         return Source(name, folder)
-    if folder.exists():
+    if exists:
         raise RopepatchError(
             f"{name} is a file, not a checkpoint folder", hint="name the folder that holds config.json"
         )
@@ -103,6 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RopepatchError(f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON") from error
     if not isinstance(content, dict):
         raise RopepatchError(
-            f"{path} must hold a JSON object, got {type(content).__name__}", hint="see a sound checkpoint"
+            f"{path} must hold a JSON object, got {type(content).__name__}",
+            hint="copy the file again from where the checkpoint came from",
         )
     return content

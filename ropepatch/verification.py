@@ -35,9 +35,10 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
     Raises:
         RopepatchError: If anything differs.
     """
+    assert plan.exported is not None
     table = stock_table(text_config(load_config(read_json(written / "config.json"))), plan.site)
-    expected = plan.frequencies()
-    if plan.rope_parameters["rope_type"] != "dynamic" and not (
+    expected = plan.exported.frequencies  # of a length-dependent method, those up to L tokens
+    if not (
         torch.equal(table.inv_freq, expected.inv_freq) and table.attention_factor == expected.attention_factor
     ):
         raise _differs("frequencies", (table.inv_freq - expected.inv_freq).abs().max().item())
@@ -45,7 +46,8 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
         return {"frequencies": "equal", "logits": "not compared: quantised weights"}
     if 2 * num_bytes > _available_bytes():
         return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
-    reloaded, patched = _logits(written, None, plan.target), _logits(source, plan, plan.target)
+    # The source first: where stock transformers cannot run it, the error names the user's folder.
+    patched, reloaded = _logits(source, plan, plan.target), _logits(written, None, plan.target)
     difference = (reloaded - patched).abs().max().item()
     if not difference <= TOLERANCE:
         raise _differs("logits", difference)

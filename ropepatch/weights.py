@@ -47,11 +47,16 @@ def read_headers(folder: Path) -> Weights:
     """
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(_is_plain_name(name) for name in index.values()):
+        hint = "copy the index again from where the checkpoint came from"
+        if not isinstance(index, dict):
             raise RopepatchError(
-                f"{folder / INDEX} has no weight_map of tensor names to file names",
-                hint="copy the index again from where the checkpoint came from",
+                f"{folder / INDEX} has no weight_map of tensor names to file names", hint=hint
             )
+        for name in index.values():
+            if not _is_plain_name(name):
+                raise RopepatchError(
+                    f"{folder / INDEX} names {name!r}, expected a *.safetensors file beside it", hint=hint
+                )
         shards = {name: _shapes(folder / name) for name in sorted(set(index.values()))}
         for tensor, name in index.items():
             if tensor not in shards[name]:
@@ -87,7 +92,7 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
     shared = expected.keys() & weights.shapes.keys()
     if not shared:
         raise RopepatchError(
-            f"the weights are not those of config.json: it holds {min(weights.shapes, default='no tensor')}, "
+            f"the weights are not those of config.json: they hold {min(weights.shapes, default='no tensor')}, "
             f"expected names like {min(expected)}",
             hint="put config.json and the weights of the same checkpoint together",
         )
@@ -128,7 +133,7 @@ def _hard_link(origin: Path, target: Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
             raise
         raise RopepatchError(
-            f"cannot hard-link {origin.name}: {os.strerror(error.errno)}",
+            f"cannot hard-link {target.name}: {os.strerror(error.errno)}",
             hint="leave --link-weights out, or put --out on the file system of the source",
         ) from error
 

@@ -31,7 +31,7 @@ def parse_length(text: str) -> int:
     Raises:
         RopepatchError: If the text is none of these.
     """
-    match = re.fullmatch(r"(\d{1,12})([kKmM]?)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,12})([kKmM]?)", text.strip())
     if not match or int(match[1]) == 0:
         raise RopepatchError(f"{text!r} is not a length in tokens", hint="write 4096, 32k (32 x 1024) or 1m")
     return int(match[1]) * UNITS[match[2].lower()]

@@ -1,0 +1,5 @@
+"""`python -m ropepatch`."""
+
+from ropepatch.cli import main
+
+main()

@@ -1,0 +1,254 @@
+"""Every formula of the papers in float64 NumPy. Shares no code with ropepatch: the second oracle of its tests.
+
+d rotary dimension, b base, L window, s factor, theta the frequencies before, a the attention factor. Every oracle
+takes a geometry, the factor and the method's parameters by name, and gives (frequencies, attention factor).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Table = tuple[Array, float]
+
+
+class Geometry(NamedTuple):
+    d: int
+    b: float
+    L: int
+    carried: tuple[float, ...] | None = None
+    carried_a: float = 1.0
+
+    @property
+    def i(self) -> Array:
+        return np.arange(self.d // 2, dtype=np.float64)
+
+    @property
+    def theta(self) -> Array:
+        return self.b ** (-2 * self.i / self.d) if self.carried is None else np.array(self.carried)
+
+    @property
+    def turns(self) -> Array:
+        """r: rotations inside the window."""
+        return self.L * self.theta / (2 * np.pi)
+
+
+def none(g: Geometry, s: float) -> Table:
+    return g.theta, g.carried_a
+
+
+def linear(g: Geometry, s: float) -> Table:
+    return g.theta / s, g.carried_a
+
+
+def ntk(g: Geometry, s: float) -> Table:
+    return g.theta * s ** (-2 * g.i / (g.d - 2)), g.carried_a
+
+
+def ntk_base(g: Geometry, s: float) -> float:
+    return g.b * s ** (g.d / (g.d - 2))
+
+
+def abf(g: Geometry, s: float, rope_theta: float) -> Table:
+    return rope_theta ** (-2 * g.i / g.d), 1.0
+
+
+def ntk_fixed(g: Geometry, s: float) -> Table:
+    return g.theta * s ** (-2 * (g.i + 1) / g.d), g.carried_a
+
+
+def ntk_mixed(g: Geometry, s: float) -> Table:
+    A = math.log(s) / (g.d / 2) ** 0.75
+    return g.theta * np.exp(-A * (g.i + 1) ** 0.75), g.carried_a
+
+
+def ntk_by_parts(g: Geometry, s: float, alpha: float = 1.0, beta: float = 32.0) -> Table:
+    gamma = np.clip((g.turns - alpha) / (beta - alpha), 0, 1)
+    return (1 - gamma) * g.theta / s + gamma * g.theta, g.carried_a
+
+
+def llama3(g: Geometry, s: float, alpha: float = 1.0, beta: float = 4.0) -> Table:
+    """As Meta writes it: by wavelengths."""
+    wavelength = 2 * np.pi / g.theta
+    t = (g.L / wavelength - alpha) / (beta - alpha)
+    middle = (1 - t) * g.theta / s + t * g.theta
+    slow = np.where(wavelength > g.L / alpha, g.theta / s, middle)
+    return np.where(wavelength < g.L / beta, g.theta, slow), g.carried_a
+
+
+def yarn_temperature(
+    s: float,
+    attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
+) -> float:
+    if attention_factor is not None:
+        return attention_factor
+    if mscale and mscale_all_dim:
+        return (0.1 * mscale * math.log(s) + 1) / (0.1 * mscale_all_dim * math.log(s) + 1)
+    return 0.1 * math.log(s) + 1
+
+
+def yarn_bounds(g: Geometry, beta_fast: float, beta_slow: float, truncate: bool) -> tuple[float, float]:
+    low, high = (
+        g.d * math.log(g.L / (2 * math.pi * n)) / (2 * math.log(g.b)) for n in (beta_fast, beta_slow)
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, g.d - 1)
+    return low, high if high != low else high + 0.001
+
+
+def index_ramp(g: Geometry, beta_fast: float, beta_slow: float, truncate: bool) -> Array:
+    low, high = yarn_bounds(g, beta_fast, beta_slow, truncate)
+    return np.clip((g.i - low) / (high - low), 0, 1)
+
+
+def yarn_index(
+    g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+) -> Array:
+    """The released code: a ramp over the pair's index, blending frequencies."""
+    ramp = index_ramp(g, beta_fast, beta_slow, truncate)
+    return g.theta / s * ramp + g.theta * (1 - ramp)
+
+
+def yarn_rotations(g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0) -> Array:
+    """The paper: a ramp over rotations, blending frequencies."""
+    return ntk_by_parts(g, s, alpha=beta_slow, beta=beta_fast)[0]
+
+
+def yarn_wavelength(
+    g: Geometry, s: float, beta_fast: float = 32.0, beta_slow: float = 1.0, truncate: bool = True
+) -> Array:
+    """PoSE: a ramp over the pair's index, blending wavelengths."""
+    ramp = index_ramp(g, beta_fast, beta_slow, truncate)
+    return g.theta / (ramp * s + 1 - ramp)
+
+
+def yarn(
+    g: Geometry,
+    s: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    ramp: str = "index",
+    attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
+) -> Table:
+    a = g.carried_a * yarn_temperature(s, attention_factor, mscale, mscale_all_dim)
+    if ramp == "rotations":
+        return yarn_rotations(g, s, beta_fast, beta_slow), a
+    form = {"index": yarn_index, "wavelength": yarn_wavelength}[ramp]
+    return form(g, s, beta_fast, beta_slow, truncate), a
+
+
+def longrope(
+    g: Geometry, s: float, long_factor: tuple[float, ...], attention_factor: float | None = None
+) -> Table:
+    return g.theta / np.array(long_factor), longrope_temperature(g, s, attention_factor)
+
+
+def longrope_temperature(g: Geometry, s: float, attention_factor: float | None = None) -> float:
+    return math.sqrt(1 + math.log(s) / math.log(g.L)) if attention_factor is None else attention_factor
+
+
+def custom(g: Geometry, s: float, divisors: tuple[float, ...], attention_factor: float = 1.0) -> Table:
+    return g.theta / np.array(divisors), g.carried_a * attention_factor
+
+
+def giraffe_power(g: Geometry, s: float, power: float = 0.1, interpolate: bool = False) -> Table:
+    return g.theta / (s if interpolate else 1) * (1 - 2 * g.i / g.d) ** power, g.carried_a
+
+
+def giraffe_truncated(
+    g: Geometry, s: float, cutoff: float | None = None, interpolate: bool = False
+) -> Table:
+    theta = g.theta / (s if interpolate else 1)
+    c = 2 * np.pi / (g.L if cutoff is None else cutoff)
+    return np.select([theta >= c, theta >= c / 8], [theta, c / 16], 0.0), g.carried_a
+
+
+def p_rope(g: Geometry, s: float, partial: float = 0.75) -> Table:
+    return np.where(g.i < int(partial * g.d / 2), g.theta, 0.0), g.carried_a
+
+
+def resonance(g: Geometry, s: float, over: str = "yarn") -> Table:
+    theta, a = ORACLES[over](g, s)
+    with np.errstate(divide="ignore"):
+        return 2 * np.pi / np.round(2 * np.pi / theta), a
+
+
+def cope(g: Geometry, s: float, over: str = "ntk", pairs: int = 20, hard: bool = False) -> Table:
+    theta, a = ORACLES[over](g, s)
+    n = min(pairs, g.d // 2)
+    return theta * np.append(np.ones(g.d // 2 - n), cope_mask(n, hard)), a
+
+
+def cope_mask(n: int, hard: bool = False) -> Array:
+    mask = np.zeros(n) if hard else 0.5 * (1 + np.cos(np.linspace(0, np.pi, n)))
+    mask[-1] = 0
+    return mask
+
+
+def dynamic(g: Geometry, s: float, form: str = "paper", length: int | None = None) -> Table:
+    reached = max(g.L if length is None else length, g.L)
+    if form == "transformers":
+        return ntk(g, s * reached / g.L - (s - 1))
+    return ntk(g, reached / g.L)
+
+
+def dynamic_linear(g: Geometry, s: float, length: int | None = None) -> Table:
+    return linear(g, max(1, (g.L if length is None else length) / g.L))
+
+
+def dynamic_yarn(
+    g: Geometry,
+    s: float,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    ramp: str = "index",
+    length: int | None = None,
+) -> Table:
+    reached = max(1, (g.L if length is None else length) / g.L)
+    return yarn(g, reached, beta_fast, beta_slow, truncate, ramp)
+
+
+def longrope_switch(
+    g: Geometry,
+    s: float,
+    long_factor: tuple[float, ...],
+    short_factor: tuple[float, ...],
+    attention_factor: float | None = None,
+    length: int | None = None,
+) -> Table:
+    beyond = length is not None and length > g.L
+    return longrope(g, s, long_factor if beyond else short_factor, attention_factor)
+
+
+ORACLES: dict[str, Callable[..., Table]] = {
+    "none": none,
+    "linear": linear,
+    "ntk": ntk,
+    "ntk-by-parts": ntk_by_parts,
+    "yarn": yarn,
+    "llama3": llama3,
+    "longrope": longrope,
+    "abf": abf,
+    "ntk-fixed": ntk_fixed,
+    "ntk-mixed": ntk_mixed,
+    "giraffe-power": giraffe_power,
+    "giraffe-truncated": giraffe_truncated,
+    "p-rope": p_rope,
+    "resonance": resonance,
+    "cope": cope,
+    "custom": custom,
+    "dynamic": dynamic,
+    "dynamic-linear": dynamic_linear,
+    "dynamic-yarn": dynamic_yarn,
+    "longrope-switch": longrope_switch,
+}

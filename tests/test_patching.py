@@ -1,0 +1,372 @@
+"""The invariants of a patched model (design, section 3), on tiny random LLaMA models."""
+
+import copy
+import gc
+import io
+import logging
+import weakref
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import ropepatch
+from methods import example
+from ropepatch import METHODS, RopepatchError
+from ropepatch.scaling import make_scaling
+from tiny_models import tiny_model
+
+WINDOW, FACTOR = 64, 4
+STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def ids() -> torch.Tensor:
+    return torch.randint(3, 120, (1, 96), generator=torch.Generator().manual_seed(1))
+
+
+def plan_for(model, method="yarn", **parameters):
+    if not parameters:
+        pairs = model.config.head_dim // 2
+        parameters = example(method, pairs, FACTOR).parameters()
+    return ropepatch.plan(model, to=FACTOR * WINDOW, method=method, **parameters)
+
+
+@torch.no_grad()
+def logits(model, ids, **inputs):
+    return model(ids, **inputs).logits
+
+
+def reloaded(model, folder):
+    model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+# Patched equals reloaded, off equals never on
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_patched_model_equals_its_saved_self_in_stock_transformers(model, ids, method, tmp_path):
+    before = logits(model, ids)
+    with ropepatch.patch(model, plan_for(model, method)):
+        patched = logits(model, ids)
+        assert torch.equal(patched, logits(reloaded(model, tmp_path), ids))
+    if method != "none":
+        assert (patched - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_patching_and_removing_leaves_nothing_behind(model, ids, method):
+    stock, parameters, config = model.model.rotary_emb, model.config.rope_parameters, model.config.to_dict()
+    before = logits(model, ids)
+    handle = ropepatch.patch(model, plan_for(model, method))
+    once = logits(model, ids)
+    handle.remove()
+    assert model.model.rotary_emb is stock
+    assert model.config.rope_parameters is parameters
+    assert model.config.to_dict() == config
+    assert torch.equal(logits(model, ids), before)
+    with ropepatch.patch(model, plan_for(model, method)):
+        assert torch.equal(logits(model, ids), once)
+
+
+def test_an_exception_inside_the_block_takes_the_patch_out(model):
+    stock = model.model.rotary_emb
+    with pytest.raises(ZeroDivisionError), ropepatch.patch(model, plan_for(model)):
+        _ = 1 / 0
+    assert model.model.rotary_emb is stock
+    assert ropepatch.active(model) is None
+
+
+def test_removing_twice_is_harmless_but_asking_a_removed_patch_for_its_plan_is_not(model):
+    handle = ropepatch.patch(model, plan_for(model))
+    handle.remove()
+    handle.remove()
+    with pytest.raises(RopepatchError, match="removed"):
+        _ = handle.plan
+
+
+def test_a_removed_patch_keeps_no_model_alive(model):
+    with ropepatch.patch(model, plan_for(model)):
+        rope = weakref.ref(model.model.rotary_emb)
+    gc.collect()
+    assert rope() is None
+
+
+def test_a_config_value_that_was_absent_is_absent_again(ids):
+    model = tiny_model("mixtral")
+    model.config.head_dim = None
+    with ropepatch.patch(model, ropepatch.plan(model, to=256)):
+        assert model.config.head_dim == 16
+    assert model.config.head_dim is None
+
+
+# Nothing global, visible
+
+
+def test_a_patch_touches_one_of_two_models(ids):
+    one, other = tiny_model("llama"), tiny_model("llama")
+    before = logits(other, ids)
+    ropepatch.patch(one, plan_for(one))
+    assert torch.equal(logits(other, ids), before)
+    assert torch.equal(logits(tiny_model("llama"), ids), before)
+
+
+def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
+    with caplog.at_level(logging.INFO, logger="ropepatch"):
+        handle = ropepatch.patch(model, plan_for(model))
+    assert "ScaledRope(yarn, 64 -> 256 tokens, factor=4" in str(model)
+    assert "yarn" in repr(handle)
+    assert ropepatch.active(model).plan == handle.plan
+    (line,) = caplog.messages
+    assert line.startswith("LlamaForCausalLM: rope stock -> yarn, 64 -> 256 tokens")
+    handle.remove()
+    assert "removed" in repr(handle)
+    assert ropepatch.active(model) is None
+
+
+def test_a_second_patch_is_refused_and_the_first_stays(model, ids):
+    ropepatch.patch(model, plan_for(model))
+    first = logits(model, ids)
+    with pytest.raises(RopepatchError, match="already patched"):
+        ropepatch.patch(model, make_scaling("linear", factor=2.0))
+    assert torch.equal(logits(model, ids), first)
+
+
+def test_the_plan_of_another_model_is_refused(model):
+    plan = plan_for(model)
+    other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "max_position_embeddings": 128}))
+    with pytest.raises(RopepatchError, match="the plan starts from"):
+        ropepatch.patch(other, plan)
+    assert ropepatch.active(other) is None
+
+
+def test_a_scaling_patches_like_the_plan_made_from_it(model, ids):
+    with ropepatch.patch(model, plan_for(model, "ntk")):
+        planned = logits(model, ids)
+    with ropepatch.patch(model, make_scaling("ntk", factor=FACTOR)) as handle:
+        assert torch.equal(logits(model, ids), planned)
+        assert handle.plan.target == FACTOR * WINDOW
+
+
+def test_what_is_not_a_transformers_model_is_refused():
+    with pytest.raises(RopepatchError, match="Linear holds no transformers model"):
+        ropepatch.patch(torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0))
+
+
+# Float32 positions, frequencies and angles
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.half(),
+        lambda model: model.bfloat16().float(),
+        lambda model: model.to("meta").to_empty(device="cpu"),
+    ],
+    ids=["bfloat16", "half", "there and back", "through meta"],
+)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_casting_the_model_leaves_the_frequencies_alone(family, cast):
+    model = tiny_model(family)
+    plan = ropepatch.plan(model, to=256)
+    ropepatch.patch(model, plan)
+    cast(model)
+    rope = model.get_submodule(plan.site.path)
+    table = getattr(rope.table, plan.site.attribute("inv_freq"))
+    assert table.dtype == torch.float32
+    assert torch.equal(table, plan.frequencies().inv_freq)
+
+
+def test_a_bfloat16_model_computes_angles_in_float32(model):
+    ropepatch.patch(model, plan_for(model))
+    x = torch.zeros(1, 1, 64)
+    far = torch.tensor([[131_071]])
+    exact, _ = model.model.rotary_emb(x, far)
+    rounded, _ = model.bfloat16().model.rotary_emb(x.bfloat16(), far)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(rounded, exact.bfloat16())
+
+
+def test_the_stock_module_comes_back_with_float32_frequencies_after_a_cast_while_patched(model):
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    with ropepatch.patch(model, plan_for(model)):
+        model.bfloat16()
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+
+
+def test_a_patch_adds_nothing_to_the_state_dict(model):
+    before = model.state_dict().keys()
+    ropepatch.patch(model, plan_for(model))
+    assert model.state_dict().keys() == before
+
+
+# No state in forward, cache exactness
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_read_before_changes_nothing(model, ids, method):
+    ropepatch.patch(model, plan_for(model, method))
+    first = logits(model, ids[:, :20])
+    logits(model, ids.repeat(1, 4))
+    assert torch.equal(logits(model, ids[:, :20]), first)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cached_decoding_equals_the_full_forward(model, ids, method):
+    ropepatch.patch(model, plan_for(model, method))
+    cache, steps = None, []
+    for piece in ids.split([WINDOW - 8, *[1] * 40], dim=1):
+        with torch.no_grad():
+            out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.logits)
+    assert (torch.cat(steps, 1) - logits(model, ids)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_the_cache_test_catches_stock_types_that_follow_the_length(ids, kind):
+    extra = {"longrope": {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0,
+                          "original_max_position_embeddings": WINDOW}}.get(kind, {})  # fmt: skip
+    parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **extra}
+    model = tiny_model("llama")
+    config = LlamaConfig(**{**model.config.to_dict(), "rope_parameters": parameters})
+    stock = LlamaForCausalLM(config).eval()
+    stock.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        out = stock(ids[:, : WINDOW - 8], use_cache=True)
+        for token in ids[:, WINDOW - 8 :].split(1, dim=1):
+            out = stock(token, past_key_values=out.past_key_values, use_cache=True)
+    assert (out.logits[:, -1] - logits(stock, ids)[:, -1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].length_dependent])
+def test_a_length_dependent_method_computes_for_the_length_it_is_given(model, ids, method):
+    plan = plan_for(model, method)
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    with ropepatch.patch(model, plan, length=WINDOW) as handle:
+        short = model.model.rotary_emb.table.inv_freq.clone()
+        if method != "longrope-switch":
+            assert torch.allclose(short, frequencies, rtol=3e-7)
+        handle.set_length(2 * WINDOW)
+        assert torch.equal(model.model.rotary_emb.table.inv_freq, plan.frequencies(2 * WINDOW).inv_freq)
+        assert not torch.equal(model.model.rotary_emb.table.inv_freq, short)
+        assert model.config.max_position_embeddings == 2 * WINDOW
+
+
+def test_a_static_method_refuses_another_length(model):
+    with ropepatch.patch(model, plan_for(model)) as handle, pytest.raises(RopepatchError, match="static"):
+        handle.set_length(128)
+
+
+# Generation
+
+
+def natively(model, plan):
+    config = type(model.config).from_dict(plan.apply(model.config.to_dict()))
+    stock = type(model)(config).eval()
+    stock.load_state_dict(model.state_dict())
+    return stock
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_equals_that_of_stock_transformers(model, cache):
+    stock = natively(model, plan_for(model))
+    ropepatch.patch(model, plan_for(model))
+    ids = torch.randint(3, 120, (2, 48), generator=torch.Generator().manual_seed(2))
+    mask = (torch.arange(48) >= torch.tensor([[11], [0]])).long()  # left padding
+    arguments = {"attention_mask": mask, "max_new_tokens": 40, "do_sample": False, "eos_token_id": None,
+                 "cache_implementation": cache, "disable_compile": True, "pad_token_id": 0}  # fmt: skip
+    assert torch.equal(model.generate(ids, **arguments), stock.generate(ids, **arguments))
+
+
+def test_left_padding_changes_nothing(model, ids):
+    ropepatch.patch(model, plan_for(model))
+    padded = torch.cat([torch.zeros(1, 9, dtype=torch.long), ids], 1)
+    mask = (torch.arange(padded.shape[1]) >= 9).long()[None]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    out = logits(model, padded, attention_mask=mask, position_ids=positions)
+    assert (out[:, 9:] - logits(model, ids)).abs().max() < 1e-4
+
+
+# Training and wrappers
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(model, ids):
+    ropepatch.patch(model, plan_for(model))
+
+    def gradients():
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.train()
+    # The name until transformers 5.18, deprecated since.
+    old = getattr(model, "gradient_checkpointing_enable", None)
+    getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+    for one, other in zip(plain, gradients(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def lora(model):
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    return get_peft_model(model, config)
+
+
+def test_peft_before_and_after_the_patch_are_the_same_model(ids):
+    one, other = tiny_model("llama"), tiny_model("llama")
+    wrapped = lora(one)
+    ropepatch.patch(wrapped, plan_for(one))
+    ropepatch.patch(other, plan_for(other))
+    assert torch.equal(logits(wrapped, ids), logits(lora(other), ids))
+    assert ropepatch.active(wrapped).plan.scaling.name == "yarn"
+
+
+def test_a_merged_adapter_on_a_patched_base_reloads_in_stock_transformers(model, ids, tmp_path):
+    ropepatch.patch(model, plan_for(model))
+    merged = lora(model).merge_and_unload()
+    assert (logits(merged, ids) - logits(reloaded(merged, tmp_path), ids)).abs().max() < 1e-5
+
+
+def test_a_copy_is_patched_on_its_own(model, ids):
+    handle = ropepatch.patch(model, plan_for(model))
+    patched = logits(model, ids)
+    twin = copy.deepcopy(model)
+    handle.remove()
+    assert torch.equal(logits(twin, ids), patched)
+    ropepatch.active(twin).remove()
+    assert torch.equal(logits(twin, ids), logits(model, ids))
+    assert twin.config.to_dict() == model.config.to_dict()
+
+
+def test_a_patched_model_can_be_pickled(model, ids):
+    ropepatch.patch(model, plan_for(model))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(logits(torch.load(file, weights_only=False), ids), logits(model, ids))
+
+
+def test_growing_the_vocabulary_or_initialising_again_keeps_the_patch(model):
+    ropepatch.patch(model, plan_for(model))
+    table = model.model.rotary_emb.table.inv_freq.clone()
+    model.resize_token_embeddings(140)
+    model.init_weights()
+    assert torch.equal(model.model.rotary_emb.table.inv_freq, table)
+
+
+def test_a_patched_model_compiles_without_a_graph_break(model, ids):
+    ropepatch.patch(model, plan_for(model))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert (logits(compiled, ids) - logits(model, ids)).abs().max() < 1e-4
+    assert ropepatch.active(compiled).plan.scaling.name == "yarn"
