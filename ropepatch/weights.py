@@ -74,7 +74,10 @@ def read_headers(folder: Path) -> Weights:
             f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
             hint="convert it where you trust it: load it with transformers and save_pretrained it again",
         )
-    raise RopepatchError(f"no weights in {folder}", hint=f"expected {SINGLE}, or {INDEX} with its files")
+    raise RopepatchError(
+        f"no weights in {folder}",
+        hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
+    )
 
 
 def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
@@ -166,7 +169,8 @@ def _is_plain_name(name: object) -> bool:
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
-        with safe_open(file, framework="pt") as tensors:
+        # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
+        with safe_open(file, framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise RopepatchError(

@@ -8,9 +8,12 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real checkpoints and texts; without it the test is skipped, visibly."""
+    """The folder of real checkpoints and texts; without it the test is skipped, visibly, or fails in CI."""
     default = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("ROPEPATCH_SHARED", default))
     if not folder.is_dir():
-        pytest.skip(f"no real checkpoints and texts at {folder} (set ROPEPATCH_SHARED)")
+        missing = f"no real checkpoints and texts at {folder} (set ROPEPATCH_SHARED)"
+        if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
+            pytest.fail(missing)
+        pytest.skip(missing)
     return folder

@@ -14,12 +14,15 @@ def updating() -> bool:
 
 def block(name: str) -> str:
     """The text between `<!-- name -->` and `<!-- /name -->`."""
-    return re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    return re.search(_marked(name), README.read_text(encoding="utf-8"), re.DOTALL)[2]
 
 
 def write_block(name: str, text: str) -> None:
     """Replace the text of a block."""
     old = README.read_text(encoding="utf-8")
-    marked = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
-    new = re.sub(marked, lambda match: match[1] + text + match[2], old, flags=re.DOTALL)
+    new = re.sub(_marked(name), lambda match: f"{match[1]}{text}\n{match[3]}", old, flags=re.DOTALL)
     README.write_text(new, encoding="utf-8")
+
+
+def _marked(name: str) -> str:
+    return rf"(<!-- {name} -->\n)(.*?)\n?(<!-- /{name} -->)"

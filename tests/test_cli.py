@@ -6,30 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from tiny_checkpoint import tiny_llama_folder
 
 from ropepatch import METHODS, RopepatchError
 from ropepatch.cli.arguments import parse_length, parse_lengths, parse_settings, short_length
-from tiny_models import tiny_model
 
 
 def ropepatch(*words, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "ropepatch", *map(str, words)], capture_output=True, text=True, cwd=cwd, check=False
+        [sys.executable, "-m", "ropepatch", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
     )
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("source") / "tiny-llama"
-    tiny_model("llama").save_pretrained(folder)
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    symbols = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())[:120]]
-    raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", model_max_length=64)
-    tokenizer.save_pretrained(folder)
+    folder = tiny_llama_folder(tmp_path_factory.mktemp("source") / "tiny-llama")
     (folder.parent / "text.txt").write_text("a small story about a long rope. " * 60)
     return folder
 
@@ -84,7 +79,9 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path):
 
 def test_eval_prints_before_and_after_by_length(checkpoint):
     text = checkpoint.parent / "text.txt"
-    done = ropepatch("eval", checkpoint, "--text", text, "--method", "linear", "--method", "yarn", "--to", "256")
+    done = ropepatch(
+        "eval", checkpoint, "--text", text, "--method", "linear", "--method", "yarn", "--to", "256"
+    )
     assert done.returncode == 0, done.stderr
     assert "windows of 256 tokens; trained on 64" in done.stdout
     header = done.stdout.splitlines()[1].split()
@@ -117,7 +114,9 @@ def test_a_malformed_command_line_is_a_user_error(words):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("4096", 4096), ("32k", 32768), ("1M", 1048576), (" 8K ", 8192)])
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4096", 4096), ("32k", 32768), ("1M", 1048576), (" 8K ", 8192)]
+)
 def test_lengths_are_read_in_units_of_1024(text, tokens):
     assert parse_length(text) == tokens
 

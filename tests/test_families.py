@@ -4,11 +4,11 @@ import functools
 
 import pytest
 import torch
+from readme import block, updating, write_block
+from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
-from readme import block, updating, write_block
-from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_model
 
 IDS = torch.randint(3, 120, (1, 40), generator=torch.Generator().manual_seed(0))
 # One method with a rope type of its own, one that is saved as longrope.
@@ -70,7 +70,9 @@ def decode(model):
 
 
 def test_the_readme_lists_exactly_the_supported_and_the_refused_types():
-    reasons = {model_type: refusal(model_type) for model_type in ROTARY_TYPES} | dict.fromkeys(NOT_BUILT, UNTRIED)
+    reasons = {model_type: refusal(model_type) for model_type in ROTARY_TYPES} | dict.fromkeys(
+        NOT_BUILT, UNTRIED
+    )
     supported = [model_type for model_type in sorted(reasons) if not reasons[model_type]]
     refused = [f"| `{name}` | {cell(reasons[name])} |" for name in sorted(reasons) if reasons[name]]
     names = ", ".join(f"`{name}`" for name in supported)

@@ -28,7 +28,16 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_ONLY = {"errors", "rope", "scaling", "bands", "engines", "export", "legacy"}
-TOUCH_TRANSFORMERS = {"adapters", "loading", "patching", "planning", "survey", "checkpoint", "evaluation", "cli"}
+TOUCH_TRANSFORMERS = {
+    "adapters",
+    "loading",
+    "patching",
+    "planning",
+    "survey",
+    "checkpoint",
+    "evaluation",
+    "cli",
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -65,7 +74,9 @@ def test_imports_point_downwards(file):
     assert ours(file) <= allowed
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if layer(file) in TORCH_ONLY], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if layer(file) in TORCH_ONLY], ids=lambda file: file.name
+)
 def test_the_mathematics_needs_torch_alone(file):
     outside = {name.split(".")[0] for name in imports(file)} - {"ropepatch", "torch"}
     assert outside <= set(sys.stdlib_module_names)

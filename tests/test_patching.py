@@ -8,14 +8,14 @@ import weakref
 
 import pytest
 import torch
+from methods import example
 from peft import LoraConfig, get_peft_model
+from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropepatch
-from methods import example
 from ropepatch import METHODS, RopepatchError
 from ropepatch.scaling import make_scaling
-from tiny_models import tiny_model
 
 WINDOW, FACTOR = 64, 4
 STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
@@ -318,7 +318,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(model, ids):
 
 def lora(model):
     torch.manual_seed(0)
-    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     return get_peft_model(model, config)
 
 
