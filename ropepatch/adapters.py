@@ -94,7 +94,7 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
     """The configuration object of a config.json.
 
     Raises:
-        RopepatchError: If transformers has no such causal language model or does not accept the configuration.
+        RopepatchError: If transformers has no such architecture or does not accept the configuration.
     """
     model_type = raw.get("model_type")
     if model_type not in CONFIG_MAPPING:
@@ -238,7 +238,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     lists = parameters.get("short_factor"), parameters.get("long_factor")
     if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):
         raise RopepatchError(
-            f"this model's rope ({kind}) already follows the sequence length, so there is nothing fixed to extend",
+            f"this model's rope ({kind}) already follows the sequence length: nothing fixed to extend",
             hint="start from the checkpoint it was made from, or set one static rope first",
         )
     table = stock_table(config, site)
@@ -256,7 +256,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
-    """L: the tokens the model reads as it is; Qwen's YaRN configurations leave max_position_embeddings behind."""
+    """L: the tokens the model reads now; Qwen's YaRN configurations leave max_position_embeddings behind."""
     window = getattr(config, "max_position_embeddings", None)
     if not isinstance(window, int):
         raise RopepatchError(

@@ -47,8 +47,8 @@ def extend(
     if not plan.exportable:
         raise RopepatchError(
             f"no stock rope type can hold {plan.scaling.name}",
-            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} has the same frequencies at the target, "
-            "and saves",
+            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "
+            "has the same frequencies at the target, and saves",
         )
     folder = _absent(out)
     source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)

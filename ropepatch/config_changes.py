@@ -46,7 +46,7 @@ def _changes_of(found: Survey, parameters: dict[str, Any], to: int) -> dict[str,
     if "original_max_position_embeddings" in parameters or hasattr(
         config, "original_max_position_embeddings"
     ):
-        # At the top level it wins over the nested one in transformers 5, and is the only one some engines read.
+        # The top level wins over the nested key in transformers 5, and is the only one some engines read.
         changes["original_max_position_embeddings"] = window
     if getattr(config, "head_dim", 0) is None:
         changes["head_dim"] = config.hidden_size // config.num_attention_heads
@@ -54,12 +54,12 @@ def _changes_of(found: Survey, parameters: dict[str, Any], to: int) -> dict[str,
 
 
 def changed(raw: dict[str, Any], section: str | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """The content of config.json with changes in its language-model section, or at the top where it has none."""
+    """The content of config.json with changes in its language-model section, or at the top without one."""
     return raw | changes if section is None else raw | {section: raw[section] | changes}
 
 
 def _distance_from_stock(found: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
-    """0 where stock transformers computes these frequencies to the bit, infinity where it refuses the configuration."""
+    """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
         config = text_config(load_config(changed(found.raw, found.section, changes)))
         table = stock_table(config, found.site)

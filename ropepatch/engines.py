@@ -1,7 +1,7 @@
 """Which inference engine reads an extended checkpoint, and how much of it.
 
-Derived from the engines' sources, not from running them: transformers 4.57 and 5.23, vLLM, SGLang, llama.cpp's
-converter and runtime, and mlx-lm as they stood in autumn 2026.
+Derived from the engines' sources, not from running them: transformers 4.57 and 5.23, vLLM, SGLang,
+llama.cpp's converter and runtime, and mlx-lm as they stood in autumn 2026.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EngineSupport(NamedTuple):
 
 
 def engine_support(parameters: dict[str, Any], rope: Rope, target: int) -> list[EngineSupport]:
-    """One line per engine for these `rope_parameters` (of the global layers, where they differ by layer type)."""
+    """One line per engine for these `rope_parameters` (of the global layers, where layers differ)."""
     kind = parameters["rope_type"]
     return [
         EngineSupport("transformers 5.x", "yes"),

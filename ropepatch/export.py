@@ -1,4 +1,4 @@
-"""From a scaling to the `rope_parameters` that stock transformers reads, and the exact table it computes from them."""
+"""From a scaling to the `rope_parameters` that stock transformers reads, and the exact table it computes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def frozen(scaling: Scaling, rope: Rope, current: dict[str, Any], length: int) -
 
 
 def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
-    # Under `proportional` partial_rotary_factor is the share of pairs that rotate, under all others D / head_dim.
+    # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
     return {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
 

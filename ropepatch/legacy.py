@@ -1,6 +1,7 @@
 """The older form of the same configuration: top-level `rope_theta` and `rope_scaling`.
 
-transformers 4.x and mlx-lm read nothing else; transformers 5 lets it override `rope_parameters`, so the two must agree.
+transformers 4.x and mlx-lm read nothing else; transformers 5 lets it override `rope_parameters`, so the two
+must agree.
 """
 
 from __future__ import annotations

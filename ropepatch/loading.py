@@ -32,8 +32,8 @@ def load_model(folder: Path) -> PreTrainedModel:
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             raise RopepatchError(
-                f"the weights are not those of config.json: {len(report[problem])} {problem.replace('_', ' ')}, "
-                f"for instance {min(map(str, report[problem]))}",
+                f"the weights are not those of config.json: {len(report[problem])} "
+                f"{problem.replace('_', ' ')}, for instance {min(map(str, report[problem]))}",
                 hint="put config.json and the weights of the same checkpoint together",
             )
     loaded: PreTrainedModel = model.eval()

@@ -23,7 +23,7 @@ logger = logging.getLogger("ropepatch")
 
 
 class ABSENT:
-    """Stands for a configuration value that was not there; a class, so that copies of a model keep its identity."""
+    """Stands for a configuration value that was not there; a class, which copies and pickles as itself."""
 
 
 class ScaledRope(nn.Module):
@@ -32,9 +32,9 @@ class ScaledRope(nn.Module):
     The stock class does the work, so cos and sin come in its own layout (half-split, interleaved, half-width,
     complex, per layer type) and precision: float32 positions and angles, cast last.
 
-    Neither the stock module nor the frequencies are registered: `model.to(bfloat16)` would round them by up to
-    0.4%, which at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation would reset
-    them. The name avoids "RotaryEmbedding", by which transformers finds modules to re-initialise.
+    Neither the stock module nor the frequencies are registered: `model.to(bfloat16)` would round them by up
+    to 0.4%, which at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation
+    would reset them. The name avoids "RotaryEmbedding", by which transformers finds what to re-initialise.
     """
 
     stock: nn.Module
@@ -75,7 +75,7 @@ class ScaledRope(nn.Module):
         return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # What the model or a user reads off the stock module (layer_types, inv_freq) is there on this one too.
+        # What a model or a user reads off the stock module (layer_types, inv_freq) is there on this one.
         if "table" in self.__dict__ and name not in self.__dict__["_modules"]:
             return getattr(self.__dict__["table"], name)
         return super().__getattr__(name)
@@ -85,7 +85,8 @@ class ScaledRope(nn.Module):
         scaling = self.plan.scaling
         window = self.plan.rope.original_max_position_embeddings
         a = self.frequencies.attention_factor
-        return f"{scaling.name}, {window} -> {self.length} tokens, factor={scaling.factor:g}, attention_factor={a:.4g}"
+        span = f"{window} -> {self.length} tokens"
+        return f"{scaling.name}, {span}, factor={scaling.factor:g}, attention_factor={a:.4g}"
 
 
 class Patch:
@@ -166,7 +167,7 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
         length: For length-dependent methods, the length to plan for, in tokens; None for the target.
 
     Raises:
-        RopepatchError: If the model is patched already, is not the one the plan was made for, or cannot be scaled.
+        RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     base = _base_model(model)
     if active(base) is not None:
@@ -219,7 +220,7 @@ def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
 
 
 def _config_of(made: Plan, length: int) -> dict[str, Any]:
-    """The configuration attributes that a patched model has, so that `save_pretrained` writes what it computes."""
+    """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
     parameters = made.site.replaced(made.before["rope_parameters"], made.export(length).rope_parameters)
     reach = length if made.scaling.length_dependent else made.target
     changes = {"rope_parameters": parameters, "max_position_embeddings": reach}

@@ -38,7 +38,7 @@ class Plan:
         site: Where the rotary module is.
         section: The part of config.json that describes the language model, of a model with several parts.
         before: The values of `changes` now, of those that are set.
-        changes: What changes in config.json (or its section); empty where no stock rope type can hold the method.
+        changes: What changes in config.json (or its section); empty where no stock type holds the method.
         exported: The form chosen for config.json; None where there is none.
         warnings: What the user should know before going on, a sentence each.
     """

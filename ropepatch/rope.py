@@ -1,8 +1,8 @@
 """A model's rotary frequencies before any scaling.
 
-Letters, as in the papers: d rotary_dim, i = 0 .. d/2-1 the rotary pairs, b rope_theta, theta_i = b^(-2i/d) radians
-per token, lambda_i = 2 pi / theta_i tokens, L original_max_position_embeddings, s factor = target / L, r_i = L /
-lambda_i rotations inside the window, a attention_factor.
+Letters, as in the papers: d rotary_dim, i = 0 .. d/2-1 the rotary pairs, b rope_theta, theta_i = b^(-2i/d)
+radians per token, lambda_i = 2 pi / theta_i tokens, L original_max_position_embeddings, s factor = target /
+L, r_i = L / lambda_i rotations inside the window, a attention_factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ropepatch.errors import RopepatchError
 
 
 class Frequencies(NamedTuple):
-    """What a rotary module needs: `inv_freq` [D/2] float32, radians per token, fastest first, and a temperature."""
+    """What a rotary module needs: `inv_freq` [D/2] float32, radians per token, fastest first."""
 
     inv_freq: Tensor
     attention_factor: float = 1.0  # multiplies cos and sin, hence logits by its square
@@ -32,7 +32,7 @@ class Rope:
         rotary_dim: D, even: head_dim * partial_rotary_factor.
         rope_theta: The base b.
         original_max_position_embeddings: L, the window in tokens that the frequencies below were trained in.
-        carried: The D/2 frequencies of a model that is already scaled (radians per token); None for b^(-2i/d).
+        carried: The D/2 frequencies of a model that is scaled already (radians per token); None: b^(-2i/d).
         carried_attention_factor: The attention factor such a model already applies.
 
     Raises:
@@ -87,7 +87,7 @@ class Rope:
         return 1.0 / (self.rope_theta ** self.exponents())
 
     def rebased(self, rope_theta: float) -> Tensor:
-        """The frequencies at another base b': [D/2]; on a scaled rope every pair changes in the same ratio."""
+        """The frequencies at another base b': [D/2]; a scaled rope changes in the same ratios."""
         if self.carried is None:
             return 1.0 / (rope_theta ** self.exponents())
         return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class Source:
 
 
 def find_source(model: str | Path, revision: str | None = None, *, weights: bool) -> Source:
-    """The local folder, or the files of a Hub id after downloading them (the configuration alone without weights).
+    """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
 
     Raises:
         RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
@@ -69,17 +70,24 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
 
 def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    # httpx's error, of whichever httpx the Hub's client uses: a line that goes dead while downloading
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         _explain(name, revision, error)
     return Source(name, folder, folder.name)
 
 
 def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     at = f" at revision {revision}" if revision else ""
     if isinstance(error, GatedRepoError):
@@ -89,6 +97,15 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     elif isinstance(error, RepositoryNotFoundError):
         message = f"no folder {name} here and no such model on the Hub"
         hint = "check the spelling; for a private model log in with `hf auth login`"
+    elif isinstance(
+        answer := error if isinstance(error, HfHubHTTPError) else error.__cause__, HfHubHTTPError
+    ):
+        status = answer.response.status_code
+        message = f"no folder {name} here, and the Hub answered {status} for it{at}"
+        hint = "log in with `hf auth login`, or check HF_TOKEN" if status in (401, 403) else "try again later"
+    elif isinstance(error, OSError) and error.errno:
+        message = f"cannot download {name}{at}: {os.strerror(error.errno)}"
+        hint = "downloads go to the folder in HF_HOME: make room there, or choose another"
     else:
         message = f"no folder {name} here, and the Hub did not answer for it{at} ({type(error).__name__})"
         hint = "check the path and the network; a model downloaded before works offline"

@@ -27,7 +27,7 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
         written: The folder to judge.
         source: The checkpoint it was made from.
         plan: What it should compute.
-        num_bytes: The size of its weights; logits are compared where two copies fit into memory one after the other.
+        num_bytes: The size of its weights; logits are compared where they fit into memory.
 
     Returns:
         What was compared and how closely it agreed.
@@ -83,6 +83,6 @@ def _available_bytes() -> int:
 
 def _differs(what: str, difference: float) -> RopepatchError:
     return RopepatchError(
-        f"the written checkpoint does not compute the planned {what} in stock transformers (off by {difference:.1e})",
+        f"stock transformers computes other {what} from what was written (off by {difference:.1e})",
         hint="nothing was kept; please report the model type and the method",
     )

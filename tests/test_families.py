@@ -1,9 +1,10 @@
-"""The contract that every supported architecture keeps, on a tiny random model of each; and the README's table of them."""
+"""The contract that every supported architecture keeps, on a tiny random model; the README's list of them."""
 
 import functools
 
 import pytest
 import torch
+import transformers
 from readme import block, updating, write_block
 from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_model
 
@@ -69,6 +70,9 @@ def decode(model):
     return torch.cat(steps, 1)
 
 
+@pytest.mark.skipif(
+    not transformers.__version__.startswith("5.23"), reason="the README lists the types of transformers 5.23"
+)
 def test_the_readme_lists_exactly_the_supported_and_the_refused_types():
     reasons = {model_type: refusal(model_type) for model_type in ROTARY_TYPES} | dict.fromkeys(
         NOT_BUILT, UNTRIED

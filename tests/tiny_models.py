@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -183,16 +183,6 @@ def tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return {key: rope[key] for key in ROPE_KEYS if key in rope} | {"rope_type": kind, "rope_theta": 10000.0}
 
 
-def sub_config_classes(config_class: type[PreTrainedConfig]) -> dict[str, type[PreTrainedConfig]]:
-    """The classes of the sub-configs of a composite config, by field name."""
-    classes = {}
-    for name, spec in config_class.sub_configs_defaults.items():
-        classes[name] = (
-            CONFIG_MAPPING[spec.model_type] if spec.config_class is AutoConfig else spec.config_class
-        )
-    return classes
-
-
 def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """Shrinking values for the fields that a config class has, its sub-configs included."""
     names = {field.name for field in fields(config_class)}
@@ -210,8 +200,9 @@ def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
         chosen[depth_name] = depth
     if getattr(default, "rope_parameters", None):
         chosen["rope_parameters"] = tiny_rope(default.rope_parameters)
-    for name, sub_class in sub_config_classes(config_class).items():
-        chosen[name] = tiny_fields(sub_class) | {"model_type": sub_class.model_type}
+    for name in config_class.sub_configs:
+        if (sub_config := getattr(default, name)) is not None:
+            chosen[name] = tiny_fields(type(sub_config)) | {"model_type": sub_config.model_type}
     return chosen | deepcopy(ODD.get(config_class.model_type, {}))
 
 

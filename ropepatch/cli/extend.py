@@ -38,8 +38,8 @@ def extend(
         bool,
         typer.Option(
             "--link-weights",
-            help="Hard-link the weight files instead of copying them: instant, but a program that later rewrites "
-            "one of them in place also changes the source.",
+            help="Hard-link the weight files instead of copying them: instant, but a program that later "
+            "rewrites one of them in place also changes the source.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,

@@ -1,4 +1,4 @@
-"""Methods that follow the length. Each is told its length once: following a growing sequence is wrong with a cache."""
+"""Methods that follow the length. Each is told it once: a table that moves contradicts the keys in the cache."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class DynamicNTK(Scaling):
     """NTK-aware at the planned length (YaRN paper, section 3.3).
 
     Args:
-        form: "paper", s(l) = max(1, l/L); "transformers", s(l) = f l/L - (f - 1) beyond L with f = factor, which
-            overshoots: 13 at l = 4 L and f = 4.
+        form: "paper", s(l) = max(1, l/L); "transformers", s(l) = f l/L - (f - 1) beyond L with f = factor,
+            which overshoots: 13 at l = 4 L and f = 4.
     """
 
     name = "dynamic"

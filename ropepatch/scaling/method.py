@@ -38,14 +38,14 @@ class Scaling(ABC):
 
         Args:
             rope: The rope to scale.
-            length: The planned length in tokens; only length-dependent methods look at it, and read None as L.
+            length: The planned length in tokens; only length-dependent methods look at it; None means L.
 
         Raises:
             RopepatchError: Where the method is undefined on this rope.
         """
 
     def native(self, rope: Rope) -> dict[str, Any] | None:
-        """The `rope_parameters`, less `rope_theta` if unchanged, from which transformers computes the same table.
+        """The `rope_parameters`, less an unchanged `rope_theta`, that give transformers the same table.
 
         None where it has no such rope type, or where `rope` already is scaled.
         """
@@ -65,6 +65,6 @@ class Scaling(ABC):
     def _refuse_scaled(self, rope: Rope, way_out: str) -> None:
         if rope.is_scaled:
             raise RopepatchError(
-                f"{self.name} is a formula of rope_theta and does not apply to frequencies that are already scaled",
+                f"{self.name} is a formula of rope_theta and does not apply to a rope that is already scaled",
                 hint=way_out,
             )
