@@ -110,7 +110,8 @@ def _absent(out: str | Path) -> Path:
         folder = Path(out).expanduser().absolute()
         exists = folder.exists() or folder.is_symlink()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
-        raise RopepatchError(f"cannot write {out}: {error}", hint="choose another --out") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RopepatchError(f"cannot write {out}: {reason}", hint="choose another --out") from error
     if exists:
         raise RopepatchError(f"{folder} already exists", hint="choose another --out; nothing is overwritten")
     return folder

@@ -26,7 +26,9 @@ def plan_text(plan: Plan) -> str:
     window = plan.rope.original_max_position_embeddings
     revision = f" at {plan.revision}" if plan.revision else ""
     console.print(f"{plan.model}{revision} ({plan.model_type}): {window} -> {plan.target} tokens")
-    parameters = "".join(f", {key}={_short(value)}" for key, value in plan.scaling.parameters().items())
+    parameters = "".join(
+        f", {key}={_short(value)}" for key, value in plan.scaling.parameters().items() if value is not None
+    )
     console.print(f"{plan.scaling.name} ({plan.scaling.paper}): factor={plan.scaling.factor:g}{parameters}")
     if plan.site.layer_type:
         console.print(f"scales the rope of the {plan.site.layer_type} layers; the others keep theirs")

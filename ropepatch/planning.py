@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -127,6 +128,9 @@ class Plan:
         from ropepatch.plan_text import plan_text
 
         return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def plan(

@@ -56,15 +56,17 @@ class Rope:
                 f"rope_theta must be a number above 1, got {self.rope_theta}",
                 hint="LLaMA uses 10000.0; look it up in the model's own card",
             )
-        if self.original_max_position_embeddings < 1:
+        if self.original_max_position_embeddings < 2:
             raise RopepatchError(
-                f"max_position_embeddings must be at least 1, got {self.original_max_position_embeddings}",
+                f"max_position_embeddings must be at least 2, got {self.original_max_position_embeddings}",
                 hint="it is the number of tokens the model was trained to read",
             )
         if self.carried is not None and len(self.carried) != self.num_pairs:
             raise RopepatchError(
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
+        if not all(frequency >= 0 and math.isfinite(frequency) for frequency in self.carried or ()):
+            raise RopepatchError("the frequencies a rope carries must be finite and at least 0")
 
     @property
     def num_pairs(self) -> int:

@@ -43,7 +43,7 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
         raise RopepatchError(
-            f"cannot look for {name}: {error}",
+            f"cannot look for {name}: {getattr(error, 'strerror', None) or error}",
             hint="MODEL is a checkpoint folder or a Hub id like owner/name",
         ) from error
     if is_folder:

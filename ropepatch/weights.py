@@ -95,7 +95,8 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
     shared = expected.keys() & weights.shapes.keys()
     if not shared:
         raise RopepatchError(
-            f"the weights are not those of config.json: they hold {min(weights.shapes, default='no tensor')}, "
+            "the weights are not those of config.json: "
+            f"they hold {min(weights.shapes, default='no tensor')}, "
             f"expected names like {min(expected)}",
             hint="put config.json and the weights of the same checkpoint together",
         )

@@ -1,12 +1,12 @@
-"""Every formula of the papers in float64 NumPy. Shares no code with ropepatch: the second oracle of its tests.
+"""Every formula of the papers in float64 NumPy: the second oracle, which shares no code with ropepatch.
 
-d rotary dimension, b base, L window, s factor, theta the frequencies before, a the attention factor. Every oracle
-takes a geometry, the factor and the method's parameters by name, and gives (frequencies, attention factor).
+d rotary dimension, b base, L window, s factor, theta the frequencies before, a the attention factor. Every
+oracle takes a geometry, s and the method's parameters by name, and gives (frequencies, attention factor).
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,9 +164,7 @@ def giraffe_power(g: Geometry, s: float, power: float = 0.1, interpolate: bool =
     return g.theta / (s if interpolate else 1) * (1 - 2 * g.i / g.d) ** power, g.carried_a
 
 
-def giraffe_truncated(
-    g: Geometry, s: float, cutoff: float | None = None, interpolate: bool = False
-) -> Table:
+def giraffe_truncated(g: Geometry, s: float, cutoff: float | None = None, interpolate: bool = False) -> Table:
     theta = g.theta / (s if interpolate else 1)
     c = 2 * np.pi / (g.L if cutoff is None else cutoff)
     return np.select([theta >= c, theta >= c / 8], [theta, c / 16], 0.0), g.carried_a
@@ -205,17 +203,8 @@ def dynamic_linear(g: Geometry, s: float, length: int | None = None) -> Table:
     return linear(g, max(1, (g.L if length is None else length) / g.L))
 
 
-def dynamic_yarn(
-    g: Geometry,
-    s: float,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-    ramp: str = "index",
-    length: int | None = None,
-) -> Table:
-    reached = max(1, (g.L if length is None else length) / g.L)
-    return yarn(g, reached, beta_fast, beta_slow, truncate, ramp)
+def dynamic_yarn(g: Geometry, s: float, length: int | None = None, **parameters: Any) -> Table:
+    return yarn(g, max(1, (g.L if length is None else length) / g.L), **parameters)
 
 
 def longrope_switch(

@@ -88,3 +88,27 @@ def test_the_results_are_those_of_the_result_file():
         values = (f"{column['perplexity'][length]:.2f}" for column in columns.values())
         lines.append(f"| {length} | {' | '.join(values)} |")
     generated("results", "\n".join(lines))
+
+
+def test_the_costs_are_those_of_the_benchmarks():
+    extend = json.loads((RESULTS / "extend_cost.json").read_text())
+    patch = json.loads((RESULTS / "patch_overhead.json").read_text())
+    runs, ratio = extend["runs"], extend["ratio_of_seconds"]["extend / imports"]
+    rows = [
+        f"| `extend --link-weights`, {extend['checkpoint']['apparent_gb']:.0f} GB in "
+        f"{extend['checkpoint']['files']} files | {spread(runs['extend']['seconds'], '.1f')} s, "
+        f"{runs['extend']['peak_mb']['median']:.0f} MB | {spread(ratio, '.2f')} x importing torch and transformers |"
+    ]
+    rows += [
+        f"| forward of {f['tokens']} tokens, {f['mode']} | "
+        f"| {spread(f['ratios']['patched / native'], '.3f')} x the same scaling in stock transformers |"
+        for f in patch["forward"]
+    ]
+    rows.append(f"| `patch()` | {spread(patch['patch_milliseconds']['patch'], '.1f')} ms | |")
+    machine = extend["environment"]
+    header = f"| {machine['cores']} cores, {machine['cpu']} | median (quartiles) | ratio (quartiles) |"
+    generated("costs", "\n".join([header, "|---|---|---|", *rows]))
+
+
+def spread(figure: dict[str, float], form: str) -> str:
+    return f"{figure['median']:{form}} ({figure['q1']:{form}} to {figure['q3']:{form}})"

@@ -63,11 +63,7 @@ def find_method(name: str) -> type[Scaling]:
     """
     if name in METHODS:
         return METHODS[name]
-    near = (
-        [_OTHER_NAMES[name.lower()]]
-        if name.lower() in _OTHER_NAMES
-        else difflib.get_close_matches(name, METHODS)
-    )
+    near = difflib.get_close_matches(_OTHER_NAMES.get(name.lower(), name.lower()), METHODS)
     suggestion = f"did you mean {near[0]}? " if near else ""
     raise RopepatchError(f"unknown method {name!r}", hint=f"{suggestion}methods: {', '.join(METHODS)}")
 

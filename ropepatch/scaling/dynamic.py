@@ -1,8 +1,8 @@
-"""Methods that follow the length. Each is told it once: a table that moves contradicts the keys in the cache."""
+"""Methods that follow the length. Each is told it once: moving tables contradict the keys in the cache."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ropepatch.rope import Frequencies, Rope
@@ -33,10 +33,6 @@ class DynamicNTK(Scaling):
 
     form: Literal["paper", "transformers"] = "paper"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.form in ("paper", "transformers"), "form", "paper or transformers")
-
     @property
     def _f(self) -> float:
         return 1.0 if self.form == "paper" else float(self.factor)
@@ -64,15 +60,8 @@ class DynamicLinear(Scaling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicYaRN(Scaling):
-    """YaRN at the planned length, temperature included (jquesnelle/yarn).
-
-    Args:
-        beta_fast: As for `yarn`.
-        beta_slow: As for `yarn`.
-        truncate: As for `yarn`.
-        ramp: As for `yarn`.
-    """
+class DynamicYaRN(YaRN):
+    """YaRN at the planned length, with its temperature and parameters (jquesnelle/yarn)."""
 
     name = "dynamic-yarn"
     formula = "YaRN with s(l) = max(1, l/L)"
@@ -80,17 +69,8 @@ class DynamicYaRN(Scaling):
     saved_as = "–"
     length_dependent = True
 
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    ramp: Literal["index", "rotations", "wavelength"] = "index"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at(self.factor)
-
-    def _at(self, factor: float) -> YaRN:
-        return YaRN(factor=factor, **self.parameters())
-
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return self._at(stretch(rope, length)).frequencies(rope)
+        return YaRN.frequencies(replace(self, factor=stretch(rope, length)), rope)
+
+    def native(self, rope: Rope) -> None:
+        return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from ropepatch.errors import RopepatchError
 from ropepatch.rope import Frequencies, Rope
@@ -30,7 +31,11 @@ class Scaling(ABC):
     factor: float
 
     def __post_init__(self) -> None:
-        self._require(self.factor >= 1 and math.isfinite(self.factor), "factor", "a number of at least 1")
+        types = get_type_hints(type(self))
+        for field in fields(self):
+            fits, expected = _fits(getattr(self, field.name), types[field.name])
+            self._require(fits, field.name, expected)
+        self._require(self.factor >= 1, "factor", "at least 1")
 
     @abstractmethod
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
@@ -68,3 +73,24 @@ class Scaling(ABC):
                 f"{self.name} is a formula of rope_theta and does not apply to a rope that is already scaled",
                 hint=way_out,
             )
+
+
+def _fits(value: Any, kind: Any) -> tuple[bool, str]:
+    """Whether a value is of a parameter's declared type, and how that type is called."""
+    if get_origin(kind) is UnionType:
+        (option,) = (option for option in get_args(kind) if option is not NoneType)
+        fits, expected = _fits(value, option)
+        return value is None or fits, f"{expected} or None"
+    if get_origin(kind) is Literal:
+        return value in get_args(kind), " or ".join(get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(map(_is_number, value)), "a tuple of finite numbers"
+    if kind is float:
+        return _is_number(value), "a finite number"
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool), "a whole number"
+    return isinstance(value, kind), {bool: "true or false", str: "a name"}[kind]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

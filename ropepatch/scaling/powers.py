@@ -94,9 +94,7 @@ class AdjustedBase(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(
-            self.rope_theta > 1 and math.isfinite(self.rope_theta), "rope_theta", "a number above 1"
-        )
+        self._require(self.rope_theta > 1, "rope_theta", "above 1")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         self._refuse_scaled(rope, START_UNSCALED)

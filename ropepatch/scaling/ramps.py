@@ -110,13 +110,13 @@ class YaRN(Scaling):
         self._require(self.beta_slow > 0, "beta_slow", "above 0")
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
         self._require(
-            self.ramp in ("index", "rotations", "wavelength"), "ramp", "index, rotations or wavelength"
-        )
-        self._require(
             self.attention_factor is None or self.attention_factor > 0, "attention_factor", "above 0"
         )
-        both_or_none = bool(self.mscale) == bool(self.mscale_all_dim)
-        self._require(both_or_none, "mscale", "given together with mscale_all_dim, both above 0")
+        for given, other in (("mscale", "mscale_all_dim"), ("mscale_all_dim", "mscale")):
+            value = getattr(self, given)
+            self._require(value is None or value > 0, given, "above 0")
+            both = (value is None) == (getattr(self, other) is None)
+            self._require(both, given, f"given together with {other}")
 
     @property
     def temperature(self) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
 
+from ropepatch.errors import RopepatchError
 from ropepatch.rope import Frequencies, Rope, wavelengths
 from ropepatch.scaling.method import Scaling
 
@@ -30,7 +31,7 @@ class GiraffePower(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.power >= 0 and math.isfinite(self.power), "power", "a number of at least 0")
+        self._require(self.power >= 0, "power", "at least 0")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inv_freq = rope.inv_freq() / (self.factor if self.interpolate else 1.0)
@@ -85,9 +86,12 @@ class PartialRope(Scaling):
         self._require(0 <= self.partial <= 1, "partial", "between 0 and 1")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        inv_freq = rope.inv_freq()
-        inv_freq[int(self.partial * rope.rotary_dim // 2) :] = 0.0
-        return Frequencies(inv_freq, rope.carried_attention_factor)
+        kept = int(self.partial * rope.rotary_dim // 2)
+        fast = rope.inv_freq()[:kept]
+        if not rope.is_scaled:  # as transformers computes them: float32 pow depends on the vector's length
+            fast = 1.0 / (rope.rope_theta ** rope.exponents()[:kept])
+        stopped = torch.zeros(rope.num_pairs - kept)
+        return Frequencies(torch.cat((fast, stopped)), rope.carried_attention_factor)
 
     def native(self, rope: Rope) -> dict[str, Any] | None:
         if rope.is_scaled:
@@ -99,18 +103,24 @@ class PartialRope(Scaling):
 class _OverAnother(Scaling):
     over: str
 
-    @property
-    def _inner(self) -> Scaling:
-        from ropepatch.scaling import make_scaling
-
-        return make_scaling(self.over, factor=self.factor)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        inner = self._inner
-        self._require(
-            not (inner.length_dependent or isinstance(inner, _OverAnother)), "over", "a static method"
-        )
+        from ropepatch.scaling import find_method
+
+        inner = find_method(self.over)
+        needs_parameters = any(field.default is MISSING for field in fields(inner) if field.name != "factor")
+        plain = not (inner.length_dependent or needs_parameters or issubclass(inner, _OverAnother))
+        self._require(plain, "over", "a static method that needs no parameters")
+
+    def _inner(self, rope: Rope) -> Frequencies:
+        from ropepatch.scaling import make_scaling
+
+        try:
+            return make_scaling(self.over, factor=self.factor).frequencies(rope)
+        except RopepatchError as error:
+            raise RopepatchError(
+                f"{self.name} over {self.over}: {error}", hint="use --set over=ntk"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +138,7 @@ class Resonance(_OverAnother):
     over: str = "yarn"
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        inner = self._inner.frequencies(rope)
+        inner = self._inner(rope)
         return Frequencies(
             (2 * math.pi / wavelengths(inner.inv_freq).round()).float(), inner.attention_factor
         )
@@ -157,7 +167,7 @@ class ClippedRope(_OverAnother):
         self._require(self.pairs >= 1, "pairs", "at least 1")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        inner = self._inner.frequencies(rope)
+        inner = self._inner(rope)
         n = min(self.pairs, rope.num_pairs)
         fade = torch.ones(rope.num_pairs, dtype=torch.float64)
         fade[-n:] = 0.0 if self.hard else (1 + torch.linspace(0, math.pi, n, dtype=torch.float64).cos()) / 2

@@ -28,9 +28,9 @@ def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
     return 1.0 / (divisor * rope.rope_theta ** rope.exponents())
 
 
-def all_positive(divisors: tuple[float, ...]) -> bool:
-    """Whether there are divisors and all are finite and above 0."""
-    return bool(divisors) and all(d > 0 and math.isfinite(d) for d in divisors)
+def in_range(divisors: tuple[float, ...]) -> bool:
+    """Whether there are divisors, and all leave a frequency that float32 holds."""
+    return bool(divisors) and all(1e-30 <= divisor <= 1e30 for divisor in divisors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class CustomDivisors(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(all_positive(self.divisors), "divisors", "finite numbers above 0")
+        self._require(in_range(self.divisors), "divisors", "numbers from 1e-30 to 1e30")
         self._require(self.attention_factor > 0, "attention_factor", "above 0")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
@@ -89,7 +89,7 @@ class LongRoPE(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(all_positive(self.long_factor), "long_factor", "finite numbers above 0")
+        self._require(in_range(self.long_factor), "long_factor", "numbers from 1e-30 to 1e30")
         self._require(
             self.attention_factor is None or self.attention_factor > 0, "attention_factor", "above 0"
         )
@@ -132,7 +132,7 @@ class LongRoPESwitch(LongRoPE):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(all_positive(self.short_factor), "short_factor", "finite numbers above 0")
+        self._require(in_range(self.short_factor), "short_factor", "numbers from 1e-30 to 1e30")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         self._refuse_scaled(rope, START_UNSCALED)
