@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
-IMPLAUSIBLE = 1 << 16  # layers, or rotary dimensions, that no model has
+MOST_LAYERS, MOST_PAIRS = 1000, 1 << 15  # beyond these config.json is damaged, and a model takes all memory
 
 _NORMALISED = "queries and keys are normalised after rotation here: an attention factor changes nothing"
 _LOCAL_ONLY = "only the sliding-window layers rotate here: the global layers need no scaling to read farther"
@@ -97,7 +97,7 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
         RopepatchError: If transformers has no such architecture or does not accept the configuration.
     """
     model_type = raw.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         if raw.get("auto_map"):
             raise RopepatchError(
                 f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
@@ -107,7 +107,11 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
             f"unknown model_type {model_type!r} in config.json",
             hint="ropepatch extends causal language models of the installed transformers",
         )
-    assert isinstance(model_type, str)
+    if raw.get("is_encoder_decoder"):
+        raise RopepatchError(
+            "config.json describes an encoder-decoder (is_encoder_decoder)",
+            hint="ropepatch extends decoder-only language models",
+        )
     with stock_code("read config.json"):
         return CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
 
@@ -134,9 +138,10 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
             hint="ropepatch extends the models that AutoModelForCausalLM loads",
         )
     layers = getattr(config, "num_hidden_layers", 1)
-    if not isinstance(layers, int) or not 0 < layers < IMPLAUSIBLE:
+    if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
         raise RopepatchError(
-            f"num_hidden_layers must be a positive integer, got {layers!r}", hint="mend config.json"
+            f"num_hidden_layers must be an integer from 1 to {MOST_LAYERS}, got {layers!r}",
+            hint="mend config.json",
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config
@@ -181,7 +186,7 @@ def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
     with stock_code(f"compute the frequencies of {config.model_type}"):
         with torch.device("meta"):
             pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
-        if pairs > IMPLAUSIBLE:
+        if pairs > MOST_PAIRS:
             raise RopepatchError(
                 f"{2 * pairs} rotary dimensions are not plausible", hint="check head_dim in config.json"
             )

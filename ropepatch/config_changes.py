@@ -18,10 +18,9 @@ def find_changes(found: Survey, scaling: Scaling, to: int) -> tuple[Export | Non
     exported, distance = None, float("inf")
     for exported in forms(scaling, found.rope, found.site.parameters(found.config)):
         changes = _changes_of(found, exported.rope_parameters, to)
-        now = found.raw if found.section is None else found.raw[found.section]
-        for older in (legacy_keys(now, exported.rope_parameters), {"rope_scaling": None}):
+        for older in (legacy_keys(found.stated, exported.rope_parameters), {"rope_scaling": None}):
             candidate = changes | {
-                key: value for key, value in older.items() if value is not None or key in now
+                key: value for key, value in older.items() if value is not None or key in found.stated
             }
             distance = min(distance, _distance_from_stock(found, candidate, exported.frequencies))
             if distance == 0:

@@ -175,7 +175,6 @@ def plan_scaling(found: Survey, name: str, revision: str | None, scaling: Scalin
     """The plan of one scaling; see `plan`."""
     config = found.config
     exported, changes = find_changes(found, scaling, to)
-    now = found.raw if found.section is None else found.raw[found.section]
     return Plan(
         model=name,
         revision=revision,
@@ -185,7 +184,8 @@ def plan_scaling(found: Survey, name: str, revision: str | None, scaling: Scalin
         target=to,
         site=found.site,
         section=found.section,
-        before={key: now[key] for key in changes if key in now} | {"rope_parameters": config.rope_parameters},
+        before={key: found.stated[key] for key in changes if key in found.stated}
+        | {"rope_parameters": config.rope_parameters},
         changes=changes,
         exported=exported,
         warnings=tuple(_warnings(found, scaling, to)),
@@ -219,5 +219,10 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if sliding and not getattr(config, "layer_types", None):
         yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"
+    if (
+        not {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
+        & survey.stated.keys()
+    ):
+        yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"
     if "rope_theta" not in json.dumps(survey.raw, default=str):
         yield f"config.json names no rope_theta: transformers' default {rope.rope_theta:g} is taken"

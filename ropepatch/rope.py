@@ -66,7 +66,10 @@ class Rope:
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
         if not all(frequency >= 0 and math.isfinite(frequency) for frequency in self.carried or ()):
-            raise RopepatchError("the frequencies a rope carries must be finite and at least 0")
+            raise RopepatchError(
+                f"the frequencies a rope carries must be finite and at least 0, got {self.carried}",
+                hint="check the factors in the model's rope_parameters",
+            )
 
     @property
     def num_pairs(self) -> int:

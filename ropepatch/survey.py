@@ -43,6 +43,12 @@ class Survey:
     site: RotarySite
     rope: Rope
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What config.json itself says of the language model."""
+        whole: dict[str, Any] = self.raw if self.section is None else self.raw[self.section]
+        return whole
+
 
 def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     """Survey a config.json, through its model where that is loaded.

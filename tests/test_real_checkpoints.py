@@ -8,7 +8,7 @@ import ropepatch
 from ropepatch.evaluation.texts import read_documents, windows
 from ropepatch.loading import load_model, load_tokenizer
 
-# Perplexity of positions 0 to T/2, T/2 to T, T to 2T and 2T to 4T, T = 256, over the first 64 windows of 4T tokens.
+# Perplexity of positions 0 to T/2, T/2 to T, T to 2T, 2T to 4T; T = 256, the first 64 windows of 4T tokens.
 PUBLISHED = {
     ("none", ()): (2.22, 2.24, 13.28, 92.67),
     ("linear", ()): (54.95, 63.93, 64.05, 62.14),

@@ -3,8 +3,8 @@
     python eval/benchmarks/extend_cost.py [--runs 5] [--json FILE]
 
 The weight files are sparse: valid safetensors headers over holes of the real size. Every run is a process of
-its own, with the CPU time and peak resident memory that the kernel counted for it. Baselines, in turn with it:
-the imports that every transformers program pays for, and these with the model built on the meta device.
+its own, with the CPU time and peak resident memory that the kernel counted for it. Baselines, in turn with
+it: the imports that every transformers program pays for, and these with the model built on the meta device.
 """
 
 from __future__ import annotations

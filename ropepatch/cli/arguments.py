@@ -84,7 +84,7 @@ def _value(name: str, text: str, kind: Any) -> Any:
         expected = (
             "numbers separated by commas, or a JSON file with a list"
             if get_origin(kind) is tuple
-            else kind.__name__
+            else {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         )
         raise RopepatchError(
             f"{name} must be {expected}, got {text!r}", hint="see `ropepatch methods NAME`"

@@ -1,0 +1,223 @@
+"""What a patch costs per forward pass, against the model that stock transformers builds from the same plan.
+
+    python eval/benchmarks/patch_overhead.py [--json FILE]
+
+Four models share their weights: one native (YaRN through config.json), a second native one as the control,
+whose ratio to the first is the noise, one without scaling, and the patched one. In each round every model
+runs once, in a shuffled order; the figures are medians of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from reporting import environment, spread, table, write
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropepatch
+
+TARGET_RATIO = 1.02
+SEED = 0
+ROUNDS = {128: 600, 4096: 30}  # tokens: rounds
+ROTARY_TOKENS, ROTARY_ROUNDS = 128, 3000
+WARM_UP = 3
+PATCHES = 50
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 688,
+    "vocab_size": 1024,
+}
+WINDOW, TARGET = 1024, 4096
+PAIRS = {
+    "patched / native": ("patched", "native"),
+    "patched / unscaled": ("patched", "unscaled"),
+    "control / native": ("control", "native"),
+}
+Run = Callable[[Tensor], object]
+
+
+def build_models() -> dict[str, LlamaForCausalLM]:
+    """The four models, with one set of weights in memory."""
+    torch.manual_seed(SEED)
+    unscaled = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=WINDOW))
+    plan = ropepatch.plan(unscaled, to=TARGET, method="yarn")
+    weights = unscaled.state_dict()
+
+    def twin(**config: Any) -> LlamaForCausalLM:
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE, **config))
+        model.load_state_dict(weights, assign=True)
+        return model
+
+    scaled = {"max_position_embeddings": TARGET, "rope_parameters": plan.rope_parameters}
+    models = {
+        "native": twin(**scaled),
+        "control": twin(**scaled),
+        "unscaled": unscaled,
+        "patched": twin(max_position_embeddings=WINDOW),
+    }
+    ropepatch.patch(models["patched"], plan)
+    for model in models.values():
+        model.train(False)
+    return models
+
+
+def forward_of(model: Any) -> Run:
+    return lambda ids: model(ids, use_cache=False)
+
+
+def compiled_alone(model: LlamaForCausalLM) -> Any:
+    """Compiled in one graph, or an error; as in a process of its own.
+
+    Models of one class share a cache otherwise, in which a call tries the guards of the other three first.
+    """
+    compile_model: Any = torch.compile  # its overloads leave isolate_recompiles out
+    return compile_model(model, fullgraph=True, dynamic=False, isolate_recompiles=True)
+
+
+def measure(runs: dict[str, Run], ids: Tensor, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every run in every round; the order within a round is shuffled."""
+    order = random.Random(SEED)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(WARM_UP + rounds):
+        for name in order.sample(list(runs), len(runs)):
+            begin = time.perf_counter()
+            runs[name](ids)
+            if index >= WARM_UP:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def forward_row(mode: str, tokens: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "tokens": tokens,
+        "n": len(seconds["native"]),
+        "milliseconds": {name: spread([1e3 * s for s in values]) for name, values in seconds.items()},
+        "ratios": {
+            name: spread([a / b for a, b in zip(seconds[ours], seconds[baseline], strict=True)])
+            for name, (ours, baseline) in PAIRS.items()
+        },
+    }
+
+
+def forward_rows(models: dict[str, LlamaForCausalLM]) -> Iterator[dict[str, Any]]:
+    for tokens, rounds in ROUNDS.items():
+        ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
+        if not torch.equal(models["patched"](ids).logits, models["native"](ids).logits):
+            raise SystemExit(f"patched and native logits differ at {tokens} tokens: not the same work")
+        eager = {name: forward_of(model) for name, model in models.items()}
+        yield forward_row("eager", tokens, measure(eager, ids, rounds))
+        torch._dynamo.reset()
+        compiled = {name: forward_of(compiled_alone(model)) for name, model in models.items()}
+        yield forward_row("compiled", tokens, measure(compiled, ids, rounds))
+
+
+def rotary_microseconds(models: dict[str, LlamaForCausalLM]) -> dict[str, dict[str, float]]:
+    """Of one eager call of the rotary module alone, where all that a patch adds to a forward pass happens."""
+
+    def call_of(rotary: Any) -> Run:
+        x = torch.zeros(1, ROTARY_TOKENS, SHAPE["hidden_size"])
+        return lambda positions: rotary(x, positions)
+
+    calls = {name: call_of(model.model.rotary_emb) for name, model in models.items()}
+    seconds = measure(calls, torch.arange(ROTARY_TOKENS)[None], ROTARY_ROUNDS)
+    return {name: spread([1e6 * s for s in values]) for name, values in seconds.items()}
+
+
+def graph_breaks(models: dict[str, LlamaForCausalLM]) -> dict[str, int]:
+    ids = torch.zeros(1, 128, dtype=torch.long)
+    torch._dynamo.reset()
+    return {
+        name: torch._dynamo.explain(model)(ids, use_cache=False).graph_break_count
+        for name, model in models.items()
+    }
+
+
+def patch_milliseconds(model: LlamaForCausalLM) -> dict[str, dict[str, float]]:
+    """Of `patch` with a plan made before, and of `remove`."""
+    plan = ropepatch.plan(model, to=TARGET, method="yarn")
+    putting, removing = [], []
+    for _ in range(PATCHES):
+        begin = time.perf_counter()
+        handle = ropepatch.patch(model, plan)
+        middle = time.perf_counter()
+        handle.remove()
+        putting.append(1e3 * (middle - begin))
+        removing.append(1e3 * (time.perf_counter() - middle))
+    return {"patch": spread(putting), "remove": spread(removing)}
+
+
+@torch.inference_mode()
+def benchmark() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    models = build_models()
+    return {
+        "benchmark": "patch_overhead",
+        "target": {"median ratio": TARGET_RATIO},
+        "model": {"model_type": "llama", **SHAPE, "max_position_embeddings": WINDOW},
+        "scaling": {"method": "yarn", "to": TARGET},
+        "seed": SEED,
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "forward": list(forward_rows(models)),
+        "rotary_microseconds": {
+            "tokens": ROTARY_TOKENS,
+            "n": ROTARY_ROUNDS,
+            **rotary_microseconds(models),
+        },
+        "graph_breaks": graph_breaks(models),
+        "patch_milliseconds": {"n": PATCHES, **patch_milliseconds(models["unscaled"])},
+        "environment": environment(),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    rows = [("forward", "tokens", "n", "native ms", "ratio", "median", "quartiles", "min-max")]
+    for row in result["forward"]:
+        native = f"{row['milliseconds']['native']['median']:.2f}"
+        for name, ratio in row["ratios"].items():
+            quartiles, ends = f"{ratio['q1']:.3f}-{ratio['q3']:.3f}", f"{ratio['min']:.3f}-{ratio['max']:.3f}"
+            figures = (name, f"{ratio['median']:.4f}", quartiles, ends)
+            rows.append((row["mode"], f"{row['tokens']}", f"{row['n']}", native, *figures))
+    rotary, breaks = result["rotary_microseconds"], result["graph_breaks"]
+    lines = [
+        table(rows),
+        f"target: median of patched / native at most {TARGET_RATIO}",
+        f"rotary module alone, {rotary['tokens']} tokens, eager, median of {rotary['n']}: "
+        + ", ".join(f"{name} {rotary[name]['median']:.1f} us" for name in breaks),
+        f"graph breaks: {', '.join(f'{name} {count}' for name, count in breaks.items())}",
+        *patch_lines(result["patch_milliseconds"]),
+    ]
+    return "\n".join(lines)
+
+
+def patch_lines(times: dict[str, Any]) -> Iterator[str]:
+    for name in ("patch", "remove"):
+        found = times[name]
+        ends = f"min-max {found['min']:.3g}-{found['max']:.3g}"
+        yield f"{name}(): median {found['median']:.3g} ms ({ends}, n = {times['n']})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    arguments = parser.parse_args()
+    result = benchmark()
+    print(render(result))
+    if arguments.json:
+        write(arguments.json, result)
+
+
+if __name__ == "__main__":
+    main()
