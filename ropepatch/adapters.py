@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -23,7 +24,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.rope import Frequencies, Rope
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
 MOST_LAYERS, MOST_PAIRS = 1000, 1 << 15  # beyond these config.json is damaged, and a model takes all memory
@@ -84,7 +85,10 @@ def stock_code(what: str, hint: str = "mend config.json so that transformers loa
     except RopepatchError:
         raise
     except Exception as error:  # whatever stock code raises here means: these files cannot be used
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # strict configurations wrap the reason twice
+            cause = cause.__cause__
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
     finally:
         logging.getLogger("transformers").setLevel(level)
@@ -157,6 +161,8 @@ def find_rotary(model: nn.Module) -> RotarySite:
     """
     config: Any = model.config
     model_type = config.model_type
+    if any(type(module).__name__ == "ScaledRope" for module in model.modules()):
+        raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
     found = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
     if not found:
         raise _refusal(model_type, "it has no rotary module (positions are learned, biased or absent)")
@@ -181,9 +187,46 @@ def find_rotary(model: nn.Module) -> RotarySite:
     return RotarySite(path, type(module), GLOBAL_LAYERS)
 
 
+@contextmanager
+def float32_on_cpu() -> Iterator[None]:
+    """Tables are computed alike whatever default dtype and device the user has set."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def base_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside PEFT, torch.compile or data-parallel wrappers.
+
+    Raises:
+        RopepatchError: If there is none.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return module
+    raise RopepatchError(
+        f"{type(model).__name__} holds no transformers model", hint="pass what AutoModelForCausalLM returned"
+    )
+
+
+def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
+    """The frequencies and attention factors of the layer types that are not scaled."""
+    if site.layer_type is None:
+        return {}
+    with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
+        module: Any = site.rotary_class(config)
+        others = {kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in module.rope_type}
+        factors = {f"{kind} a": [getattr(module, f"{kind}_attention_scaling")] for kind in module.rope_type}
+    return {kind: row for kind, row in (others | factors).items() if kind.split()[0] != site.layer_type}
+
+
 def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
     """What the stock rotary module computes from a configuration when it is built."""
-    with stock_code(f"compute the frequencies of {config.model_type}"):
+    with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
         with torch.device("meta"):
             pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
         if pairs > MOST_PAIRS:
@@ -212,7 +255,7 @@ def scaled_twin(stock: nn.Module, site: RotarySite, frequencies: Frequencies) ->
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
     """Refuse a rotary module whose forward does not follow its own `inv_freq` and `attention_scaling`."""
     layer = () if site.layer_type is None else (site.layer_type,)
-    with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad():
+    with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad(), float32_on_cpu():
         stock = site.rotary_class(config)
         table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
         half = Frequencies(table.inv_freq / 2, 3.0)
@@ -226,6 +269,23 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
         raise _refusal(
             config.model_type, f"{site.rotary_class.__name__} recomputes its frequencies in forward"
         )
+
+
+def check_rope_types(config: PreTrainedConfig) -> None:
+    """Refuse a rope type that transformers does not know, before it fails on it.
+
+    Raises:
+        RopepatchError: Naming the type and the known ones.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
+    for kind in (one.get("rope_type", "default") for one in nested or [parameters]):
+        if not isinstance(kind, str) or kind not in known:
+            raise RopepatchError(
+                f"unknown rope_type {kind!r} in config.json",
+                hint=f"transformers knows {', '.join(sorted(known))}; `su` is today's longrope",
+            )
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:

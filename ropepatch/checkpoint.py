@@ -20,8 +20,8 @@ from ropepatch.survey import survey_folder
 from ropepatch.verification import verify
 from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
 
-# Not carried over: other formats of the weights, the base model's card, and what is written anew.
-LEFT_OUT = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
+# Not carried over: remote code, other forms of the weights, the base's card, and what is written anew.
+LEFT_OUT = {".py", ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {"config.json", "tokenizer_config.json", "generation_config.json", "ropepatch.json", "README.md"}
 
 
@@ -135,7 +135,8 @@ def _copy_small_files(source: Path, partial: Path) -> None:
 
 
 def _write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
-    _write_json(partial / "config.json", plan.apply(raw))
+    extended = {key: value for key, value in plan.apply(raw).items() if key != "auto_map"}
+    _write_json(partial / "config.json", extended)
     if (source / "tokenizer_config.json").exists():
         tokenizer = read_json(source / "tokenizer_config.json")
         _write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})

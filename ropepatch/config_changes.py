@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropepatch.adapters import load_config, stock_table, text_config
+from ropepatch.adapters import float32_on_cpu, load_config, other_tables, stock_table, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.export import Export, forms
 from ropepatch.legacy import legacy_keys
@@ -13,6 +13,7 @@ from ropepatch.scaling import Scaling
 from ropepatch.survey import Survey
 
 
+@float32_on_cpu()
 def find_changes(found: Survey, scaling: Scaling, to: int) -> tuple[Export | None, dict[str, Any]]:
     """The first form that stock transformers computes to the bit, and what config.json must say for it."""
     exported, distance = None, float("inf")
@@ -67,4 +68,6 @@ def _distance_from_stock(found: Survey, changes: dict[str, Any], expected: Frequ
     if table.inv_freq.shape != expected.inv_freq.shape:
         return float("inf")
     distance = (table.inv_freq - expected.inv_freq).abs().max().item()
+    if other_tables(config, found.site) != other_tables(found.config, found.site):
+        return float("inf")
     return max(distance, abs(table.attention_factor - expected.attention_factor))

@@ -68,11 +68,6 @@ def forms(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[Exp
         yield as_longrope(scaling.frequencies(rope), rope, scaling.factor, own)
 
 
-def frozen(scaling: Scaling, rope: Rope, current: dict[str, Any], length: int) -> Export:
-    """A length-dependent scaling held at one length, where it is as static as any other."""
-    return as_longrope(scaling.frequencies(rope, length), rope, scaling.factor, _own_keys(current))
-
-
 def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.adapters import scaled_twin, text_config
+from ropepatch.adapters import base_model, float32_on_cpu, scaled_twin, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.planning import Plan, plan_scaling
 from ropepatch.scaling import Scaling
@@ -47,6 +48,7 @@ class ScaledRope(nn.Module):
         self.before = before
         self.hold(length)
 
+    @float32_on_cpu()
     def hold(self, length: int) -> None:
         """Compute with the frequencies for this length from now on."""
         name = self.plan.site.attribute("inv_freq")
@@ -95,16 +97,17 @@ class Patch:
     Args:
         model: The patched model.
         path: Where its rotary module is.
+        rope: The module that stands there while the patch is on.
     """
 
-    def __init__(self, model: PreTrainedModel, path: str) -> None:
+    def __init__(self, model: PreTrainedModel, path: str, rope: ScaledRope) -> None:
         self.model = model
         self.path = path
+        self._scaled = rope
 
     @property
     def _rope(self) -> ScaledRope | None:
-        module = self.model.get_submodule(self.path)
-        return module if isinstance(module, ScaledRope) else None
+        return self._scaled if self.model.get_submodule(self.path) is self._scaled else None
 
     @property
     def plan(self) -> Plan:
@@ -123,12 +126,10 @@ class Patch:
         """
         rope = self._active()
         if not rope.plan.scaling.length_dependent:
-            raise RopepatchError(
-                f"{rope.plan.scaling.name} is static: its frequencies are the same at every length",
-                hint="leave the length out, or use a dynamic method",
-            )
+            raise _static(rope.plan)
+        changes = _config_of(rope.plan, _checked(length))
+        _set_config(text_config(self.model.config), changes)
         rope.hold(length)
-        _set_config(text_config(self.model.config), _config_of(rope.plan, length))
 
     def remove(self) -> None:
         """Put the same rotary module and the same configuration values back; a second time does nothing."""
@@ -158,6 +159,7 @@ class Patch:
         return f"Patch({type(self.model).__name__}, {state})"
 
 
+@float32_on_cpu()
 def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = None) -> Patch:
     """Scale the rope of one loaded model, in memory and reversibly.
 
@@ -169,49 +171,40 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
     Raises:
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
-    base = _base_model(model)
+    if not isinstance(scaling, Plan | Scaling):
+        raise RopepatchError(
+            f"patch takes a plan or a scaling, got {scaling!r}",
+            hint="ropepatch.plan(model, to=...) or ropepatch.make_scaling(name, factor=...)",
+        )
+    base = base_model(model)
     if active(base) is not None:
         raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
     config = text_config(base.config)
     found = survey(base.config.to_dict(), base)
     made = scaling if isinstance(scaling, Plan) else _plan_of(base, found, scaling)
-    if (made.model_type, made.site, made.rope) != (config.model_type, found.site, found.rope):
-        raise RopepatchError(
-            f"the plan starts from {made.model_type} with {made.rope}, "
-            f"this model is {config.model_type} with {found.rope}",
-            hint="make the plan from this model: ropepatch.plan(model, to=...)",
-        )
-    length = length or made.target
-    changes = _config_of(made, length)
+    _check_same(made, found)
+    if length is not None and not made.scaling.length_dependent:
+        raise _static(made)
+    reach = made.target if length is None else _checked(length)
+    changes = _config_of(made, reach)
     before = {key: getattr(config, key, ABSENT) for key in changes}
-    stock = base.get_submodule(made.site.path)
-    rope = ScaledRope(stock, made, length, before)
+    path = found.site.path
+    stock = base.get_submodule(path)
+    rope = ScaledRope(stock, made, reach, before)
     rope.train(stock.training)
-    _set_submodule(base, made.site.path, rope)
     _set_config(config, changes)
+    _set_submodule(base, path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
-    return Patch(base, made.site.path)
+    return Patch(base, path, rope)
 
 
 def active(model: nn.Module) -> Patch | None:
     """The patch of a model (also of a copy of a patched model), or None."""
-    base = _base_model(model)
+    base = base_model(model)
     for path, module in base.named_modules():
         if isinstance(module, ScaledRope):
-            return Patch(base, path)
+            return Patch(base, path, module)
     return None
-
-
-def _base_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside PEFT, torch.compile or data-parallel wrappers."""
-    from transformers import PreTrainedModel
-
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            return module
-    raise RopepatchError(
-        f"{type(model).__name__} holds no transformers model", hint="pass what AutoModelForCausalLM returned"
-    )
 
 
 def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
@@ -219,23 +212,61 @@ def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
     return plan_scaling(found, model.config.name_or_path or type(model).__name__, None, scaling, to)
 
 
+def _check_same(made: Plan, found: Survey) -> None:
+    theirs = {"model type": made.model_type, "rotary class": made.site.rotary_class.__name__} | vars(
+        made.rope
+    )
+    ours = {"model type": found.config.model_type, "rotary class": found.site.rotary_class.__name__}
+    for what, value in (ours | vars(found.rope)).items():
+        if theirs[what] != value:
+            raise RopepatchError(
+                f"the plan is for another model: {what} is {theirs[what]} in the plan and {value} here",
+                hint="make the plan from this model: ropepatch.plan(model, to=...)",
+            )
+
+
+def _static(made: Plan) -> RopepatchError:
+    return RopepatchError(
+        f"{made.scaling.name} is static: its frequencies are the same at every length",
+        hint="leave the length out, or use a dynamic method",
+    )
+
+
+def _checked(length: int) -> int:
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        raise RopepatchError(
+            f"length must be a whole number of tokens above 0, got {length!r}", hint="length=8192"
+        )
+    return length
+
+
 def _config_of(made: Plan, length: int) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
-    parameters = made.site.replaced(made.before["rope_parameters"], made.export(length).rope_parameters)
+    _, changes = made.held(length)
     reach = length if made.scaling.length_dependent else made.target
-    changes = {"rope_parameters": parameters, "max_position_embeddings": reach}
+    values = {"rope_parameters": changes["rope_parameters"], "max_position_embeddings": reach}
     for key in ("original_max_position_embeddings", "head_dim"):
-        if key in made.changes:
-            changes[key] = made.changes[key]
-    return changes
+        if key in changes:
+            values[key] = changes[key]
+    return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
 
 
 def _set_config(config: PreTrainedConfig, values: dict[str, Any]) -> None:
+    """Set all values or, where one is refused, none."""
+    before = {key: getattr(config, key, ABSENT) for key in values}
+    try:
+        _assign(config, values)
+    except BaseException:
+        _assign(config, before)
+        raise
+
+
+def _assign(config: PreTrainedConfig, values: dict[str, Any]) -> None:
     for key, value in values.items():
-        if value is ABSENT:
-            delattr(config, key)
-        else:
+        if value is not ABSENT:
             setattr(config, key, value)
+        elif hasattr(config, key):
+            delattr(config, key)
 
 
 def _set_submodule(model: nn.Module, path: str, module: nn.Module) -> None:

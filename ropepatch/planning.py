@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ropepatch.adapters import ARCHITECTURE_NOTES, RotarySite
+from ropepatch.adapters import ARCHITECTURE_NOTES, RotarySite, base_model, float32_on_cpu
 from ropepatch.config_changes import changed, find_changes
 from ropepatch.engines import EngineSupport, engine_support
 from ropepatch.errors import RopepatchError
-from ropepatch.export import Export, frozen
+from ropepatch.export import Export
 from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.source import find_source
@@ -41,6 +43,7 @@ class Plan:
         before: The values of `changes` now, of those that are set.
         changes: What changes in config.json (or its section); empty where no stock type holds the method.
         exported: The form chosen for config.json; None where there is none.
+        survey: What the plan was made from.
         warnings: What the user should know before going on, a sentence each.
     """
 
@@ -55,6 +58,7 @@ class Plan:
     before: dict[str, Any] = field(repr=False)
     changes: dict[str, Any] = field(repr=False)
     exported: Export | None = field(repr=False, compare=False)  # it holds tensors, and follows from the rest
+    survey: Survey = field(repr=False, compare=False)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -78,9 +82,16 @@ class Plan:
         Args:
             length: For length-dependent methods, in tokens; None for the target.
         """
-        if self.scaling.length_dependent or self.exported is None:
-            return frozen(self.scaling, self.rope, self.rope_parameters_before, length or self.target)
-        return self.exported
+        return self.held(length)[0]
+
+    def held(self, length: int | None = None) -> tuple[Export, dict[str, Any]]:
+        """What `export` gives, and what config.json must say for it."""
+        if self.exported is not None and not self.scaling.length_dependent:
+            return self.exported, self.changes
+        reach = length or self.target
+        exported, changes = find_changes(self.survey, self.scaling.at(self.rope, reach), reach)
+        assert exported is not None  # every static method exports
+        return exported, changes
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The content of config.json after the extension, from its content before."""
@@ -95,6 +106,7 @@ class Plan:
         """The `rope_parameters` now, of the global layers where they differ by layer type."""
         return self.site.of(self.before["rope_parameters"])
 
+    @float32_on_cpu()
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready data: what `ropepatch.json` holds and `ropepatch plan --json` prints."""
         return {
@@ -124,6 +136,7 @@ class Plan:
         """`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
+    @float32_on_cpu()
     def __str__(self) -> str:
         from ropepatch.plan_text import plan_text
 
@@ -157,20 +170,28 @@ def plan(
         source = find_source(model, revision, weights=False)
         found, name, revision = survey_folder(source.folder), source.name, source.revision
     elif isinstance(model, nn.Module):
-        config: PreTrainedConfig = model.config
-        found, name = survey(config.to_dict(), model), config.name_or_path or type(model).__name__
+        base = base_model(model)
+        found = survey(base.config.to_dict(), base)
+        name = base.config.name_or_path or type(base).__name__
     else:
         found, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
     window = found.rope.original_max_position_embeddings
-    if not isinstance(to, int) or to <= window:
+    try:
+        to = operator.index(to)
+    except TypeError:
+        raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
+    if to <= window:
+        stated = getattr(found.config, "max_position_embeddings", None) == window
+        source_of = "max_position_embeddings" if stated else "factor x original_max_position_embeddings"
         raise RopepatchError(
-            f"{name} already covers {window} tokens (max_position_embeddings); nothing to extend to {to}",
+            f"{name} already covers {window} tokens ({source_of}); nothing to extend to {to}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
     scaling = make_scaling(method, **{"factor": to / window} | parameters)
     return plan_scaling(found, name, revision, scaling, to)
 
 
+@float32_on_cpu()
 def plan_scaling(found: Survey, name: str, revision: str | None, scaling: Scaling, to: int) -> Plan:
     """The plan of one scaling; see `plan`."""
     config = found.config
@@ -184,10 +205,13 @@ def plan_scaling(found: Survey, name: str, revision: str | None, scaling: Scalin
         target=to,
         site=found.site,
         section=found.section,
-        before={key: found.stated[key] for key in changes if key in found.stated}
-        | {"rope_parameters": config.rope_parameters},
+        before=copy.deepcopy(
+            {key: found.stated[key] for key in changes if key in found.stated}
+            | {"rope_parameters": config.rope_parameters}
+        ),
         changes=changes,
         exported=exported,
+        survey=found,
         warnings=tuple(_warnings(found, scaling, to)),
     )
 
@@ -214,6 +238,8 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     partial = rope.rotary_dim < head_dim or hasattr(config, "qk_nope_head_dim")
     if partial and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
+    if survey.raw.get("auto_map"):
+        yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
     if config.model_type in ARCHITECTURE_NOTES:
         yield ARCHITECTURE_NOTES[config.model_type]
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

@@ -11,8 +11,10 @@ from torch import nn
 from ropepatch.adapters import (
     RotarySite,
     blueprint,
+    check_rope_types,
     check_table_rules,
     find_rotary,
+    float32_on_cpu,
     load_config,
     read_rope,
     text_config,
@@ -50,6 +52,7 @@ class Survey:
         return whole
 
 
+@float32_on_cpu()
 def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     """Survey a config.json, through its model where that is loaded.
 
@@ -58,8 +61,9 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     """
     whole = load_config(raw)
     config = text_config(whole)
+    check_rope_types(config)
     section = None if config is whole else "text_config"
-    site = find_rotary(model or blueprint(whole))
+    site = find_rotary(blueprint(whole) if model is None else model)
     rope = read_rope(config, site)
     check_table_rules(config, site)
     return Survey(raw, section, config, site, rope)

@@ -16,6 +16,7 @@ from ropepatch.source import read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
+TOGETHER = "put config.json and the weights of the same checkpoint together"
 BLOCK = 16 << 20  # bytes copied between two progress reports
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -92,21 +93,25 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
     Raises:
         RopepatchError: If no name agrees, or one tensor has another shape.
     """
-    shared = expected.keys() & weights.shapes.keys()
-    if not shared:
+    parts = {_ending(name) for name in expected} & {_ending(name) for name in weights.shapes}
+    if not parts:
         raise RopepatchError(
             "the weights are not those of config.json: "
-            f"they hold {min(weights.shapes, default='no tensor')}, "
-            f"expected names like {min(expected)}",
-            hint="put config.json and the weights of the same checkpoint together",
+            f"they hold {min(weights.shapes, default='no tensor')}, expected names like {min(expected)}",
+            hint=TOGETHER,
         )
-    for name in sorted(shared):
+    for name in sorted(expected.keys() & weights.shapes.keys()):
         if weights.shapes[name] != expected[name]:
             raise RopepatchError(
                 f"the weights are not those of config.json: {name} has shape {list(weights.shapes[name])}, "
                 f"expected {list(expected[name])}",
-                hint="put config.json and the weights of the same checkpoint together",
+                hint=TOGETHER,
             )
+
+
+def _ending(name: str) -> str:
+    """The part of a tensor's name that transformers keeps when it renames while loading."""
+    return ".".join(name.split(".")[-2:])
 
 
 def clone_files(files: tuple[Path, ...], folder: Path, *, link: bool, progress: Progress | None) -> None:

@@ -402,10 +402,13 @@ def test_the_weights_are_never_loaded_to_write_them(source, out, monkeypatch):
     assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
 
 
-def test_code_in_a_checkpoint_is_carried_along_and_never_run(source, out, tmp_path):
+def test_remote_code_is_left_out_with_a_warning_and_never_run(source, out, tmp_path):
     (source / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Model: pass\n")
     edit_json(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
-    assert (extend(source, out) / "modeling.py").exists()
+    plan = ropepatch.plan(source, to=256)
+    assert any("remote code" in warning for warning in plan.warnings)
+    assert not (extend(source, out) / "modeling.py").exists()
+    assert "auto_map" not in read(out / "config.json")
     assert left(tmp_path) == ["out", "source"]
 
 

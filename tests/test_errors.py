@@ -66,7 +66,7 @@ def truncated(folder: Path) -> None:
 
 def tensors_renamed(folder: Path) -> None:
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    renamed = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    renamed = {f"{name}.data": tensor for name, tensor in tensors.items()}
     safetensors.torch.save_file(renamed, folder / "model.safetensors")
 
 

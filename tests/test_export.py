@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ropepatch.export import STOPPED, Export, forms, frozen
+from ropepatch.export import STOPPED, Export, forms
 from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import METHODS, make_scaling
 
@@ -275,7 +275,7 @@ def test_stock_longrope_switches_between_the_two_lists_after_the_window():
 @pytest.mark.parametrize("name", LENGTH_DEPENDENT)
 def test_held_at_one_length_it_is_as_static_as_any(name, length):
     scaling = example(name, 64)
-    export = frozen(scaling, LLAMA_2, plain(LLAMA_2, mrope_section=[1]), length)
+    *_, export = forms(scaling.at(LLAMA_2, length), LLAMA_2, plain(LLAMA_2, mrope_section=[1]))
     target = scaling.frequencies(LLAMA_2, length)
     assert export.rope_parameters["rope_type"] == "longrope"
     assert export.rope_parameters["mrope_section"] == [1]

@@ -1,12 +1,13 @@
 """The contract that every supported architecture keeps, on a tiny random model; the README's list of them."""
 
 import functools
+import json
 
 import pytest
 import torch
 import transformers
 from readme import block, updating, write_block
-from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_model
+from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_config, tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -56,6 +57,25 @@ def test_patched_is_reloaded_off_is_never_on_cached_is_full(model_type, method, 
     assert (patched - before).abs().max() > 1e-3 * before.std()
     assert torch.equal(logits(model), before)
     assert (cached - patched).abs().max() < 1e-4 * max(1.0, patched.abs().max().item())
+
+
+@pytest.mark.parametrize("model_type", ROTARY_TYPES)
+def test_a_checkpoint_extends_into_one_that_stock_transformers_computes_alike(model_type, tmp_path):
+    if refusal(model_type):
+        with pytest.raises(RopepatchError):
+            ropepatch.plan(tiny_config(model_type), to=256)
+        return
+    model = tiny_model(model_type)
+    model.save_pretrained(tmp_path / "source")
+    if (
+        model.config.model_type != model_type
+    ):  # the language model of a composite, under the composite's config
+        tiny_config(model_type).save_pretrained(tmp_path / "source")
+    window = model.config.get_text_config().max_position_embeddings
+    plan = ropepatch.plan(tmp_path / "source", to=4 * window, method="linear")
+    out = ropepatch.extend(plan, tmp_path / "extended")
+    verdict = json.loads((out / "ropepatch.json").read_text())["verified"]
+    assert verdict == {"frequencies": "equal", "logits": "equal"}
 
 
 @torch.no_grad()

@@ -142,7 +142,10 @@ def test_a_second_patch_is_refused_and_the_first_stays(model, ids):
 def test_the_plan_of_another_model_is_refused(model):
     plan = plan_for(model)
     other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "max_position_embeddings": 128}))
-    with pytest.raises(RopepatchError, match="the plan starts from"):
+    with pytest.raises(
+        RopepatchError,
+        match="original_max_position_embeddings is 64 in the plan and 128 here",
+    ):
         ropepatch.patch(other, plan)
     assert ropepatch.active(other) is None
 
@@ -160,7 +163,68 @@ def test_what_is_not_a_transformers_model_is_refused():
         ropepatch.patch(torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0))
 
 
+@pytest.mark.parametrize("wrap", ["peft", "compile", "decoder"])
+def test_a_plan_is_for_the_model_inside_its_wrappers(model, ids, wrap):
+    wrapped = {
+        "peft": lora,
+        "compile": lambda model: torch.compile(model, backend="eager"),
+        "decoder": lambda model: model.model,
+    }[wrap](model)
+    plan = ropepatch.plan(wrapped, to=256)
+    with ropepatch.patch(wrapped, plan):
+        assert ropepatch.active(wrapped).plan == plan
+    with ropepatch.patch(wrapped, ropepatch.plan(tiny_model("llama"), to=256)):
+        assert ropepatch.active(wrapped) is not None
+
+
+def test_a_plan_of_a_patched_model_says_so(model):
+    with ropepatch.patch(model, plan_for(model)), pytest.raises(RopepatchError, match="already patched"):
+        ropepatch.plan(model, to=512)
+
+
+def test_what_is_neither_plan_nor_scaling_is_refused(model):
+    with pytest.raises(RopepatchError, match="takes a plan or a scaling, got 'yarn'"):
+        ropepatch.patch(model, "yarn")
+
+
+def test_an_old_handle_leaves_a_newer_patch_alone(model):
+    old = ropepatch.patch(model, plan_for(model))
+    old.remove()
+    new = ropepatch.patch(model, plan_for(model, "ntk"))
+    old.remove()
+    assert ropepatch.active(model).plan == new.plan
+
+
+def test_what_is_done_to_the_configuration_leaves_the_plan_alone(model):
+    plan = plan_for(model)
+    with ropepatch.patch(model, plan):
+        model.config.rope_parameters["factor"] = 99.0
+    assert plan.rope_parameters["factor"] == 4.0
+
+
+def test_the_layers_that_are_not_scaled_keep_their_rope(tmp_path):
+    """modernbert-decoder lets the older flat keys reach its sliding layers too."""
+    model = tiny_model("modernbert-decoder")
+    plan = ropepatch.plan(model, to=256, method="linear")
+    changed = type(model.config).from_dict(plan.apply(model.config.to_dict()))
+    assert changed.rope_parameters["sliding_attention"] == model.config.rope_parameters["sliding_attention"]
+
+
 # Float32 positions, frequencies and angles
+
+
+def test_the_default_dtype_and_device_change_nothing(model):
+    expected = plan_for(model).frequencies().inv_freq
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            plan = plan_for(model)
+            handle = ropepatch.patch(model, plan)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(plan.frequencies().inv_freq, expected)
+    assert torch.equal(model.model.rotary_emb.inv_freq, expected)
+    handle.remove()
 
 
 @pytest.mark.parametrize(
@@ -264,6 +328,32 @@ def test_a_length_dependent_method_computes_for_the_length_it_is_given(model, id
 def test_a_static_method_refuses_another_length(model):
     with ropepatch.patch(model, plan_for(model)) as handle, pytest.raises(RopepatchError, match="static"):
         handle.set_length(128)
+    with pytest.raises(RopepatchError, match="static"):
+        ropepatch.patch(model, plan_for(model), length=128)
+    assert ropepatch.active(model) is None
+
+
+@pytest.mark.parametrize("length", [0, -5, 3.5, "8k", True])
+def test_what_is_no_length_is_refused_and_leaves_the_model_alone(model, length):
+    plan, config = plan_for(model, "dynamic"), model.config.to_dict()
+    with pytest.raises(RopepatchError, match="length must be a whole number"):
+        ropepatch.patch(model, plan, length=length)
+    assert ropepatch.active(model) is None
+    assert model.config.to_dict() == config
+    with ropepatch.patch(model, plan) as handle:
+        patched = model.config.to_dict()
+        with pytest.raises(RopepatchError, match="length must be a whole number"):
+            handle.set_length(length)
+        assert model.config.to_dict() == patched
+
+
+@pytest.mark.parametrize(
+    ("method", "twin"), [("dynamic-yarn", "yarn"), ("dynamic-linear", "linear"), ("dynamic", "ntk")]
+)
+def test_at_the_target_a_dynamic_method_is_its_static_twin_to_the_bit(model, method, twin):
+    dynamic, static = plan_for(model, method), plan_for(model, twin)
+    assert torch.equal(dynamic.frequencies().inv_freq, static.frequencies().inv_freq)
+    assert dynamic.export().rope_parameters == static.rope_parameters
 
 
 # Generation

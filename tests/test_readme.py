@@ -97,7 +97,8 @@ def test_the_costs_are_those_of_the_benchmarks():
     rows = [
         f"| `extend --link-weights`, {extend['checkpoint']['apparent_gb']:.0f} GB in "
         f"{extend['checkpoint']['files']} files | {spread(runs['extend']['seconds'], '.1f')} s, "
-        f"{runs['extend']['peak_mb']['median']:.0f} MB | {spread(ratio, '.2f')} x importing torch and transformers |"
+        f"{runs['extend']['peak_mb']['median']:.0f} MB | "
+        f"{spread(ratio, '.2f')} x importing torch and transformers |"
     ]
     rows += [
         f"| forward of {f['tokens']} tokens, {f['mode']} | "

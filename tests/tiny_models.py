@@ -110,6 +110,7 @@ MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": Tru
 QWEN_VL_TEXT = {"head_dim": 64, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}
 
 ODD: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"rope_theta": 10000.0},
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [3]},
     "blt_global_transformer": {"hidden_size": 128},

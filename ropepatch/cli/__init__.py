@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import sys
 
 import typer
@@ -43,10 +46,27 @@ def _options(
 
 def main() -> None:
     """Run the command line: exit 0 done, 2 user error, 130 interrupted."""
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # so that nothing half-written stays
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
     try:
         app()
+        sys.stdout.flush()
     except RopepatchError as error:
         print(f"error: {error}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # whoever read us, `head` say, has gone
+        sys.exit(1)
+    except OSError as error:
+        print(
+            f"error: {error.strerror or error}\nhint: check the disk that the output goes to", file=sys.stderr
+        )
         sys.exit(2)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from ropepatch.planning import Plan
 
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
@@ -64,14 +68,14 @@ def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
         name, equals, text = setting.partition("=")
         if not equals:
             raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
-        parameters[name] = _value(name, text, types[name]) if name in types else text
+        parameters[name] = _value(method, name, text, types[name]) if name in types else text
     return parameters
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _value(method: str, name: str, text: str, kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         kinds = [option for option in get_args(kind) if option is not type(None)]
-        return None if text.lower() == "none" else _value(name, text, kinds[0])
+        return None if text.lower() in ("none", "null") else _value(method, name, text, kinds[0])
     if get_origin(kind) is Literal or kind is str:
         return text
     try:
@@ -87,7 +91,8 @@ def _value(name: str, text: str, kind: Any) -> Any:
             else {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         )
         raise RopepatchError(
-            f"{name} must be {expected}, got {text!r}", hint="see `ropepatch methods NAME`"
+            f"{name} must be {expected}, got {text!r}",
+            hint=f"`ropepatch methods {method}` lists its parameters",
         ) from error
 
 
@@ -95,3 +100,9 @@ def _numbers(text: str) -> tuple[float, ...]:
     if text.endswith(".json"):
         return tuple(float(number) for number in json.loads(Path(text).read_text(encoding="utf-8")))
     return tuple(float(number) for number in text.split(","))
+
+
+def print_warnings(plan: Plan) -> None:
+    """What the user should know, on stderr."""
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)

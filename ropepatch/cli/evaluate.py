@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from ropepatch.cli.arguments import (
     parse_length,
     parse_lengths,
     parse_settings,
+    print_warnings,
 )
 from ropepatch.errors import RopepatchError
 
@@ -55,12 +58,21 @@ def evaluate(
     names = method or []
     if names and to is None:
         raise RopepatchError("--method needs a target", hint="--to 32k")
+    if to is not None and not names:
+        raise RopepatchError("--to is the target of a --method, and none is given", hint="--method yarn")
     if settings and len(names) != 1:
         raise RopepatchError(
             "--set needs exactly one --method", hint="measure the methods one after the other"
         )
     parameters = {name: parse_settings(name, settings) for name in names}
     target = parse_length(to) if to else None
+    reach = parse_lengths(lengths) if lengths else []
+    if reach and reach[0] < 2:
+        raise RopepatchError(
+            f"--lengths must be at least 2 tokens, got {reach[0]}", hint="the first is never scored"
+        )
+    if reach and target and reach[-1] > target:
+        raise RopepatchError(f"--lengths go to {reach[-1]}, beyond --to {target}", hint=f"--to {reach[-1]}")
 
     from ropepatch.evaluation.perplexity import perplexity
     from ropepatch.evaluation.texts import read_documents
@@ -78,8 +90,10 @@ def evaluate(
         name: plan(source.folder, to=target or 0, method=name, **values)
         for name, values in parameters.items()
     }
-    reach = parse_lengths(lengths) if lengths else _doublings(window, target)
+    reach = reach or _doublings(window, target)
     pieces = cut(load_tokenizer(source.folder), documents, length=reach[-1], count=windows)
+    for made in plans.values():
+        print_warnings(made)
     loaded: Any = load_model(source.folder)
     loaded.to(_device())
     curves: dict[str, LossCurve] = {}
@@ -96,7 +110,7 @@ def evaluate(
         }
         results = {name: _numbers(curve, reach, window) for name, curve in curves.items()}
         record = task | shape | {"scalings": scalings, "results": results, "env": _environment(loaded)}
-        print(json.dumps(record, indent=2, ensure_ascii=False))
+        print(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False))
         return
     print(f"{model} on {text}: {len(pieces)} windows of {reach[-1]} tokens; trained on {window}")
     _print_table(curves, reach, window)
@@ -125,7 +139,9 @@ def _progress(total: int) -> Any:
 
     @contextmanager
     def bar() -> Any:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+        ) as progress:
             task = progress.add_task("windows", total=total)
             yield lambda done, of: progress.advance(task)
 
@@ -145,10 +161,15 @@ def _spans(length: int, window: int) -> dict[str, tuple[int, int]]:
 
 def _numbers(curve: LossCurve, lengths: list[int], window: int) -> dict[str, Any]:
     return {
-        "perplexity": {str(length): curve.at(length).value for length in lengths},
+        "perplexity": {str(length): _finite(curve.at(length).value) for length in lengths},
         "tokens": {str(length): curve.at(length).num_tokens for length in lengths},
         "nats": {name: curve.between(*span).mean for name, span in _spans(lengths[-1], window).items()},
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _environment(model: Any) -> dict[str, str]:
@@ -173,11 +194,12 @@ def _print_table(curves: dict[str, LossCurve], lengths: list[int], window: int) 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for name in curves:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_row("perplexity of the first")
     for length in lengths:
         table.add_row(f"  {length} tokens", *(f"{curve.at(length).value:.2f}" for curve in curves.values()))
     table.add_row("nats per token, positions")
     for name, span in _spans(lengths[-1], window).items():
         table.add_row(f"  {name}", *(f"{curve.between(*span).mean:.3f}" for curve in curves.values()))
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    width = 32 + 14 * len(curves)  # cells are never cut: a narrow terminal folds lines instead
+    Console(highlight=False, markup=False, emoji=False, width=width).print(table)

@@ -16,6 +16,7 @@ from ropepatch.cli.arguments import (
     Settings,
     parse_length,
     parse_settings,
+    print_warnings,
     short_length,
 )
 
@@ -69,8 +70,8 @@ def extend(
         print(made.to_json() if as_json else made)
         return
     folder = out or Path(f"{Path(model).name}-{method}-{short_length(target)}")
-    for warning in made.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    if made.exportable:
+        print_warnings(made)
     columns = (
         TextColumn("weights"),
         BarColumn(),
@@ -78,7 +79,9 @@ def extend(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("weights", total=None)
         written = write(
             made,

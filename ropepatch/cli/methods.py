@@ -39,7 +39,7 @@ def methods(
         print(f"{name} ({described['paper']}): {described['formula']}\n\n{described['help']}")
         print(f"\nsaved as: {described['saved_as']}")
         for parameter, default in described["parameters"].items():
-            print(f"  --set {parameter}={'VALUE (required)' if default == REQUIRED else json.dumps(default)}")
+            print(f"  --set {parameter}={_shown(default)}")
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("method", "frequencies", "source", "saved as"):
@@ -63,3 +63,10 @@ def _described(method: Any) -> dict[str, Any]:
         },
         "help": inspect.getdoc(method),
     }
+
+
+def _shown(default: Any) -> str:
+    """A default as --set takes it."""
+    if default == REQUIRED:
+        return "VALUE (required)"
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)

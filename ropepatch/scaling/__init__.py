@@ -87,7 +87,13 @@ def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
         raise RopepatchError(
             f"{name} needs {', '.join(required)}", hint=" ".join(f"--set {n}=VALUE" for n in required)
         )
-    return method(factor=factor, **parameters)
+    return method(factor=factor, **{n: _hashable(value) for n, value in parameters.items()})
+
+
+def _hashable(value: Any) -> Any:
+    """Lists, arrays and tensors of numbers as the tuple a frozen dataclass holds."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 __all__ = ["METHODS", "Scaling", "find_method", "make_scaling", *sorted(m.__name__ for m in METHODS.values())]

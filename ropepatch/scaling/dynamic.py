@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ropepatch.rope import Frequencies, Rope
@@ -37,9 +37,11 @@ class DynamicNTK(Scaling):
     def _f(self) -> float:
         return 1.0 if self.form == "paper" else float(self.factor)
 
+    def at(self, rope: Rope, length: int | None) -> Scaling:
+        return NTKAware(factor=self._f * stretch(rope, length) - (self._f - 1))
+
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        factor = self._f * stretch(rope, length) - (self._f - 1)
-        return NTKAware(factor=factor).frequencies(rope)
+        return self.at(rope, length).frequencies(rope)
 
     def native(self, rope: Rope) -> dict[str, Any] | None:
         return None if rope.is_scaled else {"rope_type": "dynamic", "factor": self._f}
@@ -55,8 +57,11 @@ class DynamicLinear(Scaling):
     saved_as = "–"
     length_dependent = True
 
+    def at(self, rope: Rope, length: int | None) -> Scaling:
+        return PositionInterpolation(factor=stretch(rope, length))
+
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return PositionInterpolation(factor=stretch(rope, length)).frequencies(rope)
+        return self.at(rope, length).frequencies(rope)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +74,11 @@ class DynamicYaRN(YaRN):
     saved_as = "–"
     length_dependent = True
 
+    def at(self, rope: Rope, length: int | None) -> Scaling:
+        return YaRN(factor=stretch(rope, length), **self.parameters())
+
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return YaRN.frequencies(replace(self, factor=stretch(rope, length)), rope)
+        return self.at(rope, length).frequencies(rope)
 
     def native(self, rope: Rope) -> None:
         return None

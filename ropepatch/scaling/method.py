@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 from ropepatch.errors import RopepatchError
 from ropepatch.rope import Frequencies, Rope
 
+LARGEST = 1e12  # of a parameter: beyond it powers and logarithms leave the floating-point range
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(ABC):
@@ -24,8 +26,8 @@ class Scaling(ABC):
     """
 
     name: ClassVar[str]  # what the user types
-    formula: ClassVar[str]  # one line, for tables
-    paper: ClassVar[str]
+    formula: ClassVar[str] = ""  # one line, for tables
+    paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
     length_dependent: ClassVar[bool] = False
     factor: float
@@ -35,6 +37,8 @@ class Scaling(ABC):
         for field in fields(self):
             fits, expected = _fits(getattr(self, field.name), types[field.name])
             self._require(fits, field.name, expected)
+            if isinstance(getattr(self, field.name), float):
+                self._require(abs(getattr(self, field.name)) <= LARGEST, field.name, f"at most {LARGEST:g}")
         self._require(self.factor >= 1, "factor", "at least 1")
 
     @abstractmethod
@@ -48,6 +52,10 @@ class Scaling(ABC):
         Raises:
             RopepatchError: Where the method is undefined on this rope.
         """
+
+    def at(self, rope: Rope, length: int | None) -> Scaling:
+        """The static method that a length-dependent one is at a length; a static one is itself."""
+        return self
 
     def native(self, rope: Rope) -> dict[str, Any] | None:
         """The `rope_parameters`, less an unchanged `rope_theta`, that give transformers the same table.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.rope import Frequencies, Rope
-from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.method import LARGEST, Scaling
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:
@@ -107,7 +107,7 @@ class YaRN(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.beta_slow > 0, "beta_slow", "above 0")
+        self._require(self.beta_slow >= 1 / LARGEST, "beta_slow", "above 0")
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
         self._require(
             self.attention_factor is None or self.attention_factor > 0, "attention_factor", "above 0"

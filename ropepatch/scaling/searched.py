@@ -134,11 +134,13 @@ class LongRoPESwitch(LongRoPE):
         super().__post_init__()
         self._require(in_range(self.short_factor), "short_factor", "numbers from 1e-30 to 1e30")
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        self._refuse_scaled(rope, START_UNSCALED)
+    def at(self, rope: Rope, length: int | None) -> Scaling:
         beyond = (length or 0) > rope.original_max_position_embeddings
         divisors = self.long_factor if beyond else self.short_factor
-        return Frequencies(divided(rope, divisors, self.name), self.temperature(rope))
+        return LongRoPE(factor=self.factor, long_factor=divisors, attention_factor=self.temperature(rope))
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        return self.at(rope, length).frequencies(rope)
 
     def native(self, rope: Rope) -> dict[str, Any] | None:
         parameters = super().native(rope)
