@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import Scaling
+from ropepatch.scaling.searched import longrope_parameters
 
 STOPPED = (
     1e30  # the divisor of a pair that does not rotate: `inf` would not be JSON, and cos is 1 all the same
@@ -81,16 +82,9 @@ def as_longrope(frequencies: Frequencies, rope: Rope, factor: float, own: dict[s
     """
     base = rope.rope_theta ** -(torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim)
     divisors = torch.where(frequencies.inv_freq == 0, STOPPED, base / frequencies.inv_freq.double()).tolist()
-    parameters = own | {
-        "rope_type": "longrope",
-        "rope_theta": rope.rope_theta,
-        "factor": float(factor),
-        "original_max_position_embeddings": rope.original_max_position_embeddings,
-        "short_factor": divisors,
-        "long_factor": divisors,
-        "attention_factor": float(frequencies.attention_factor),
-        **_mscales(frequencies.attention_factor),
-    }
+    a = frequencies.attention_factor
+    longrope = longrope_parameters(rope, factor, a, short=tuple(divisors), long=tuple(divisors))
+    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _mscales(a)
     return Export(parameters, Frequencies(_longrope_table(rope, divisors), frequencies.attention_factor))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ropepatch.rope import Frequencies, Rope
-from ropepatch.scaling.method import Scaling
+from ropepatch.rope import Rope
+from ropepatch.scaling.method import LengthDependent, Scaling
 from ropepatch.scaling.powers import NTKAware, PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
 
@@ -17,7 +17,7 @@ def stretch(rope: Rope, length: int | None) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicNTK(Scaling):
+class DynamicNTK(LengthDependent):
     """NTK-aware at the planned length (YaRN paper, section 3.3).
 
     Args:
@@ -29,7 +29,6 @@ class DynamicNTK(Scaling):
     formula = "NTK-aware with s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
     saved_as = "dynamic"
-    length_dependent = True
 
     form: Literal["paper", "transformers"] = "paper"
 
@@ -40,45 +39,34 @@ class DynamicNTK(Scaling):
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return NTKAware(factor=self._f * stretch(rope, length) - (self._f - 1))
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return self.at(rope, length).frequencies(rope)
-
     def native(self, rope: Rope) -> dict[str, Any] | None:
         return None if rope.is_scaled else {"rope_type": "dynamic", "factor": self._f}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicLinear(Scaling):
+class DynamicLinear(LengthDependent):
     """Position interpolation at the planned length."""
 
     name = "dynamic-linear"
     formula = "θ_i / s(l), s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
     saved_as = "–"
-    length_dependent = True
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return PositionInterpolation(factor=stretch(rope, length))
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return self.at(rope, length).frequencies(rope)
-
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicYaRN(YaRN):
+class DynamicYaRN(LengthDependent, YaRN):
     """YaRN at the planned length, with its temperature and parameters (jquesnelle/yarn)."""
 
     name = "dynamic-yarn"
     formula = "YaRN with s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
     saved_as = "–"
-    length_dependent = True
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return YaRN(factor=stretch(rope, length), **self.parameters())
-
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return self.at(rope, length).frequencies(rope)
 
     def native(self, rope: Rope) -> None:
         return None

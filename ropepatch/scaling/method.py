@@ -83,6 +83,20 @@ class Scaling(ABC):
             )
 
 
+class LengthDependent(Scaling):
+    """A method that is another, static one at every length."""
+
+    length_dependent = True
+
+    @abstractmethod
+    def at(self, rope: Rope, length: int | None) -> Scaling:
+        """The static method at a length."""
+
+    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+        """Those of the static method at `length`."""
+        return self.at(rope, length).frequencies(rope)
+
+
 def _fits(value: Any, kind: Any) -> tuple[bool, str]:
     """Whether a value is of a parameter's declared type, and how that type is called."""
     if get_origin(kind) is UnionType:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.rope import Frequencies, Rope
-from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.method import LengthDependent, Scaling
 from ropepatch.scaling.powers import START_UNSCALED
 
 
@@ -26,6 +26,20 @@ def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
     if rope.is_scaled:
         return rope.inv_freq() / divisor
     return 1.0 / (divisor * rope.rope_theta ** rope.exponents())
+
+
+def longrope_parameters(
+    rope: Rope, factor: float, attention_factor: float, *, short: tuple[float, ...], long: tuple[float, ...]
+) -> dict[str, Any]:
+    """The `rope_parameters` of transformers' `longrope`; divisors up to L tokens and beyond."""
+    return {
+        "rope_type": "longrope",
+        "factor": float(factor),
+        "original_max_position_embeddings": rope.original_max_position_embeddings,
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "attention_factor": float(attention_factor),
+    }
 
 
 def in_range(divisors: tuple[float, ...]) -> bool:
@@ -61,14 +75,8 @@ class CustomDivisors(Scaling):
     def native(self, rope: Rope) -> dict[str, Any] | None:
         if rope.is_scaled:
             return None
-        return {
-            "rope_type": "longrope",
-            "factor": float(self.factor),
-            "original_max_position_embeddings": rope.original_max_position_embeddings,
-            "short_factor": list(self.divisors),
-            "long_factor": list(self.divisors),
-            "attention_factor": float(self.attention_factor),
-        }
+        a = self.attention_factor
+        return longrope_parameters(rope, self.factor, a, short=self.divisors, long=self.divisors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +112,13 @@ class LongRoPE(Scaling):
         self._refuse_scaled(rope, START_UNSCALED)
         return Frequencies(divided(rope, self.long_factor, self.name), self.temperature(rope))
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        return {
-            "rope_type": "longrope",
-            "factor": float(self.factor),
-            "original_max_position_embeddings": rope.original_max_position_embeddings,
-            "short_factor": list(self.long_factor),
-            "long_factor": list(self.long_factor),
-            "attention_factor": self.temperature(rope),
-        }
+    def native(self, rope: Rope) -> dict[str, Any]:
+        a = self.temperature(rope)
+        return longrope_parameters(rope, self.factor, a, short=self.long_factor, long=self.long_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRoPESwitch(LongRoPE):
+class LongRoPESwitch(LengthDependent, LongRoPE):
     """LongRoPE with a second vector for lengths up to L, as the Phi models use it.
 
     Args:
@@ -126,7 +128,6 @@ class LongRoPESwitch(LongRoPE):
     name = "longrope-switch"
     formula = "θ_i / f_i, one given f up to L tokens, another beyond"
     paper = "arXiv:2402.13753"
-    length_dependent = True
 
     short_factor: tuple[float, ...]
 
@@ -139,9 +140,6 @@ class LongRoPESwitch(LongRoPE):
         divisors = self.long_factor if beyond else self.short_factor
         return LongRoPE(factor=self.factor, long_factor=divisors, attention_factor=self.temperature(rope))
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return self.at(rope, length).frequencies(rope)
-
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        parameters = super().native(rope)
-        return parameters and parameters | {"short_factor": list(self.short_factor)}
+    def native(self, rope: Rope) -> dict[str, Any]:
+        a = self.temperature(rope)
+        return longrope_parameters(rope, self.factor, a, short=self.short_factor, long=self.long_factor)
