@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ropepatch.adapters import blueprint, load_config
+from ropepatch.adapters import blueprint, load_config, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.planning import Plan
 from ropepatch.source import find_source, read_json
@@ -62,7 +62,11 @@ def extend(
     weights = read_headers(source.folder)
     if "quantization_config" not in raw:
         model = blueprint(load_config(raw))
-        check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+        expected = model.state_dict()
+        configs = model.config, text_config(model.config)
+        tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+        shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
+        check_fit(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, shared)
     with _new_folder(folder) as partial:
         _check_space(weights, partial, link=link_weights)
         _copy_small_files(source.folder, partial)

@@ -81,7 +81,9 @@ def read_headers(folder: Path) -> Weights:
     )
 
 
-def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
+def check_fit(
+    weights: Weights, expected: dict[str, tuple[int, ...]], tied: frozenset[str] = frozenset()
+) -> None:
     """Refuse weights that belong to another model.
 
     Names that transformers renames while loading are left to the loader.
@@ -89,9 +91,10 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
     Args:
         weights: What the checkpoint holds.
         expected: The tensors of the model that config.json describes.
+        tied: Those of them that are another one's copy and need not be stored.
 
     Raises:
-        RopepatchError: If no name agrees, or one tensor has another shape.
+        RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
     """
     parts = {_ending(name) for name in expected} & {_ending(name) for name in weights.shapes}
     if not parts:
@@ -105,6 +108,16 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]]) -> None:
             raise RopepatchError(
                 f"the weights are not those of config.json: {name} has shape {list(weights.shapes[name])}, "
                 f"expected {list(expected[name])}",
+                hint=TOGETHER,
+            )
+    if (
+        not weights.shapes.keys() - expected.keys()
+    ):  # else transformers renames while loading, and judges itself
+        missing = [name for name in expected.keys() - weights.shapes.keys() if name not in tied]
+        if missing:
+            raise RopepatchError(
+                f"the weights are not those of config.json: {len(missing)} missing keys, "
+                f"for instance {min(missing)}",
                 hint=TOGETHER,
             )
 

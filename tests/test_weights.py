@@ -219,7 +219,8 @@ def test_a_file_without_any_tensor_is_foreign(single):
 
 def test_names_that_the_loader_renames_are_left_to_it(single):
     weights = read_headers(single)
-    check_fit(weights, weights.shapes | {"model.a_newer_name": (7,)})
+    newer = {name.replace("lm_head", "newer_head"): shape for name, shape in weights.shapes.items()}
+    check_fit(weights, newer | {"model.one_more": (7,)})
 
 
 def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
@@ -235,3 +236,11 @@ def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
     )
     assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
     assert seen == [*((done, size) for done in range(1000, size, 1000)), (size, size), (size, size)]
+
+
+def test_a_tensor_that_config_json_asks_for_is_missed(single):
+    weights = read_headers(single)
+    expected = weights.shapes | {"model.layers.9.mlp.weight": (4, 4)}
+    with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.layers\.9\.mlp\.weight"):
+        check_fit(weights, expected)
+    check_fit(weights, expected, frozenset({"model.layers.9.mlp.weight"}))
