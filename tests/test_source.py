@@ -51,6 +51,7 @@ class CommandLine:
             "HF_HOME": str(self.cache),
             "HF_TOKEN": TOKEN,
             "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",  # CI sets it; this Hub is on this machine
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "OMP_NUM_THREADS": "1",
         }
