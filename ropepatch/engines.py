@@ -24,7 +24,7 @@ def engine_support(parameters: dict[str, Any], rope: Rope, target: int) -> list[
     """One line per engine for these `rope_parameters` (of the global layers, where layers differ)."""
     kind = parameters["rope_type"]
     return [
-        EngineSupport("transformers 5.x", "yes"),
+        EngineSupport("transformers 5.x", "yes", "not 5.4" if kind == "proportional" else ""),
         _transformers_4(kind),
         _vllm("vLLM", kind, parameters, target),
         _vllm("SGLang", kind, parameters, target),
