@@ -1,6 +1,6 @@
 """Where a model keeps its rope, read off its structure; the same code for every architecture.
 
-One of the three files that touch transformers' internals (with patching and checkpoint).
+Where a release of transformers breaks ropepatch, it is mended here.
 """
 
 from __future__ import annotations
@@ -240,16 +240,17 @@ def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
         )
 
 
-def scaled_twin(stock: nn.Module, site: RotarySite, frequencies: Frequencies) -> nn.Module:
+def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Module:
     """A shallow copy of a stock rotary module whose forward computes with other frequencies."""
-    twin = copy.copy(stock)
+    twin: Any = copy.copy(stock)
     # Under any other type the stock forward may recompute its frequencies.
-    default = "default"
-    twin.rope_type = default if site.layer_type is None else {**stock.rope_type, site.layer_type: default}  # type: ignore[dict-item, assignment, unused-ignore]
+    kind = "default" if site.layer_type is None else {**stock.rope_type, site.layer_type: "default"}
+    twin.rope_type = kind
     twin._buffers = dict(stock._buffers)
     setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
     setattr(twin, site.attribute("attention_scaling"), frequencies.attention_factor)
-    return twin
+    scaled: nn.Module = twin
+    return scaled
 
 
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:

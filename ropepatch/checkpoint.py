@@ -54,11 +54,12 @@ def extend(
     source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
     if folder.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(f"{folder} lies inside the source checkpoint", hint="choose an --out beside it")
-    raw = read_json(source.folder / "config.json")
+    found = survey_folder(source.folder)
+    if found.rope != plan.rope:
+        raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
+    raw = found.raw
     earlier = source.folder / "ropepatch.json"
     history = {"earlier": read_json(earlier)} if earlier.exists() else {}
-    if survey_folder(source.folder).rope != plan.rope:
-        raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     weights = read_headers(source.folder)
     if "quantization_config" not in raw:
         model = blueprint(load_config(raw))
@@ -134,7 +135,7 @@ def _check_space(weights: Weights, partial: Path, *, link: bool) -> None:
 def _copy_small_files(source: Path, partial: Path) -> None:
     for file in sorted(source.iterdir()):
         carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
-        if carried and file.is_file() and not file.name.endswith((".index.json", ".bin.index.json")):
+        if carried and file.is_file() and not file.name.endswith(".index.json"):
             shutil.copyfile(file, partial / file.name)
 
 

@@ -13,9 +13,8 @@ from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.searched import longrope_parameters
 
-STOPPED = (
-    1e30  # the divisor of a pair that does not rotate: `inf` would not be JSON, and cos is 1 all the same
-)
+# The divisor of a pair that does not rotate: `inf` would not be JSON, and cos is 1 all the same.
+STOPPED = 1e30
 
 # What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset(

@@ -18,9 +18,8 @@ from ropepatch.source import read_json
 
 PROBE_TOKENS = 48
 TOLERANCE = 1e-5  # of logits; the same operations in the same order are expected to agree to the bit
-DYNAMIC_TOLERANCE = (
-    0.02  # of the largest logit: stock `dynamic` rounds its base to float32, which far positions feel
-)
+# Of the largest logit: stock `dynamic` rounds its base to float32, which far positions feel.
+DYNAMIC_TOLERANCE = 0.02
 
 
 def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str, Any]:
@@ -39,7 +38,8 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
         RopepatchError: If anything differs.
     """
     assert plan.exported is not None
-    config = text_config(load_config(read_json(written / "config.json")))
+    raw = read_json(written / "config.json")
+    config = text_config(load_config(raw))
     table = stock_table(config, plan.site)
     expected = plan.exported.frequencies  # of a length-dependent method, those up to L tokens
     if not (
@@ -48,7 +48,7 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
         raise _differs("frequencies", (table.inv_freq - expected.inv_freq).abs().max().item())
     if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):
         raise _differs("frequencies for the other layers", float("nan"))
-    if "quantization_config" in read_json(written / "config.json"):
+    if "quantization_config" in raw:
         return {"frequencies": "equal", "logits": "not compared: quantised weights"}
     if 2 * num_bytes > _available_bytes():
         return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}

@@ -190,7 +190,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
         with safe_open(file, framework="np") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  # not a dict
     except FileNotFoundError:
         raise RopepatchError(
             f"{file.name} is missing from {file.parent}",

@@ -86,7 +86,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
             elif self.command == "GET":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815
+        do_HEAD = do_GET  # noqa: N815  # the name http.server calls
 
         def log_message(self, *arguments: object) -> None:
             pass

@@ -82,6 +82,13 @@ def test_the_mathematics_needs_torch_alone(file):
     assert outside <= set(sys.stdlib_module_names)
 
 
+def test_only_the_files_named_here_import_transformers():
+    importing = {
+        layer(file) for file in FILES if any(name.split(".")[0] == "transformers" for name in imports(file))
+    }
+    assert importing == TOUCH_TRANSFORMERS
+
+
 def test_every_module_has_a_place_in_the_layers():
     assert {layer(file) for file in FILES} - {"__init__", "evaluation"} == set(LEVEL)
 

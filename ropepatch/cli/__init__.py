@@ -46,9 +46,8 @@ def _options(
 
 def main() -> None:
     """Run the command line: exit 0 done, 2 user error, 130 interrupted."""
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # so that nothing half-written stays
+    # An exit, not a death: so that nothing half-written stays.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
@@ -61,9 +60,8 @@ def main() -> None:
             print(f"hint: {error.hint}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # whoever read us, `head` say, has gone
+        # Whoever read us, `head` say, has gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         print(

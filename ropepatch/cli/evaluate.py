@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,22 +132,15 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _progress(total: int) -> Any:
-    """A bar on stderr, as a context manager that gives the callback of `perplexity`."""
-    from contextlib import contextmanager
-
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; the callback of `perplexity`."""
     from rich.console import Console
     from rich.progress import Progress
 
-    @contextmanager
-    def bar() -> Any:
-        with Progress(
-            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-        ) as progress:
-            task = progress.add_task("windows", total=total)
-            yield lambda done, of: progress.advance(task)
-
-    return bar()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("windows", total=total)
+        yield lambda done, of: progress.advance(task)
 
 
 def _spans(length: int, window: int) -> dict[str, tuple[int, int]]:
