@@ -9,7 +9,9 @@ from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
     from ropepatch.checkpoint import extend
+    from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
+    from ropepatch.loading import load
     from ropepatch.patching import Patch, active, patch
     from ropepatch.planning import Plan, plan
     from ropepatch.rope import Frequencies, Rope
@@ -26,7 +28,9 @@ _HOME = {
     "Scaling": "ropepatch.scaling",
     "active": "ropepatch.patching",
     "extend": "ropepatch.checkpoint",
+    "load": "ropepatch.loading",
     "make_scaling": "ropepatch.scaling",
+    "passkey": "ropepatch.evaluation.passkey",
     "patch": "ropepatch.patching",
     "perplexity": "ropepatch.evaluation.perplexity",
     "plan": "ropepatch.planning",
@@ -42,7 +46,9 @@ __all__ = [
     "Scaling",
     "active",
     "extend",
+    "load",
     "make_scaling",
+    "passkey",
     "patch",
     "perplexity",
     "plan",

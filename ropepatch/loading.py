@@ -12,11 +12,26 @@ from transformers.utils import logging as transformers_logging
 
 from ropepatch.adapters import stock_code
 from ropepatch.errors import RopepatchError
+from ropepatch.source import find_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load(model: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A checkpoint with its tokenizer; on the CPU, in the dtype it asks for and in eval mode.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
+        revision: Of a Hub id.
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, or transformers cannot load it.
+    """
+    folder = find_source(model, revision, weights=True).folder
+    return load_model(folder), load_tokenizer(folder)
 
 
 def load_model(folder: Path) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""The checkpoint a user names: a local folder or a Hub id."""
+"""The checkpoint a user names: a local folder, a Hub id or `tiny`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from ropepatch.errors import RopepatchError
 
+TINY = Path(__file__).parent / "tiny" / "checkpoint"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILES = ["config.json"]
 CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*"]
@@ -34,10 +35,18 @@ class Source:
 def find_source(model: str | Path, revision: str | None = None, *, weights: bool) -> Source:
     """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
 
+    `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
+
     Raises:
         RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
     """
-    name = str(model)
+    name = "./tiny" if model == Path("tiny") else str(model)
+    if name == "tiny":
+        if revision is not None:
+            raise RopepatchError(
+                "tiny comes with ropepatch and has no revisions", hint="leave --revision out"
+            )
+        return Source(name, TINY)
     try:
         folder = Path(name).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()

@@ -4,6 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import ropepatch
+
+
+@pytest.fixture(scope="session")
+def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The bundled checkpoint, which can read; whoever changes the model changes it back."""
+    return ropepatch.load("tiny")
 
 
 @pytest.fixture(scope="session")

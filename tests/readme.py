@@ -12,16 +12,16 @@ def updating() -> bool:
     return os.environ.get("ROPEPATCH_UPDATE") == "1"
 
 
-def block(name: str) -> str:
+def block(name: str, file: Path = README) -> str:
     """The text between `<!-- name -->` and `<!-- /name -->`."""
-    return re.search(_marked(name), README.read_text(encoding="utf-8"), re.DOTALL)[2]
+    return re.search(_marked(name), file.read_text(encoding="utf-8"), re.DOTALL)[2]
 
 
-def write_block(name: str, text: str) -> None:
+def write_block(name: str, text: str, file: Path = README) -> None:
     """Replace the text of a block."""
-    old = README.read_text(encoding="utf-8")
+    old = file.read_text(encoding="utf-8")
     new = re.sub(_marked(name), lambda match: f"{match[1]}{text}\n{match[3]}", old, flags=re.DOTALL)
-    README.write_text(new, encoding="utf-8")
+    file.write_text(new, encoding="utf-8")
 
 
 def _marked(name: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder or a Hub id.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

@@ -140,7 +140,7 @@ def perplexity(
     embedding: Any = model.get_input_embeddings().weight
     device = torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
     losses: list[Tensor] = []
-    with _evaluating(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for nll in _read(model, (ids.to(device) for ids in checked), chunk):
             losses.append(_check_finite(nll, len(losses)))
             if progress is not None:
@@ -198,14 +198,15 @@ def _read(model: PreTrainedModel, documents: Iterable[Tensor], chunk: int) -> It
 
 def _decoder(model: PreTrainedModel) -> nn.Module | None:
     """What the model runs below its head; None if it has no such part or cannot give single positions."""
-    if not any(map(_gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
+    if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
         return None
     decoder = getattr(model, "get_decoder", lambda: None)()
     # Llama 4 answers with the whole model, head included; in Gemma 4 the decoder takes logits_to_keep itself.
-    return getattr(decoder, "model", decoder) if decoder and _gives_positions(decoder) else decoder
+    return getattr(decoder, "model", decoder) if decoder and gives_positions(decoder) else decoder
 
 
-def _gives_positions(module: nn.Module) -> bool:
+def gives_positions(module: nn.Module) -> bool:
+    """Whether its forward can be asked for the logits of some positions alone."""
     return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
@@ -285,7 +286,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode within the block; afterwards every module is back in its own mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
