@@ -39,11 +39,11 @@ def test_help_and_import_load_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("extend", "plan", "eval", "methods"):
+    for command in ("extend", "plan", "eval", "methods", "demo"):
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["extend", "plan", "eval", "methods"])
+@pytest.mark.parametrize("command", ["extend", "plan", "eval", "methods", "demo"])
 def test_every_help_ends_with_examples_on_lines_of_their_own(command):
     done = ropepatch(command, "--help")
     assert done.returncode == 0

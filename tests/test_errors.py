@@ -227,7 +227,12 @@ CASES: dict[str, tuple[str, Damage]] = {
     "text too short": ("eval src --text src/short.txt", file("short.txt", "word1 word2")),
     "eval without a target": ("eval src --text src --method yarn", file("short.txt", "word1")),
     "eval set without a method": ("eval src --text src --set beta=3", file("short.txt", "word1")),
+    "eval of no text": ("eval src", nothing),
     "eval lengths": ("eval src --text src --lengths 1k,,2k", file("short.txt", "word1")),
+    # tiny and the demo
+    "tiny has no revisions": ("plan tiny --to 1k --revision main", nothing),
+    "tiny reaches its window": ("plan tiny --to 256", nothing),
+    "demo exists": ("demo --out there", nothing),
 }
 
 

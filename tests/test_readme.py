@@ -15,6 +15,7 @@ from ropepatch import METHODS
 
 ROOT = README.parent
 RESULTS = ROOT / "eval" / "results"
+PROTOCOL = ROOT / "eval" / "README.md"
 
 
 def code_blocks(language: str) -> list[str]:
@@ -58,13 +59,13 @@ def test_the_notebook_lines_run(workplace):
     )
     assert done.returncode == 0, done.stderr
     assert "perplexity" in done.stdout
-    assert (workplace / "llama-2-7b-32k" / "config.json").exists()
+    assert (workplace / "tiny-2k" / "config.json").exists()
 
 
-def generated(name: str, text: str) -> None:
+def generated(name: str, text: str, file: Path = README) -> None:
     if updating():
-        write_block(name, text)
-    assert block(name) == text
+        write_block(name, text, file)
+    assert block(name, file) == text
 
 
 def test_the_method_table_is_the_registry():
@@ -74,7 +75,7 @@ def test_the_method_table_is_the_registry():
     )
 
 
-def test_the_results_are_those_of_the_result_file():
+def test_the_babyllama_table_is_its_result_file():
     record = json.loads((RESULTS / "babyllama-4x.json").read_text())
     columns = record["results"]
     lines = [
@@ -87,7 +88,83 @@ def test_the_results_are_those_of_the_result_file():
     for length in columns["as it is"]["perplexity"]:
         values = (f"{column['perplexity'][length]:.2f}" for column in columns.values())
         lines.append(f"| {length} | {' | '.join(values)} |")
-    generated("results", "\n".join(lines))
+    generated("babyllama", "\n".join(lines), PROTOCOL)
+
+
+@pytest.fixture(scope="module")
+def training_free() -> dict:
+    return json.loads((RESULTS / "tiny-training-free.json").read_text())
+
+
+def test_the_training_free_tables_are_the_result_file(training_free):
+    results = training_free["results"]
+    tables = [f"**{factor} x**\n\n{method_table(training_free, factor)}" for factor in results]
+    absent = ", ".join(f"`{name}`" for name in METHODS if name not in results["4"])
+    given = ", ".join(f"`{name}` with {values}" for name, values in training_free["given"].items())
+    notes = f"Given parameters: {given}. Not measured, because they need lists that a search finds: {absent}."
+    generated("training-free", "\n\n".join([*tables, notes]), PROTOCOL)
+    chosen = ["none", "linear", "ntk", "ntk-by-parts", "llama3", "yarn"]
+    generated("training-free", method_table(training_free, "4", chosen))
+
+
+def test_every_method_is_measured_or_said_to_need_more(training_free):
+    for methods in training_free["results"].values():
+        assert set(METHODS) - set(methods) == {"longrope", "custom", "longrope-switch"}
+
+
+def test_what_the_protocol_says_the_tables_teach_is_in_them(training_free):
+    results, floors = training_free["results"], training_free["floors"]
+
+    def nats(factor: int, method: str, stretch: int = -1) -> float:
+        return list(results[str(factor)][method]["nats"].values())[stretch]
+
+    def keys(factor: int, method: str) -> list[int]:
+        return [cell["correct"] for cell in results[str(factor)][method]["passkey"].values()]
+
+    def floor(factor: int, name: str = "floor") -> float:
+        return list(floors[str(factor)][name].values())[-1]
+
+    for factor in (2, 4, 8):
+        assert nats(factor, "linear", 0) > 3
+        assert not any(keys(factor, "linear"))
+        for stretch in range(1, len(keys(factor, "yarn"))):
+            assert nats(factor, "ntk-by-parts", stretch) > nats(factor, "yarn", stretch)
+        for blind in ("none", "giraffe-power", "p-rope"):
+            assert nats(factor, blind) > 1.5 * floor(factor)
+    for method in ("yarn", "llama3"):
+        assert nats(2, method) < floor(2) + 0.01
+        assert nats(2, method, 0) < nats(2, "none", 0) + 0.001
+        for factor in (2, 4):
+            assert nats(factor, method) < floor(factor, "256-token floor")
+    assert nats(4, "llama3") < nats(4, "yarn")
+    assert keys(4, "llama3")[:2] == [40, 40]
+    static = [name for name in results["8"] if not METHODS[name].length_dependent]
+    assert min(static, key=lambda name: nats(8, name)) == "yarn"
+    assert max(static, key=lambda name: keys(8, name)[-1]) == "yarn"
+    assert floor(8, "256-token floor") < nats(8, "yarn") < floor(8) + 0.15
+    assert nats(8, "yarn") > floor(8) + 0.1
+    assert 0.75 <= keys(8, "yarn")[-1] / 40 <= 0.85
+    for factor in (4, 8):
+        assert nats(factor, "ntk", 0) < nats(factor, "none", 0) + 0.01
+        assert nats(factor, "ntk", -2) < floor(factor, "256-token floor") + 0.1
+        assert nats(factor, "ntk") > floor(factor, "256-token floor") + 0.2
+
+
+def method_table(record: dict, factor: str, names: list[str] | None = None) -> str:
+    """Loss by stretch and keys by length, one method per row, the floors below."""
+    methods, floors = record["results"][factor], record["floors"][factor]
+    spans = list(floors["floor"])
+    lengths = list(methods["none"]["passkey"])
+    heads = [*(f"nats {span}" for span in spans), *(f"keys at {length}" for length in lengths)]
+    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    for name in names or methods:
+        nats = [f"{methods[name]['nats'][span]:.2f}" for span in spans]
+        keys = [f"{cell['correct']}/{cell['n']}" for cell in methods[name]["passkey"].values()]
+        lines.append(f"| `{name}` | {' | '.join(nats + keys)} |")
+    for name, losses in floors.items():
+        nats = (f"{value:.2f}" for value in losses.values())
+        lines.append(f"| {name} | {' | '.join(nats)} |{' |' * len(lengths)}")
+    return "\n".join(lines)
 
 
 def test_the_costs_are_those_of_the_benchmarks():

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ropepatch.cli import evaluate, extend, methods, plan
+from ropepatch.cli import demo, evaluate, extend, methods, plan
 from ropepatch.errors import RopepatchError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command(epilog=extend.EXAMPLES)(extend.extend)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=methods.EXAMPLES)(methods.methods)
+app.command(epilog=demo.EXAMPLES)(demo.demo)
 
 
 def _version(wanted: bool) -> None:
@@ -35,7 +36,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="MODEL is a checkpoint folder or a Hub id. Lengths read 32k = 32 x 1024 tokens.")
+@app.callback(
+    epilog="MODEL is a checkpoint folder, a Hub id, or tiny, the checkpoint that comes with ropepatch. "
+    "Lengths read 32k = 32 x 1024 tokens."
+)
 def _options(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."

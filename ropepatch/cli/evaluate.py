@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +18,14 @@ from ropepatch.cli.arguments import (
     parse_settings,
     print_warnings,
 )
+from ropepatch.cli.running import device, progress
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from ropepatch.evaluation.perplexity import LossCurve
 
 UNPATCHED = "as it is"
@@ -32,12 +33,16 @@ UNPATCHED = "as it is"
 EXAMPLES = """\b
 Examples:
   ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k,8k
+  ropepatch eval tiny --method yarn --to 1k
   ropepatch eval ./llama-2-7b --text books/ --method linear --method yarn --to 32k"""
 
 
 def evaluate(
     model: Model,
-    text: Annotated[Path, typer.Option(help="A text file, or a folder of *.txt files.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="A text file, or a folder of *.txt files. tiny has tales of its own."),
+    ] = None,
     lengths: Annotated[
         str | None, typer.Option(help="Tokens to read, e.g. 256,1k,4k; L/2, L, 2L ... --to if not given.")
     ] = None,
@@ -57,6 +62,8 @@ def evaluate(
     The documents are joined, each after a beginning-of-sequence token, and cut into windows of the largest
     length; every window is read once, and its first N tokens give the perplexity at length N.
     """
+    if text is None and model != "tiny":
+        raise RopepatchError("--text is missing", hint="--text FILE, or a folder of *.txt files")
     names = method or []
     if names and to is None:
         raise RopepatchError("--method needs a target", hint="--to 32k")
@@ -77,6 +84,7 @@ def evaluate(
         raise RopepatchError(f"--lengths go to {reach[-1]}, beyond --to {target}", hint=f"--to {reach[-1]}")
 
     from ropepatch.evaluation.perplexity import perplexity
+    from ropepatch.evaluation.results import environment
     from ropepatch.evaluation.texts import read_documents
     from ropepatch.evaluation.texts import windows as cut
     from ropepatch.loading import load_model, load_tokenizer
@@ -84,8 +92,9 @@ def evaluate(
     from ropepatch.planning import plan
     from ropepatch.source import find_source
     from ropepatch.survey import survey_folder
+    from ropepatch.tiny.held_out import held_out_tales
 
-    documents = read_documents(text)
+    documents = read_documents(text) if text else []
     source = find_source(model, revision, weights=True)
     window = survey_folder(source.folder).rope.original_max_position_embeddings
     plans = {
@@ -93,28 +102,33 @@ def evaluate(
         for name, values in parameters.items()
     }
     reach = reach or _doublings(window, target)
-    pieces = cut(load_tokenizer(source.folder), documents, length=reach[-1], count=windows)
+    tokenizer, corpus = load_tokenizer(source.folder), str(text or "held-out tales")
+    pieces: Sequence[Sequence[int] | Tensor] = (
+        cut(tokenizer, documents, length=reach[-1], count=windows)
+        if text
+        else [tale.ids for tale in held_out_tales(tokenizer, length=reach[-1], count=windows)]
+    )
     for made in plans.values():
         print_warnings(made)
     loaded: Any = load_model(source.folder)
-    loaded.to(_device())
+    loaded.to(device())
     curves: dict[str, LossCurve] = {}
-    with _progress(len(pieces) * (1 + len(plans))) as advance:
+    with progress(UNPATCHED) as advance:
         curves[UNPATCHED] = perplexity(loaded, None, pieces, progress=advance)
-        for name, made in plans.items():
-            with patch(loaded, made):
-                curves[name] = perplexity(loaded, None, pieces, progress=advance)
+    for name, made in plans.items():
+        with patch(loaded, made), progress(name) as advance:
+            curves[name] = perplexity(loaded, None, pieces, progress=advance)
     if as_json:
-        task = {"task": "perplexity", "protocol": "one-pass", "text": str(text), "windows": len(pieces)}
+        task = {"task": "perplexity", "protocol": "one-pass", "text": corpus, "windows": len(pieces)}
         shape = {"model": model, "revision": source.revision, "trained": window, "length": reach[-1]}
         scalings = {
             name: made.scaling.parameters() | {"factor": made.scaling.factor} for name, made in plans.items()
         }
         results = {name: _numbers(curve, reach, window) for name, curve in curves.items()}
-        record = task | shape | {"scalings": scalings, "results": results, "env": _environment(loaded)}
+        record = task | shape | {"scalings": scalings, "results": results, "env": environment(loaded)}
         print(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    print(f"{model} on {text}: {len(pieces)} windows of {reach[-1]} tokens; trained on {window}")
+    print(f"{model} on {corpus}: {len(pieces)} windows of {reach[-1]} tokens; trained on {window}")
     _print_table(curves, reach, window)
 
 
@@ -124,23 +138,6 @@ def _doublings(window: int, target: int | None) -> list[int]:
     while lengths[-1] < end:
         lengths.append(min(2 * lengths[-1], end))
     return lengths
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; the callback of `perplexity`."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("windows", total=total)
-        yield lambda done, of: progress.advance(task)
 
 
 def _spans(length: int, window: int) -> dict[str, tuple[int, int]]:
@@ -155,30 +152,12 @@ def _spans(length: int, window: int) -> dict[str, tuple[int, int]]:
 
 
 def _numbers(curve: LossCurve, lengths: list[int], window: int) -> dict[str, Any]:
+    from ropepatch.evaluation.results import finite
+
     return {
-        "perplexity": {str(length): _finite(curve.at(length).value) for length in lengths},
+        "perplexity": {str(length): finite(curve.at(length).value) for length in lengths},
         "tokens": {str(length): curve.at(length).num_tokens for length in lengths},
         "nats": {name: curve.between(*span).mean for name, span in _spans(lengths[-1], window).items()},
-    }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
-
-
-def _environment(model: Any) -> dict[str, str]:
-    import torch
-    import transformers
-
-    import ropepatch
-
-    return {
-        "ropepatch": ropepatch.__version__,
-        "transformers": transformers.__version__,
-        "torch": str(torch.__version__),
-        "device": torch.cuda.get_device_name() if model.device.type == "cuda" else str(model.device),
-        "dtype": str(model.dtype),
     }
 
 

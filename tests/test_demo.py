@@ -1,0 +1,118 @@
+"""The demo does what the README says it does, and prints what stands there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from readme import README, block, updating, write_block
+from transformers import AutoModelForCausalLM
+
+from ropepatch.cli import demo as command
+
+RESULT = README.parent / "eval" / "results" / "demo.json"
+NATS = 0.02  # what another processor may change
+KEYS = 2  # of 20
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "ropepatch", "demo", *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def done(folder) -> subprocess.CompletedProcess[str]:
+    """The demo as a newcomer runs it, once for this file."""
+    done = run("--out", "out", folder=folder)
+    assert done.returncode == 0, done.stderr
+    if updating():
+        RESULT.write_text((folder / "out" / "demo.json").read_text())
+    return done
+
+
+@pytest.fixture(scope="module")
+def record(done, folder) -> dict:
+    return json.loads((folder / "out" / "demo.json").read_text())
+
+
+def table(record: dict) -> str:
+    before, after, floor = record["results"]["before"], record["results"]["after"], record["floor"]
+    lines = ["| nats per token at positions | before | after | floor |", "|---|---|---|---|"]
+    lines += [
+        f"| {span} | {before['nats'][span]:.2f} | {after['nats'][span]:.2f} | {floor[span]:.2f} |"
+        for span in floor
+    ]
+    lines += ["", "| pass keys found at | before | after |", "|---|---|---|"]
+    for length, cell in before["passkey"].items():
+        found = after["passkey"][length]
+        lines.append(f"| {length} tokens | {cell['correct']}/{cell['n']} | {found['correct']}/{found['n']} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_readme_is_that_of_the_result_file(done):
+    text = table(json.loads(RESULT.read_text()))
+    if updating():
+        write_block("demo", text)
+    assert block("demo") == text
+
+
+def test_the_demo_finds_again_what_the_result_file_says(record):
+    stated = json.loads(RESULT.read_text())
+    assert record["floor"] == pytest.approx(stated["floor"], abs=1e-9)
+    for name, result in record["results"].items():
+        assert result["nats"] == pytest.approx(stated["results"][name]["nats"], abs=NATS)
+        for length, cell in result["passkey"].items():
+            expected = stated["results"][name]["passkey"][length]
+            assert cell["n"] == expected["n"]
+            assert abs(cell["correct"] - expected["correct"]) <= KEYS
+
+
+def test_the_demo_shows_what_the_readme_claims(record):
+    before, after = record["results"]["before"], record["results"]["after"]
+    assert before["nats"]["1024 to 2048"] > 2 * after["nats"]["1024 to 2048"]
+    for length in ("512", "1024", "2048"):
+        assert before["passkey"][length]["correct"] <= 0.1 * before["passkey"][length]["n"]
+        assert after["passkey"][length]["correct"] >= 0.5 * after["passkey"][length]["n"]
+
+
+def test_nothing_reads_below_the_floor_by_more_than_luck(record):
+    for result in record["results"].values():
+        for span, nats in result["nats"].items():
+            assert nats > record["floor"][span] - 0.01
+
+
+def test_results_go_to_stdout_and_progress_to_stderr(done):
+    assert "nats per token" in done.stdout
+    assert "reading" not in done.stdout
+    assert "extending tiny" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_figures_and_a_checkpoint_that_stock_transformers_loads_are_there(done, folder):
+    for name in ("loss.png", "loss.svg", "passkey.png", "passkey.svg"):
+        assert (folder / "out" / name).stat().st_size > 5_000
+    model = AutoModelForCausalLM.from_pretrained(folder / "out" / "tiny-yarn-2k")
+    assert model.config.max_position_embeddings == 2048
+    assert model.config.rope_parameters["rope_type"] == "yarn"
+
+
+def test_a_second_run_into_the_same_folder_is_refused(done, folder):
+    again = run("--out", "out", folder=folder)
+    assert again.returncode == 2
+    assert "already exists" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+def test_without_matplotlib_there_are_no_figures_and_a_line_says_how_to_get_them(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert command._draw(tmp_path, {}, None, {}, 256) == []
+    assert 'pip install "ropepatch[plot]"' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
