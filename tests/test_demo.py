@@ -1,6 +1,7 @@
 """The demo does what the README says it does, and prints what stands there."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def done(folder) -> subprocess.CompletedProcess[str]:
     done = run("--out", "out", folder=folder)
     assert done.returncode == 0, done.stderr
     if updating():
-        RESULT.write_text((folder / "out" / "demo.json").read_text())
+        shutil.copy(folder / "out" / "demo.json", RESULT)
+        shutil.copy(folder / "out" / "loss.svg", RESULT.with_name("demo-loss.svg"))
     return done
 
 
@@ -60,6 +62,14 @@ def test_the_table_of_the_readme_is_that_of_the_result_file(done):
     if updating():
         write_block("demo", text)
     assert block("demo") == text
+
+
+def test_the_table_it_prints_has_the_rows_of_the_readme(done, record):
+    printed = {tuple(line.split()) for line in done.stdout.splitlines()}
+    rows = [line for line in table(record).splitlines() if line.startswith("| ") and " at " not in line]
+    assert len(rows) == 11
+    for row in rows:
+        assert tuple(row.replace("|", " ").split()) in printed
 
 
 def test_the_demo_finds_again_what_the_result_file_says(record):

@@ -12,6 +12,7 @@ from readme import README, block, updating, write_block
 from tiny_checkpoint import tiny_llama_folder
 
 from ropepatch import METHODS
+from ropepatch.source import TINY
 
 ROOT = README.parent
 RESULTS = ROOT / "eval" / "results"
@@ -60,6 +61,12 @@ def test_the_notebook_lines_run(workplace):
     assert done.returncode == 0, done.stderr
     assert "perplexity" in done.stdout
     assert (workplace / "tiny-2k" / "config.json").exists()
+
+
+def test_every_link_of_the_documents_leads_somewhere():
+    for document in (README, PROTOCOL, TINY / "README.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / link).exists(), f"{document}: {link}"
 
 
 def generated(name: str, text: str, file: Path = README) -> None:

@@ -138,7 +138,7 @@ def _print_tables(curves: dict[str, LossCurve], floor: LossCurve, grids: dict[st
         table.add_column(name, justify="right", no_wrap=True)
     columns = [_losses(curve) for curve in (*curves.values(), floor)]
     for span in columns[0]:
-        table.add_row(f"  {span}", *(f"{column[span]:.3f}" for column in columns))
+        table.add_row(f"  {span}", *(f"{column[span]:.2f}" for column in columns))
     table.add_row("pass keys retrieved at")
     for length in LENGTHS[1:]:
         found = (grid.at(length) for grid in grids.values())
