@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ropepatch.adapters import blueprint, load_config, text_config
 from ropepatch.errors import RopepatchError
+from ropepatch.folders import absent, new_folder
 from ropepatch.planning import Plan
 from ropepatch.source import find_source, read_json
 from ropepatch.survey import survey_folder
@@ -50,7 +46,7 @@ def extend(
             hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "
             "has the same frequencies at the target, and saves",
         )
-    folder = _absent(out)
+    folder = absent(out)
     source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
     if folder.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(f"{folder} lies inside the source checkpoint", hint="choose an --out beside it")
@@ -68,57 +64,13 @@ def extend(
         tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
         shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
         check_fit(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, shared)
-    with _new_folder(folder) as partial:
+    with new_folder(folder) as partial:
         _check_space(weights, partial, link=link_weights)
         _copy_small_files(source.folder, partial)
         _write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
         _write_json(partial / "ropepatch.json", _record(plan, verdict) | history)
-    return folder
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes its name only when all went well, and is gone otherwise."""
-    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    made = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.rename(folder)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        for parent in made:
-            if parent.is_dir():
-                parent.rmdir()
-        if isinstance(error, OSError):
-            raise _disk_error(error, folder) from error
-        raise
-
-
-def _disk_error(error: OSError, folder: Path) -> RopepatchError:
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    hints = {
-        errno.ENOSPC: "free some space, or use --link-weights on the file system of the source",
-        errno.EDQUOT: "free some of your quota, or use --link-weights on the file system of the source",
-        errno.EROFS: "choose a folder on a file system that can be written to",
-        errno.EACCES: "choose a folder you may write to",
-    }
-    return RopepatchError(
-        f"cannot write {folder}: {reason}", hint=hints.get(error.errno or 0, "choose another --out")
-    )
-
-
-def _absent(out: str | Path) -> Path:
-    try:
-        folder = Path(out).expanduser().absolute()
-        exists = folder.exists() or folder.is_symlink()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
-        reason = getattr(error, "strerror", None) or error
-        raise RopepatchError(f"cannot write {out}: {reason}", hint="choose another --out") from error
-    if exists:
-        raise RopepatchError(f"{folder} already exists", hint="choose another --out; nothing is overwritten")
     return folder
 
 

@@ -11,6 +11,7 @@ from readme import README, block, updating, write_block
 from transformers import AutoModelForCausalLM
 
 from ropepatch.cli import demo as command
+from ropepatch.cli import main
 
 RESULT = README.parent / "eval" / "results" / "demo.json"
 NATS = 0.02  # what another processor may change
@@ -117,6 +118,20 @@ def test_a_second_run_into_the_same_folder_is_refused(done, folder):
     assert again.returncode == 2
     assert "already exists" in again.stderr
     assert "Traceback" not in again.stderr
+
+
+def test_an_interrupted_demo_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropepatch.evaluation.passkey.passkey", interrupt)
+    monkeypatch.setattr("ropepatch.evaluation.perplexity.perplexity", lambda *arguments, **options: None)
+    monkeypatch.setattr("sys.argv", ["ropepatch", "demo", "--out", str(tmp_path / "new" / "out")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_matplotlib_there_are_no_figures_and_a_line_says_how_to_get_them(

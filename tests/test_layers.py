@@ -13,6 +13,7 @@ PACKAGE = Path(ropepatch.__file__).parent
 # Each layer may import the ones before it; modules on one line may not import each other.
 LAYERS = [
     {"errors", "seeds"},
+    {"folders"},
     {"rope"},
     {"scaling"},
     {"bands", "engines", "export", "legacy", "source"},

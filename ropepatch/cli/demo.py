@@ -11,7 +11,6 @@ import typer
 
 from ropepatch.cli.arguments import AsJson
 from ropepatch.cli.running import device, progress
-from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.passkey import PasskeyGrid
@@ -38,53 +37,52 @@ def demo(
     Training-free, offline, about a minute on two cores: the loss on tales it has not seen, beside the least
     loss that is possible, and the retrieval of pass keys.
     """
-    if out.exists():
-        raise RopepatchError(f"{out} already exists", hint="choose another --out; nothing is overwritten")
-
     from ropepatch.checkpoint import extend
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import LossCurve, perplexity
     from ropepatch.evaluation.results import environment
+    from ropepatch.folders import absent, new_folder
     from ropepatch.loading import load
     from ropepatch.planning import plan
     from ropepatch.tiny.held_out import held_out_tales
 
-    _say(f"extending tiny to {TARGET} tokens with {METHOD}")
-    made = plan("tiny", to=TARGET, method=METHOD)
-    folder = extend(made, out / f"tiny-{METHOD}-2k")
-    base, tokenizer = load("tiny")
-    tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
-    floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-    curves: dict[str, LossCurve] = {}
-    grids: dict[str, PasskeyGrid] = {}
-    for name, model in {"before": base, "after": load(folder)[0]}.items():
-        model.to(device())  # type: ignore[arg-type]
-        _say(f"reading {TALES} tales, {name}")
-        with progress("tales") as advance:
-            curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
-        _say(f"asking for pass keys, {name}")
-        with progress("prompts") as advance:
-            grids[name] = passkey(model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, progress=advance)
-    figures = _draw(out, curves, floor, grids, made.rope.original_max_position_embeddings)
-    record = {
-        "task": "demo",
-        "model": "tiny",
-        "method": METHOD,
-        "trained": made.rope.original_max_position_embeddings,
-        "target": TARGET,
-        "tales": TALES,
-        "floor": _losses(floor),
-        "results": {
+    folder = absent(out)
+    with new_folder(folder) as partial:
+        _say(f"extending tiny to {TARGET} tokens with {METHOD}")
+        made = plan("tiny", to=TARGET, method=METHOD)
+        extended = extend(made, partial / f"tiny-{METHOD}-2k")
+        base, tokenizer = load("tiny")
+        tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
+        floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+        curves: dict[str, LossCurve] = {}
+        grids: dict[str, PasskeyGrid] = {}
+        for name, model in {"before": base, "after": load(extended)[0]}.items():
+            model.to(device())  # type: ignore[arg-type]
+            _say(f"reading {TALES} tales, {name}")
+            with progress("tales") as advance:
+                curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
+            _say(f"asking for pass keys, {name}")
+            with progress("prompts") as advance:
+                grids[name] = passkey(model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, progress=advance)
+        trained = made.rope.original_max_position_embeddings
+        figures = _draw(partial, curves, floor, grids, trained)
+        results = {
             name: {"nats": _losses(curves[name]), "passkey": _retrieved(grids[name])} for name in curves
-        },
-        "env": environment(base),
-    }
-    (out / "demo.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        }
+        task = {"task": "demo", "model": "tiny", "method": METHOD, "trained": trained, "target": TARGET}
+        record = task | {
+            "tales": TALES,
+            "floor": _losses(floor),
+            "results": results,
+            "env": environment(base),
+        }
+        text = json.dumps(record, indent=2)
+        (partial / "demo.json").write_text(text + "\n", encoding="utf-8")
     if as_json:
-        print(json.dumps(record, indent=2))
+        print(text)
         return
     _print_tables(curves, floor, grids)
-    print(f"\ncheckpoint  {folder}\nfigures     {', '.join(map(str, figures)) or 'none'}")
+    print(f"\n{out} holds {extended.name}, demo.json and {', '.join(figures) or 'no figures'}")
 
 
 def _say(line: str) -> None:
@@ -113,7 +111,8 @@ def _retrieved(grid: PasskeyGrid) -> dict[str, dict[str, Any]]:
 
 def _draw(
     out: Path, curves: dict[str, LossCurve], floor: LossCurve, grids: dict[str, PasskeyGrid], trained: int
-) -> list[Path]:
+) -> list[str]:
+    """The names of the figures drawn."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -121,11 +120,8 @@ def _draw(
         return []
     from ropepatch.plots import plot_loss, plot_passkey, save_figure
 
-    loss = plot_loss(curves, trained=trained, floor=floor)
-    return [
-        *save_figure(loss, out / "loss"),
-        *save_figure(plot_passkey(grids, trained=trained), out / "passkey"),
-    ]
+    loss, keys = plot_loss(curves, trained=trained, floor=floor), plot_passkey(grids, trained=trained)
+    return [file.name for file in (*save_figure(loss, out / "loss"), *save_figure(keys, out / "passkey"))]
 
 
 def _print_tables(curves: dict[str, LossCurve], floor: LossCurve, grids: dict[str, PasskeyGrid]) -> None:

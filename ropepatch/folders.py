@@ -1,0 +1,66 @@
+"""Folders that are written whole or not at all, and never over another."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ropepatch.errors import RopepatchError
+
+
+def absent(out: str | Path) -> Path:
+    """The folder as an absolute path.
+
+    Raises:
+        RopepatchError: If it exists, or nothing can be there.
+    """
+    try:
+        folder = Path(out).expanduser().absolute()
+        exists = folder.exists() or folder.is_symlink()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
+        reason = getattr(error, "strerror", None) or error
+        raise RopepatchError(f"cannot write {out}: {reason}", hint="choose another --out") from error
+    if exists:
+        raise RopepatchError(f"{folder} already exists", hint="choose another --out; nothing is overwritten")
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes its name only when all went well, and is gone otherwise.
+
+    Raises:
+        RopepatchError: If the disk does not let it be written.
+    """
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    made = [parent for parent in folder.parents if not parent.exists()]
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.rename(folder)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            if parent.is_dir():
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise _disk_error(error, folder) from error
+        raise
+
+
+def _disk_error(error: OSError, folder: Path) -> RopepatchError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    hints = {
+        errno.ENOSPC: "free some space, or use --link-weights on the file system of the source",
+        errno.EDQUOT: "free some of your quota, or use --link-weights on the file system of the source",
+        errno.EROFS: "choose a folder on a file system that can be written to",
+        errno.EACCES: "choose a folder you may write to",
+    }
+    return RopepatchError(
+        f"cannot write {folder}: {reason}", hint=hints.get(error.errno or 0, "choose another --out")
+    )
