@@ -693,5 +693,5 @@ def test_the_command_says_what_is_wrong_in_two_lines_and_exits_with_2(command, t
     file = written(tmp_path, content(sed=1))
     result = command(file, "--out", tmp_path / "run")
     assert result.exit_code == 2
-    assert result.stderr == f"error: {file}: unknown recipe key 'sed'\nhint: did you mean seed?\n"
+    assert result.output == f"error: {file}: unknown recipe key 'sed'\nhint: did you mean seed?\n"
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METHOD, TARGET = "yarn", 2048
 LENGTHS = [64, 128, 256, 512, 1024, 2048]
-TALES, TRIALS = 16, 4  # per length; per length and depth
+TALES, TRIALS, SEED = 16, 4, 0  # keys per length and depth, and their seed
 
 EXAMPLES = """\b
 Examples:
@@ -56,14 +56,17 @@ def demo(
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         curves: dict[str, LossCurve] = {}
         grids: dict[str, PasskeyGrid] = {}
-        for name, model in {"before": base, "after": load(extended)[0]}.items():
-            model.to(device())  # type: ignore[arg-type]
+        models: dict[str, Any] = {"before": base, "after": load(extended)[0]}
+        for name, model in models.items():
+            model.to(device())
             _say(f"reading {TALES} tales, {name}")
             with progress("tales") as advance:
                 curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
             _say(f"asking for pass keys, {name}")
             with progress("prompts") as advance:
-                grids[name] = passkey(model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, progress=advance)
+                grids[name] = passkey(
+                    model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, seed=SEED, progress=advance
+                )
         trained = made.rope.original_max_position_embeddings
         figures = _draw(partial, curves, floor, grids, trained)
         results = {
@@ -72,6 +75,7 @@ def demo(
         task = {"task": "demo", "model": "tiny", "method": METHOD, "trained": trained, "target": TARGET}
         record = task | {
             "tales": TALES,
+            "passkey_seed": SEED,
             "floor": _losses(floor),
             "results": results,
             "env": environment(base),
