@@ -71,6 +71,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, required=True)
+    out = parser.parse_args().json
     model, tokenizer = ropepatch.load("tiny")
     record = {
         "task": "tiny-checkpoint",
@@ -81,7 +82,7 @@ def main() -> None:
         "passkey": retrieval(model, tokenizer, INSIDE, 40) | retrieval(model, tokenizer, BEYOND, 20),
         "env": environment(model),
     }
-    parser.parse_args().json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

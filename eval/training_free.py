@@ -104,7 +104,8 @@ def main() -> None:
         "env": environment(model),
     }
     earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    results = earlier.pop("results", {}) if {**earlier, "floors": 0} == {**record, "floors": 0} else {}
+    found, _ = earlier.pop("results", {}), earlier.pop("floors", None)
+    results = found if earlier == record else {}
     record["floors"] = {str(s): floors(tokenizer, trained, s * trained) for s in FACTORS}
     record["results"] = results
     for factor in FACTORS:
