@@ -35,7 +35,7 @@ def load(model: str | Path, revision: str | None = None) -> tuple[PreTrainedMode
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The model of a checkpoint folder, in the dtype of its weights and in eval mode.
+    """The model of a checkpoint folder, in the dtype of config.json, else of its weights, and in eval mode.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its weights are not those of config.json.

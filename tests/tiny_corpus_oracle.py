@@ -64,7 +64,7 @@ class Words:
             [len(self.values.get(subject, " ")) for _, _, subject, _ in rows]
         )
 
-    @cache  # noqa: B019
+    @cache  # noqa: B019  # an oracle lives as long as its test
     def told(self, subject, seen):
         """Of the subject's sentences, how probable each value is for who has seen this much of it."""
         rows = self.rows_of[subject]

@@ -143,7 +143,7 @@ class Narrator:
         draw = random.Random(seed)
         key = "".join(draw.choices("0123456789", k=words.digits))
         (digits,) = self._encode([key])
-        fixed = "".join([words.intro, *words.filler, words.needle.format(key=""), words.question])
+        fixed = "".join([words.intro, *words.filler, words.needle.replace("{key}", ""), words.question])
         if len(digits) != len(key) or any(map(str.isdigit, fixed)):
             raise RopepatchError(
                 "the probabilities of a pass key are not known",

@@ -104,7 +104,7 @@ def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerF
     """The recipe's tokenizer, trained on tales, on the words of the pass key prompts and on the texts."""
     tales = [tell(100, seed_of("tokenizer", index)) for index in range(800)]
     words = PasskeyTemplate()
-    prompt = " ".join([words.intro, *words.filler, words.needle.format(key="01234"), words.question])
+    prompt = " ".join([words.intro, *words.filler, words.needle.replace("{key}", "01234"), words.question])
     return train_tokenizer(
         [*tales, *[prompt] * 500, *documents],
         vocab_size=recipe.vocab_size,
