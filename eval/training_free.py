@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ropepatch
-from ropepatch.evaluation.perplexity import LossCurve
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment
 from ropepatch.tiny.held_out import held_out_tales
 

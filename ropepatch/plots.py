@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import PasskeyGrid
-    from ropepatch.evaluation.perplexity import LossCurve
 
 STYLE: Any = {
     "figure.dpi": 100,

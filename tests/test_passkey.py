@@ -27,13 +27,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import (
-    Passkey,
-    PasskeyGrid,
-    PasskeyTemplate,
-    passkey,
-    passkey_prompt,
-)
+from ropepatch.evaluation.passkey import Passkey, PasskeyGrid, passkey
+from ropepatch.evaluation.prompts import PasskeyTemplate, passkey_prompt
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None)
 CHECKPOINT = Path(ropepatch.__file__).parent / "tiny" / "checkpoint"

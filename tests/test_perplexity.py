@@ -14,7 +14,9 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.perplexity import LossCurve, Perplexity, perplexity
+from ropepatch.evaluation.curves import LossCurve, Perplexity
+from ropepatch.evaluation.losses import read_losses
+from ropepatch.evaluation.perplexity import perplexity
 
 VOCABULARY = 48
 
@@ -59,7 +61,7 @@ def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [message for name, _, message in caplog.record_tuples if name == perplexity.__module__]
+    return [message for name, _, message in caplog.record_tuples if name == read_losses.__module__]
 
 
 def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:

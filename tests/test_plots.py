@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
-from ropepatch.evaluation.perplexity import LossCurve
 from ropepatch.plots import plot_loss, plot_passkey, save_figure
 
 CURVE = LossCurve((torch.linspace(3.0, 1.0, 999), torch.linspace(4.0, 2.0, 999)))
@@ -78,7 +78,7 @@ def test_drawing_changes_no_setting(tmp_path):
 def test_drawing_needs_no_window_system():
     code = """
 import sys, torch
-from ropepatch.evaluation.perplexity import LossCurve
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.plots import plot_loss
 plot_loss({"one": LossCurve((torch.ones(99),))}, trained=16)
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import PasskeyTemplate
+from ropepatch.evaluation.prompts import PasskeyTemplate
 from ropepatch.seeds import seed_of
 from ropepatch.source import TINY
 from ropepatch.tiny.corpus import Narrator

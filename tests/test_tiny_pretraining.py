@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from typer.testing import CliRunner
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import PasskeyTemplate
+from ropepatch.evaluation.prompts import PasskeyTemplate
 from ropepatch.seeds import seed_of
 from ropepatch.source import TINY
 from ropepatch.tiny import __main__, mixture, pretraining

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import PasskeyTemplate
+from ropepatch.evaluation.prompts import PasskeyTemplate
 from ropepatch.source import TINY
 from ropepatch.tiny.documents import BOS, EOS
 from ropepatch.tiny.grammar import tell

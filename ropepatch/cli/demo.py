@@ -13,8 +13,8 @@ from ropepatch.cli.arguments import AsJson
 from ropepatch.cli.running import device, progress
 
 if TYPE_CHECKING:
+    from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import PasskeyGrid
-    from ropepatch.evaluation.perplexity import LossCurve
 
 METHOD, TARGET = "yarn", 2048
 LENGTHS = [64, 128, 256, 512, 1024, 2048]
@@ -38,8 +38,9 @@ def demo(
     loss that is possible, and the retrieval of pass keys.
     """
     from ropepatch.checkpoint import extend
+    from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import passkey
-    from ropepatch.evaluation.perplexity import LossCurve, perplexity
+    from ropepatch.evaluation.perplexity import perplexity
     from ropepatch.evaluation.results import environment
     from ropepatch.folders import absent, new_folder
     from ropepatch.loading import load

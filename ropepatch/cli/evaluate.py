@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ropepatch.evaluation.perplexity import LossCurve
+    from ropepatch.evaluation.curves import LossCurve
 
 UNPATCHED = "as it is"
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import PasskeyTemplate, passkey_prompt
+from ropepatch.evaluation.prompts import PasskeyTemplate, passkey_prompt
 from ropepatch.tiny.documents import Document
 from ropepatch.tiny.grammar import SENTENCES, Sentence
 

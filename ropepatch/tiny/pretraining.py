@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import PasskeyTemplate
+from ropepatch.evaluation.prompts import PasskeyTemplate
 from ropepatch.evaluation.texts import read_documents
 from ropepatch.seeds import seed_of
 from ropepatch.tiny.grammar import tell

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, SchedulerType
 
 from ropepatch.errors import RopepatchError
+from ropepatch.strict import check_keys, is_count, read_yaml, refuse_unknown
 from ropepatch.tiny.documents import BOS, EOS
 from ropepatch.tiny.mixture import MATERIALS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 PUBLISHED = "checkpoint"  # the folder of the finished checkpoint, beside those of the stages
@@ -56,20 +54,20 @@ class Stage:
         is_mixture = (
             isinstance(self.mixture, dict) and self.mixture and all(map(_is_amount, self.mixture.values()))
         )
-        is_windows = isinstance(self.windows, list) and self.windows and all(map(_is_count, self.windows))
+        is_windows = isinstance(self.windows, list) and self.windows and all(map(is_count, self.windows))
         for key, fits, expected in (
             ("name", is_name, f"letters, digits, _ and -, and not {PUBLISHED}: it names a folder"),
             ("mixture", is_mixture, "shares above 0 by material"),
             ("windows", is_windows, "a list of whole numbers above 0"),
-            ("tokens_per_step", _is_count(self.tokens_per_step), "a whole number above 0"),
-            ("steps", _is_count(self.steps), "a whole number above 0"),
+            ("tokens_per_step", is_count(self.tokens_per_step), "a whole number above 0"),
+            ("steps", is_count(self.steps), "a whole number above 0"),
             ("learning_rate", _is_amount(self.learning_rate), "a number above 0 (with a point: 2.0e-3)"),
             ("lr_scheduler_type", self.lr_scheduler_type in schedules, f"one of {', '.join(schedules)}"),
             ("bf16", isinstance(self.bf16, bool), "true or false"),
         ):
             if not fits:
                 raise RopepatchError(f"{key} must be {expected}, got {getattr(self, key)!r}")
-        _refuse_unknown(self.mixture, MATERIALS, "material")
+        refuse_unknown(self.mixture, MATERIALS, "material")
         if max(self.windows) > self.tokens_per_step:
             raise RopepatchError(
                 f"a row of {max(self.windows)} tokens has no room in {self.tokens_per_step} tokens_per_step"
@@ -101,7 +99,7 @@ class Recipe:
         is_texts = isinstance(self.texts, list) and all(isinstance(text, str) for text in self.texts)
         for key, fits, expected in (
             ("seed", type(self.seed) is int and self.seed >= 0, "a whole number from 0"),
-            ("vocab_size", _is_count(self.vocab_size), "a whole number above 0"),
+            ("vocab_size", is_count(self.vocab_size), "a whole number above 0"),
             ("texts", is_texts, "a list of files or folders"),
             ("model", isinstance(self.model, dict), "a mapping"),
             ("stages", isinstance(self.stages, list) and self.stages, "a list of stages"),
@@ -112,7 +110,7 @@ class Recipe:
         if len(set(names)) < len(names):
             raise RopepatchError(f"two stages have the same name: {', '.join(names)}")
         own = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "dtype"}
-        _refuse_unknown(self.model, [key for key in LlamaConfig().to_dict() if key not in own], "model key")
+        refuse_unknown(self.model, [key for key in LlamaConfig().to_dict() if key not in own], "model key")
         if "max_position_embeddings" not in self.model:
             raise RopepatchError("model has no max_position_embeddings", hint="it is the window to be stated")
         try:
@@ -133,45 +131,16 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         RopepatchError: No such file, no YAML, a key missing, or one unknown or of the wrong kind.
     """
+    content = read_yaml(path, "recipe")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RopepatchError(f"{path} is not a recipe: {_one_line(error)}") from error
-    try:
-        _check_keys(Recipe, content)
+        check_keys(Recipe, content)
         if not isinstance(content["stages"], list):
             raise RopepatchError("stages must be a list")
         for stage in content["stages"]:
-            _check_keys(Stage, stage)
+            check_keys(Stage, stage)
         return Recipe(**content | {"stages": [Stage(**stage) for stage in content["stages"]]})
     except RopepatchError as error:
         raise RopepatchError(f"{path}: {error}", hint=error.hint) from error
-
-
-def _check_keys(kind: type, content: object) -> None:
-    """Refuse what does not have the keys of a dataclass."""
-    place = kind.__name__.lower()
-    known = [field.name for field in fields(kind)]
-    keys = f"its keys are {', '.join(known)}"
-    if not isinstance(content, dict):
-        raise RopepatchError(f"a {place} must be a mapping, got {content!r}", hint=keys)
-    _refuse_unknown(content, known, f"{place} key")
-    for field in fields(kind):
-        if field.default is MISSING and field.name not in content:
-            raise RopepatchError(f"a {place} must have the key {field.name}", hint=keys)
-
-
-def _refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> None:
-    choices = list(known)
-    for name in names:
-        if name not in choices:
-            close = get_close_matches(str(name), choices, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(choices)}"
-            raise RopepatchError(f"unknown {what} {name!r}", hint=hint)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_amount(value: object) -> bool:

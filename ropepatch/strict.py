@@ -1,0 +1,63 @@
+"""YAML that is read strictly: what is unknown, missing or of the wrong kind is refused, with a suggestion."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """What a YAML file holds; ``what`` says in errors what it should be.
+
+    Raises:
+        RopepatchError: No such file, or no YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RopepatchError(f"{path} is not a {what}: {' '.join(str(error).split())}") from error
+
+
+def check_keys(kind: type, content: object) -> None:
+    """Refuse what does not have the keys of a dataclass.
+
+    Raises:
+        RopepatchError: No mapping, a key that is unknown, or one that is missing.
+    """
+    place = kind.__name__.lower()
+    known = [field.name for field in fields(kind)]
+    keys = f"its keys are {', '.join(known)}"
+    if not isinstance(content, dict):
+        raise RopepatchError(f"a {place} must be a mapping, got {content!r}", hint=keys)
+    refuse_unknown(content, known, f"{place} key")
+    for field in fields(kind):
+        if field.default is field.default_factory is MISSING and field.name not in content:
+            raise RopepatchError(f"a {place} must have the key {field.name}", hint=keys)
+
+
+def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> None:
+    """Refuse a name that is not known; the hint is the nearest known one, or all of them.
+
+    Raises:
+        RopepatchError: A name that is not known.
+    """
+    choices = list(known)
+    for name in names:
+        if name not in choices:
+            close = get_close_matches(str(name), choices, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(choices)}"
+            raise RopepatchError(f"unknown {what} {name!r}", hint=hint)
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number above 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
