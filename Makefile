@@ -1,6 +1,7 @@
 # make demo   extend the bundled checkpoint and measure it before and after; figures in .demo
 # make test   run the tests
 # make lint   format, lint and types
+# make documents   rewrite the tables and figures of the documents from eval/results
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -13,6 +14,9 @@ demo: .venv/demo/installed
 
 test: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/bin/pytest --numprocesses 2 --dist worksteal
+
+documents: .venv/test/installed
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_tiny_checkpoint.py
 
 lint: .venv/test/installed
 	.venv/test/bin/ruff format --check .
@@ -27,4 +31,4 @@ lint: .venv/test/installed
 clean:
 	rm -rf .venv .demo
 
-.PHONY: demo test lint clean
+.PHONY: demo test documents lint clean

@@ -9,7 +9,10 @@ import pytest
 from tiny_checkpoint import tiny_llama_folder
 
 from ropepatch import METHODS, RopepatchError
-from ropepatch.cli.arguments import parse_length, parse_lengths, parse_settings, short_length
+from ropepatch.cli.arguments import parse_settings
+from ropepatch.lengths import parse_length, parse_lengths, short_length
+
+COMMANDS = ["extend", "plan", "eval", "compare", "plot", "methods", "demo"]
 
 
 def ropepatch(*words, cwd=None):
@@ -39,11 +42,11 @@ def test_help_and_import_load_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("extend", "plan", "eval", "methods", "demo"):
+    for command in COMMANDS:
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["extend", "plan", "eval", "methods", "demo"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_ends_with_examples_on_lines_of_their_own(command):
     done = ropepatch(command, "--help")
     assert done.returncode == 0
@@ -83,20 +86,66 @@ def test_eval_prints_before_and_after_by_length(checkpoint):
         "eval", checkpoint, "--text", text, "--method", "linear", "--method", "yarn", "--to", "256"
     )
     assert done.returncode == 0, done.stderr
-    assert "windows of 256 tokens; trained on 64" in done.stdout
-    header = done.stdout.splitlines()[1].split()
-    assert header == ["as", "it", "is", "linear", "yarn"]
+    headline, header = done.stdout.splitlines()[:2]
+    assert "tiny-llama, trained on 64 tokens: " in headline
+    assert headline.endswith("text.txt, 6 x 256 tokens")
+    assert header.split() == ["as", "it", "is", "linear", "yarn"]
     for length in (32, 64, 128, 256):
         assert f"{length} tokens" in done.stdout
 
 
-def test_eval_as_json_carries_its_provenance(checkpoint):
+def test_eval_as_json_is_a_list_of_results(checkpoint):
     text = checkpoint.parent / "text.txt"
     done = ropepatch("eval", checkpoint, "--text", text, "--lengths", "32,128", "--windows", "3", "--json")
-    result = json.loads(done.stdout)
-    assert result["windows"] == 3
-    assert result["results"]["as it is"]["tokens"] == {"32": 3 * 31, "128": 3 * 127}
-    assert {"ropepatch", "transformers", "torch", "device", "dtype"} == result["env"].keys()
+    (result,) = json.loads(done.stdout)
+    assert result["parameters"]["pieces"] == 3
+    rows = {row["length"]: row["tokens"] for row in result["tables"]["by_length"]}
+    assert rows == {32: 3 * 31, 128: 3 * 127}
+    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= result["env"].keys()
+
+
+SUITE = """
+methods: [linear, yarn]
+to: [2x]
+tasks:
+  - {task: perplexity, windows: 2}
+  - {task: passkey, lengths: [0.5x], depths: [0.5], trials: 2}
+"""
+
+
+def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(SUITE)
+    words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
+    done = ropepatch(*words, "--report", "report.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "out").iterdir())) == 7
+    assert "longest with 85.6%" in done.stdout
+    assert "<table" in (tmp_path / "report.html").read_text()
+    again = ropepatch(*words, cwd=tmp_path)
+    assert again.stdout == done.stdout
+    drawn = ropepatch("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    names = {file.suffix for file in (tmp_path / "figures").iterdir()}
+    assert names == {".png", ".svg"}
+
+
+def test_compare_ranks_and_recommends(tmp_path):
+    words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", "--windows", "4", "--trials", "1")
+    done = ropepatch(*words, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
+    assert ranked == ["yarn", "as", "linear", "floor"]
+    assert done.stdout.endswith("ropepatch extend tiny --to 512 --method yarn\n")
+    record = json.loads(ropepatch(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
+    assert record["ranking"]["recommended"] == "yarn"
+    assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
+
+
+def test_compare_without_digits_in_the_vocabulary_asks_for_no_pass_keys(checkpoint):
+    text = checkpoint.parent / "text.txt"
+    done = ropepatch("compare", checkpoint, "--methods", "yarn", "--to", "128", "--text", text)
+    assert done.returncode == 0, done.stderr
+    assert "warning: no pass keys are asked for: " in done.stderr
 
 
 def test_methods_lists_every_method_and_describes_one():

@@ -1,457 +1,45 @@
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import cycle, groupby, islice, product
-from pathlib import Path
+from itertools import groupby, pairwise, product
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from passkey_cases import (
+    ACCENTED,
+    CHECKPOINT,
+    TEMPLATE,
+    TOKENIZERS,
+    Known,
+    copied,
+    llama3,
+    read,
+    reading,
+    within,
+)
 from tiny_models import tiny_model
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
-    ByT5Tokenizer,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.modeling_outputs import CausalLMOutput
 
-import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import Passkey, PasskeyGrid, passkey
+from ropepatch.evaluation.passkey import Passkey, PasskeyGrid, draw_needles, passkey
 from ropepatch.evaluation.prompts import PasskeyTemplate, passkey_prompt
-
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None)
-CHECKPOINT = Path(ropepatch.__file__).parent / "tiny" / "checkpoint"
-TEMPLATE = PasskeyTemplate()
-ACCENTED = PasskeyTemplate(
-    intro="Quelque part ici se cache un mot de passe : 🔑.",
-    filler=("L'été s'achève.", "Où va l'âne ?", "Nul ne répond…"),
-    needle="La clé est {key} ; retenez-la — {key}.",
-    question="Quelle est la clé ? La voilà",
-)
-BACKWARDS = replace(ACCENTED, filler=ACCENTED.filler[::-1])
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-TEXTS = [
-    " ".join([words.intro, *words.filler, words.needle.replace("{key}", "."), words.question])
-    for words in (TEMPLATE, ACCENTED)
-]
-NUMBERS = [f" {number:03}" for number in range(0, 1000, 3)]  # so that some groups are one token, others two
-
-
-# Tokenizers
-
-
-def byte_level(regex: str, *, spans_words: bool = False) -> Tokenizer:
-    """Trained on the templates, and on some numbers unless its tokens span words; split at the regex."""
-    raw = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(regex), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<s>"],
-        show_progress=False,
-    )
-    raw.train_from_iterator(TEXTS if spans_words else TEXTS + NUMBERS, trainer)
-    raw.decoder = decoders.ByteLevel()
-    return raw
-
-
-def llama3() -> PreTrainedTokenizerFast:
-    raw = byte_level(LLAMA3)
-    bos = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    raw.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), bos])
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
-
-
-def gpt2() -> PreTrainedTokenizerFast:
-    raw = byte_level(r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-    raw.post_processor = processors.ByteLevel(trim_offsets=True)
-    return PreTrainedTokenizerFast(tokenizer_object=raw)
-
-
-def spanning() -> PreTrainedTokenizerFast:
-    """Its tokens span words and sentences, but for digits and the space before them."""
-    raw = byte_level(r" ?\p{N}", spans_words=True)
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
-
-
-def single_bytes() -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(["<s>", *alphabet])}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
-
-
-def metaspace() -> PreTrainedTokenizerFast:
-    raw = sentencepiece()
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
-
-
-def llama2() -> PreTrainedTokenizerFast:
-    raw = sentencepiece()
-    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    raw.pre_tokenizer = None
-    raw.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
-
-
-def sentencepiece() -> Tokenizer:
-    """Byte fallback for all but the letters of the bundled template; digits one by one."""
-    raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        initial_alphabet=list("0123456789"),
-        special_tokens=["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))],
-        show_progress=False,
-    )
-    raw.train_from_iterator(TEXTS[:1], trainer)
-    return raw
-
-
-def spaceless_bytes() -> PreTrainedTokenizerFast:
-    """One of a tiny checkpoint of the tests: it drops spaces, which moves the offsets after them."""
-    raw = Tokenizer(models.BPE(vocab={chr(i): i for i in range(33, 127)}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=raw)
-
-
-def whole_words() -> PreTrainedTokenizerFast:
-    """A token per word, mark and digit; no token for a space, no decoder to put one back."""
-    raw = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
-    )
-    trainer = trainers.WordLevelTrainer(vocab_size=128, special_tokens=["<unk>"], show_progress=False)
-    raw.train_from_iterator([*TEXTS[:1], "0 1 2 3 4 5 6 7 8 9"], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
-
-
-def bundled() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(CHECKPOINT)
-
-
-TOKENIZERS = {
-    build.__name__: functools.cache(build)
-    for build in (
-        bundled,
-        llama3,
-        gpt2,
-        single_bytes,
-        metaspace,
-        llama2,
-        whole_words,
-        spaceless_bytes,
-        spanning,
-    )
-}
-names = pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "spanning"])
+from ropepatch.evaluation.templates import NAMED
+from ropepatch.seeds import seed_of
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     return TOKENIZERS["bundled"]()
-
-
-def read(tokenizer: PreTrainedTokenizerFast, ids: Tensor) -> str:
-    """The text without its spaces, that some tokenizers do not give back."""
-    return str(tokenizer.decode(ids)).removeprefix("<s>").replace(" ", "")
-
-
-def spaceless(text: str) -> str:
-    return text.replace(" ", "")
-
-
-@functools.cache
-def shortest(name: str, words: PasskeyTemplate = TEMPLATE) -> int:
-    """Tokens of the shortest prompt, as the refusal of a shorter one says."""
-    with pytest.raises(RopepatchError, match="no room for its filler") as refusal:
-        passkey_prompt(TOKENIZERS[name](), length=1, depth=0.5, key="48213", template=words)
-    return int(next(word for word in refusal.value.hint.split() if word.isdigit()))
-
-
-# Prompts
-
-
-@names
-def test_a_prompt_has_exactly_the_length_asked_for(name):
-    least = shortest(name)
-    for length, depth in product(range(least, least + 120), (0.0, 0.4, 1.0)):
-        prompt = passkey_prompt(TOKENIZERS[name](), length=length, depth=depth, key="48213")
-        assert len(prompt.ids) == length
-
-
-lengths_above = st.integers(0, 300)
-depths = st.floats(0, 1)
-five_digits = st.text("0123456789", min_size=5, max_size=5)
-
-
-@names
-@DETERMINISTIC
-@given(
-    above=lengths_above, depth=depths, key=five_digits, words=st.sampled_from([TEMPLATE, ACCENTED, BACKWARDS])
-)
-def test_a_prompt_is_intro_filler_needle_question_and_key(name, above, depth, key, words):
-    tokenizer = TOKENIZERS[name]()
-    words = TEMPLATE if name in ("whole_words", "spaceless_bytes") else words  # they know no others
-    length = shortest(name, words) + 5 + above  # 5: keys need not have as many tokens as 48213
-    prompt = passkey_prompt(tokenizer, length=length, depth=depth, key=key, template=words)
-    assert len(prompt.ids) == length
-    begin, end = prompt.needle
-    starts = sorted([0, begin, *prompt.sentences, length - prompt.answer])
-    pieces = dict(
-        zip(starts, map(functools.partial(read, tokenizer), split(prompt.ids, starts)), strict=True)
-    )
-    assert pieces[0] == spaceless(words.intro)
-    assert pieces.pop(begin) == spaceless(words.needle.replace("{key}", key))
-    assert end in starts
-    assert pieces[prompt.sentences[-1]] == spaceless(words.question)
-    assert pieces[length - prompt.answer] == key
-    first, *others = [pieces[start] for start in prompt.sentences[:-1]]
-    in_order = list(islice(cycle(map(spaceless, reversed(words.filler))), len(others) + 1))[::-1]
-    assert others == in_order[1:]
-    whole = "�" not in first  # else the cut went through a letter
-    assert first
-    assert in_order[0].endswith(first) or not whole
-
-
-def split(ids: Tensor, starts: list[int]) -> list[Tensor]:
-    return [ids[begin:end] for begin, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
-
-
-@names
-@DETERMINISTIC
-@given(above=lengths_above, key=five_digits, depth=depths)
-def test_the_key_stands_twice_in_the_needle_once_as_the_answer_and_no_digit_elsewhere(
-    name, above, key, depth
-):
-    tokenizer = TOKENIZERS[name]()
-    prompt = passkey_prompt(tokenizer, length=shortest(name) + 5 + above, depth=depth, key=key)
-    begin, end = prompt.needle
-    assert read(tokenizer, prompt.ids[begin:end]).split(key)[1:] == [".Keepitwell:", "isthepasskey."]
-    assert read(tokenizer, prompt.ids[-prompt.answer :]) == key
-    others = torch.cat([prompt.ids[:begin], prompt.ids[end : -prompt.answer]])
-    assert not any(map(str.isdigit, read(tokenizer, others)))
-
-
-@names
-@DETERMINISTIC
-@given(above=lengths_above)
-def test_depth_0_is_right_after_the_intro_and_depth_1_right_before_the_question(name, above):
-    first, last = (
-        passkey_prompt(TOKENIZERS[name](), length=shortest(name) + above, depth=depth, key="48213")
-        for depth in (0.0, 1.0)
-    )
-    assert first.needle[1] == first.sentences[0]
-    assert read(TOKENIZERS[name](), first.ids[: first.needle[0]]) == spaceless(TEMPLATE.intro)
-    assert last.needle[1] == last.sentences[-1]
-    assert last.needle[0] > last.sentences[-2]
-
-
-@DETERMINISTIC
-@given(above=lengths_above, depths=st.tuples(depths, depths))
-def test_a_greater_depth_never_stands_earlier(above, depths):
-    earlier, later = (
-        passkey_prompt(
-            TOKENIZERS["bundled"](), length=shortest("bundled") + above, depth=depth, key="48213"
-        ).needle
-        for depth in sorted(depths)
-    )
-    assert earlier <= later
-
-
-@DETERMINISTIC
-@given(above=lengths_above, depth=depths)
-def test_the_needle_has_the_share_depth_of_the_filler_sentences_before_it(above, depth):
-    prompt = passkey_prompt(
-        TOKENIZERS["bundled"](), length=shortest("bundled") + above, depth=depth, key="48213"
-    )
-    sentences = prompt.sentences[:-1]
-    before = sum(start < prompt.needle[0] for start in sentences)
-    assert abs(before - depth * len(sentences)) <= 0.5
-
-
-@DETERMINISTIC
-@given(above=st.integers(0, 3000), depth=depths)
-def test_tokens_that_span_sentences_change_neither_the_length_nor_the_needle(above, depth):
-    tokenizer = TOKENIZERS["spanning"]()
-    length = shortest("spanning") + above
-    prompt = passkey_prompt(tokenizer, length=length, depth=depth, key="48213")
-    assert len(prompt.ids) == length
-    assert read(tokenizer, prompt.ids).count("Thepasskeyis48213.Keepitwell:48213isthepasskey.") == 1
-    assert read(tokenizer, prompt.ids).endswith("Whatisthepasskey?Thepasskeyis48213")
-    assert read(tokenizer, prompt.ids[-prompt.answer :]) == "48213"
-
-
-def test_prompts_are_the_ones_that_the_bundled_checkpoint_is_trained_on(tokenizer):
-    prompt = passkey_prompt(tokenizer, length=105, depth=0.5, key="04711")
-    assert tokenizer.decode(prompt.ids) == (
-        "<s>Somewhere on this page there is a pass key. Read on, you will need it. cart rolls by without "
-        "haste. Nobody asks for the time. The mill wheel turns and turns. Bread cools on the sill. "
-        "The pass key is 04711. Keep it well: 04711 is the pass key. Smoke climbs from every roof. A cart "
-        "rolls by without haste. Nobody asks for the time. What is the pass key? The pass key is 04711"
-    )
-    assert prompt.ids[-6:].tolist() == tokenizer.convert_tokens_to_ids(["Ġ", *"04711"])
-
-
-# Prompts that cannot be made
-
-
-@names
-def test_a_length_below_the_shortest_is_refused_and_the_shortest_is_not(name):
-    ask = functools.partial(passkey_prompt, TOKENIZERS[name](), depth=0.5, key="48213")
-    assert len(ask(length=shortest(name)).sentences) == 2
-    for length in (shortest(name) - 1, 0, -5):
-        with pytest.raises(RopepatchError, match=f"of {length} tokens has no room") as refusal:
-            ask(length=length)
-        assert refusal.value.hint == f"the shortest takes {shortest(name)} tokens with this tokenizer"
-
-
-@pytest.mark.parametrize("depth", [-0.01, 1.01, math.nan, math.inf])
-def test_a_depth_outside_0_to_1_is_refused(tokenizer, depth):
-    with pytest.raises(RopepatchError, match=f"depth must be from 0 to 1, got {depth}") as refusal:
-        passkey_prompt(tokenizer, length=200, depth=depth, key="48213")
-    assert refusal.value.hint
-
-
-class WithoutFastness:
-    """As transformers' backend for mistral-common, which gives no offsets and has no is_fast."""
-
-
-@pytest.mark.parametrize("slow", [ByT5Tokenizer, WithoutFastness])
-def test_a_tokenizer_without_offsets_is_refused(slow):
-    with pytest.raises(RopepatchError, match=f"{slow.__name__} gives no character offsets") as refusal:
-        passkey_prompt(slow(), length=200, depth=0.5, key="48213")
-    assert refusal.value.hint
-
-
-def test_a_tokenizer_that_joins_the_key_to_the_question_is_refused():
-    raw = byte_level(r"is \p{N}+")
-    raw.train_from_iterator(["is 48213"] * 2, trainers.BpeTrainer(show_progress=False))
-    with pytest.raises(RopepatchError, match="joins the question and the key into one token") as refusal:
-        passkey_prompt(PreTrainedTokenizerFast(tokenizer_object=raw), length=200, depth=0.5, key="48213")
-    assert refusal.value.hint
-
-
-def without(characters: str, *, unknown: bool) -> PreTrainedTokenizerFast:
-    """One token per character, but for some, which are one unknown token each or dropped."""
-    known = sorted({*"".join(TEXTS), *"0123456789"} - {*characters})
-    vocab = {character: i for i, character in enumerate(["<unk>", *known])}
-    raw = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>" if unknown else None))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=raw)
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "said"),
-    [(without("48", unknown=True), "<unk> <unk> 2 1 3"), (without("0123456789", unknown=False), "")],
-)
-def test_a_tokenizer_that_cannot_write_the_key_is_refused(tokenizer, said):
-    with pytest.raises(RopepatchError, match="cannot write the key 48213: it reads") as refusal:
-        passkey_prompt(tokenizer, length=500, depth=0.5, key="48213")
-    assert f"{said}'" in str(refusal.value)
-    assert refusal.value.hint
-
-
-def test_a_tokenizer_that_drops_the_filler_is_refused():
-    words = PasskeyTemplate(filler=("©©", "©©©"))
-    with pytest.raises(RopepatchError, match="no tokens for the filler") as refusal:
-        passkey_prompt(without("©", unknown=False), length=500, depth=0.5, key="48213", template=words)
-    assert refusal.value.hint
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            {"needle": "The pass key is {code}."},
-            r"the needle must hold \{key\}, got 'The pass key is \{code\}",
-        ),
-        ({"needle": ""}, r"the needle must hold \{key\}, got ''"),
-        ({"filler": ()}, r"the filler must be a tuple of sentences, got \(\)"),
-        ({"filler": ("So it goes.", " ")}, "the filler must be a tuple of sentences, got"),
-        ({"filler": "草是绿的。"}, "the filler must be a tuple of sentences, got '草是绿的。'"),
-        ({"question": "The pass key is "}, "the question must end in a word, got 'The pass key is '"),
-        ({"question": "The pass key:\n"}, "the question must end in a word"),
-        ({"question": ""}, "the question must end in a word, got ''"),
-        ({"digits": 0}, "a key needs at least 1 digit, got 0"),
-    ],
-)
-def test_a_template_that_asks_for_nothing_is_refused(words, message):
-    with pytest.raises(RopepatchError, match=message) as refusal:
-        PasskeyTemplate(**words)
-    assert refusal.value.hint
-
-
-def test_braces_of_a_template_are_ordinary_letters(tokenizer):
-    words = PasskeyTemplate(needle='{"key": {key}} {}', question='{"key":')
-    prompt = passkey_prompt(tokenizer, length=100, depth=0.5, key="48213", template=words)
-    assert tokenizer.decode(prompt.ids[slice(*prompt.needle)]) == ' {"key": 48213} {}'
-
-
-# Models whose score is known
-
-
-class Known(nn.Module):
-    """Says after every token of a row [N] what ``says`` answers [N]; each row by itself."""
-
-    def __init__(self, says: Callable[[list[int]], list[int]], vocabulary: int = 1024) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(100_000, 1), nn.Identity()
-        self.says, self.vocabulary = says, vocabulary
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
-        said = torch.tensor([self.says(row) for row in input_ids.tolist()])
-        return CausalLMOutput(logits=self.head(F.one_hot(said, self.vocabulary).float()[:, -logits_to_keep:]))
-
-
-def copied(ids: list[int]) -> list[int]:
-    """After every token: what followed the last four tokens where they first stood before, 0 if nowhere."""
-    followers, said = {}, []
-    for end in range(1, len(ids) + 1):
-        followers.setdefault(tuple(ids[max(end - 5, 0) : end - 1]), ids[end - 1])
-        said.append(followers.get(tuple(ids[max(end - 4, 0) : end]), 0))
-    return said
-
-
-def within(window: int) -> Callable[[list[int]], list[int]]:
-    """The same from the last tokens of a row alone."""
-    return lambda ids: [0] * (len(ids) - window) + copied(ids[-window:])
-
-
-@contextmanager
-def reading(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The rows that a model reads within the block, one by one."""
-    rows: list[Tensor] = []
-    hook = model.register_forward_pre_hook(
-        lambda _, __, options: rows.extend(options["input_ids"]), with_kwargs=True
-    )
-    yield rows
-    hook.remove()
 
 
 GRID = {"lengths": (80, 113, 160), "depths": (0.0, 0.3, 1.0)}
@@ -556,7 +144,7 @@ def greedy_verdicts(model: PreTrainedModel, rows: list[Tensor], answer: int) -> 
 def test_verdicts_on_the_bundled_checkpoint_are_those_of_greedy_decoding(checkpoint, tokenizer):
     lengths, depths = (128, 256, 320, 1024), (0.0, 0.3, 0.6, 1.0)
     with reading(checkpoint) as rows:
-        grid = passkey(checkpoint, tokenizer, lengths=lengths, depths=depths, trials=1)
+        grid = passkey(checkpoint, tokenizer, lengths=lengths, depths=depths, trials=1, share_prefixes=False)
     verdicts = [bool(read.correct) for read in grid.cells.values()]
     assert verdicts == greedy_verdicts(checkpoint, rows, answer=6)
     assert any(verdicts[:4])
@@ -577,10 +165,120 @@ def test_verdicts_on_a_random_model_that_says_a_digit_are_those_of_greedy_decodi
             depths=[place / 12 for place in range(12)],
             trials=1,
             template=PasskeyTemplate(digits=1),
+            share_prefixes=False,
         )
     verdicts = [bool(read.correct) for read in grid.cells.values()]
     assert verdicts == greedy_verdicts(model, rows, answer=1)
     assert any(verdicts)
+
+
+# A parser of what is generated
+
+
+class Speaking(Known):
+    """Generates a text after each prompt, made from the prompt's text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, says: Callable[[str], str]) -> None:
+        super().__init__(copied)
+        self.tokenizer, self.text, self.asked, self.calls = tokenizer, says, [], 0
+
+    def generate(self, ids, *, attention_mask, do_sample, num_beams, max_new_tokens, pad_token_id):
+        assert attention_mask.all()
+        assert attention_mask.shape == ids.shape
+        assert (do_sample, num_beams, self.training) == (False, 1, False)
+        self.asked += ids.tolist()
+        self.calls += 1
+        texts = [self.text(self.tokenizer.decode(row)) for row in ids]
+        said = self.tokenizer(texts, add_special_tokens=False).input_ids
+        padded = [row + [self.tokenizer.eos_token_id] + [pad_token_id] * 99 for row in said]
+        return torch.cat([ids, torch.tensor([row[:max_new_tokens] for row in padded])], dim=1)
+
+
+def hidden(text: str) -> str:
+    """The key of a prompt, as the needle says it."""
+    return text.split("The pass key is ")[1].split(".")[0]
+
+
+PARSED = PasskeyTemplate(keys=(1, 50_000), parse=r"\d+", answer_tokens=8)
+SHORTER = replace(PARSED, keys=(5, 300))  # of one digit to three
+
+
+@pytest.mark.parametrize(
+    ("says", "right"),
+    [
+        (lambda text: f" {hidden(text)}.", True),
+        (lambda text: f" a, {hidden(text)} 7", True),
+        (lambda text: f" 7 {hidden(text)}", False),
+        (lambda text: f" {hidden(text)}0", False),
+        (lambda text: " none", False),
+        (lambda text: "", False),
+        (lambda text: f" so it is said: {hidden(text)}.", False),  # after the 8 tokens that are generated
+    ],
+)
+def test_the_first_match_of_the_parser_in_what_is_generated_must_be_the_key(tokenizer, says, right):
+    model = Speaking(tokenizer, says)
+    grid = passkey(model, tokenizer, lengths=[90, 120], depths=[0.0, 1.0], trials=8, template=PARSED)
+    assert {cell.correct for cell in grid.cells.values()} == {8 * right}
+
+
+def test_parsed_keys_of_all_lengths_are_counted_in_their_own_cells(tokenizer):
+    model = Speaking(tokenizer, lambda text: hidden(text) if int(hidden(text)) % 2 else "")
+    told = []
+    grid = passkey(
+        model,
+        tokenizer,
+        lengths=[90, 120],
+        depths=[0.0, 0.5, 1.0],
+        trials=12,
+        template=SHORTER,
+        tokens_per_batch=400,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    keys = {}
+    for length, depth in grid.cells:
+        seeds = (seed_of("passkey", 0, length, depth, trial) for trial in range(12))
+        keys[length, depth] = [int(draw_needles(SHORTER, depth, 0, seed)[0].key) for seed in seeds]
+    assert counts(grid) == {cell: sum(key % 2 for key in drawn) for cell, drawn in keys.items()}
+    assert len({len(row) for row in model.asked}) > 2
+    assert len(model.asked) == 72
+    batches = {len(row): 400 // (90 if len(row) < 90 else 120) for row in model.asked}
+    sizes = Counter(map(len, model.asked))
+    assert model.calls == sum(math.ceil(count / batches[size]) for size, count in sizes.items())
+    assert told[-1] == (72, 72)
+    assert all(later > earlier for (earlier, _), (later, _) in pairwise(told))
+
+
+def test_a_special_token_is_no_answer():
+    tokenizer = llama3()
+    tokenizer.add_special_tokens({"eos_token": "<7>"})
+    ask = functools.partial(passkey, lengths=[160], depths=[0.5], template=replace(PARSED, keys=(7, 7)))
+    assert ask(Speaking(tokenizer, lambda text: " 7"), tokenizer).at(160) == Passkey(4, 4)
+    assert ask(Speaking(tokenizer, lambda text: " so"), tokenizer).at(160) == Passkey(0, 4)
+
+
+def test_a_parsed_prompt_ends_before_the_key_where_a_forced_one_has_it(tokenizer):
+    model = Speaking(tokenizer, hidden)
+    passkey(model, tokenizer, lengths=[100], depths=[0.5], trials=3, template=PARSED)
+    with reading(forced := Known(copied)) as rows:
+        passkey(
+            forced,
+            tokenizer,
+            lengths=[100],
+            depths=[0.5],
+            trials=3,
+            template=replace(PARSED, parse=None, answer_tokens=None),
+        )
+    forced_rows = [row.tolist() for row in rows]
+    assert all(any(row[: len(prompt)] == prompt for row in forced_rows) for prompt in model.asked)
+    assert {len(row) for row in forced_rows} == {100}
+    assert all(tokenizer.decode(prompt).endswith("The pass key is") for prompt in model.asked)
+
+
+def test_a_parser_finds_what_teacher_forcing_finds_on_the_bundled_checkpoint(checkpoint, tokenizer):
+    ask = functools.partial(passkey, checkpoint, tokenizer, lengths=(128, 320), depths=(0.2, 0.9), trials=4)
+    grid = ask(template=PasskeyTemplate(parse=r"\d{5}", answer_tokens=6))
+    assert counts(grid) == counts(ask())
+    assert 0 < sum(counts(grid).values()) < 16
 
 
 # Order, batches, seeds
@@ -806,11 +504,51 @@ def test_no_gradients_are_kept(checkpoint, tokenizer):
 # Requests that ask for nothing
 
 
-@pytest.mark.parametrize("nothing", [{"lengths": []}, {"depths": ()}, {"trials": 0}, {"trials": -1}])
-def test_no_lengths_depths_or_trials_are_refused(tokenizer, nothing):
-    with pytest.raises(RopepatchError, match="need lengths, depths and trials, got") as refusal:
-        passkey(Known(copied), tokenizer, **({"lengths": [80]} | nothing))
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"lengths": []}, r"lengths must be a list of numbers, got \[\]"),
+        ({"lengths": 128}, "lengths must be a list of numbers, got 128"),
+        ({"lengths": np.array(128)}, "lengths must be a list of numbers, got array"),
+        ({"lengths": "128"}, "lengths must be a list of numbers, got '128'"),
+        ({"lengths": [128, 128.5]}, "a length must be a whole number of at least 1, got 128.5"),
+        ({"lengths": [True]}, "a length must be a whole number of at least 1, got True"),
+        ({"lengths": ["128"]}, "a length must be a whole number of at least 1, got '128'"),
+        ({"lengths": [0]}, "a length must be a whole number of at least 1, got 0"),
+        ({"depths": ()}, r"depths must be a list of numbers, got \(\)"),
+        ({"depths": 0.5}, "depths must be a list of numbers, got 0.5"),
+        ({"depths": ["middle"]}, "a depth must be a number from 0 to 1, got 'middle'"),
+        ({"depths": [math.nan]}, "depth must be from 0 to 1, got nan"),
+        ({"trials": 0}, "trials must be a whole number of at least 1, got 0"),
+        ({"trials": -1}, "trials must be a whole number of at least 1, got -1"),
+        ({"trials": 2.0}, "trials must be a whole number of at least 1, got 2.0"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch must be a whole number of at least 1, got 0"),
+        ({"distractors": -1}, "distractors must be a whole number of at least 0, got -1"),
+        ({"queries": 0}, "queries must be a whole number of at least 1, got 0"),
+        ({"queries": 2}, "queries must be from 1 to the number of needles, 1, got 2"),
+        ({"distractors": 2, "queries": 4}, "queries must be from 1 to the number of needles, 3, got 4"),
+        ({"distractors": 1, "template": TEMPLATE}, r"distractors need a template with \{name\}"),
+        ({"distractors": 64}, "64 distractors and the needle .* has 64 names and 100000 keys"),
+        ({"distractors": 2, "template": replace(NAMED, keys=(8, 9))}, "the template has 64 names and 2 keys"),
+        (
+            {
+                "distractors": 1,
+                "queries": 2,
+                "template": replace(NAMED, parse=r"\d+", answer_tokens=6),
+            },
+            "a template with a parser takes one query, got 2",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_is_read(tokenizer, asked, message):
+    with (
+        reading(model := Known(copied)) as rows,
+        pytest.raises(RopepatchError, match=message) as refusal,
+    ):
+        passkey(model, tokenizer, **({"lengths": [600]} | asked))
     assert refusal.value.hint
+    assert "\n" not in str(refusal.value)
+    assert not rows
 
 
 @pytest.mark.parametrize(
@@ -824,80 +562,3 @@ def test_a_prompt_that_cannot_be_made_is_found_before_any_is_read(tokenizer, ask
     with reading(model := Known(copied)) as rows, pytest.raises(RopepatchError, match=message):
         passkey(model, tokenizer, **asked)
     assert not rows
-
-
-# Counts and intervals
-
-
-@pytest.mark.parametrize(
-    ("correct", "n", "low", "high"),
-    [
-        (0, 10, 0.0, 0.2775),
-        (5, 10, 0.2366, 0.7634),
-        (10, 10, 0.7225, 1.0),
-        (1, 1, 0.2065, 1.0),
-        (81, 263, 0.2553, 0.3662),  # Newcombe, Stat. Med. 17 (1998), table I
-        (15, 148, 0.0624, 0.1605),
-        (1, 29, 0.0061, 0.1718),
-    ],
-)
-def test_the_interval_is_wilsons(correct, n, low, high):
-    assert Passkey(correct, n).interval == pytest.approx((low, high), abs=5e-5)
-
-
-@DETERMINISTIC
-@given(n=st.integers(1, 10**6), share=st.floats(0, 1))
-def test_the_interval_holds_the_accuracy_and_lies_within_0_to_1(n, share):
-    read = Passkey(round(share * n), n)
-    low, high = read.interval
-    assert 0 <= low <= read.accuracy <= high <= 1
-    assert read.accuracy == read.correct / n
-    assert low < high
-
-
-@DETERMINISTIC
-@given(n=st.integers(1, 10**5), share=st.floats(0, 1), more=st.integers(2, 10))
-def test_the_interval_narrows_with_more_trials(n, share, more):
-    correct = round(share * n)
-    narrow, wide = (high - low for low, high in (Passkey(correct * k, n * k).interval for k in (more, 1)))
-    assert narrow < wide
-
-
-@DETERMINISTIC
-@given(n=st.integers(1, 1000), share=st.floats(0, 1))
-def test_the_interval_of_the_failures_mirrors_that_of_the_successes(n, share):
-    correct = round(share * n)
-    low, high = Passkey(correct, n).interval
-    assert Passkey(n - correct, n).interval == pytest.approx((1 - high, 1 - low))
-
-
-TABLE = PasskeyGrid(
-    {
-        (16384, 0.5): Passkey(0, 20),
-        (256, 1.0): Passkey(20, 20),
-        (256, 0.0): Passkey(7, 20),
-        (256, 0.5): Passkey(12, 20),
-        (16384, 0.0): Passkey(1, 20),
-        (16384, 1.0): Passkey(3, 20),
-    }
-)
-
-
-def test_a_length_sums_its_depths():
-    assert TABLE.at(256) == Passkey(39, 60)
-    assert TABLE.at(16384) == Passkey(4, 60)
-    assert TABLE.at(256).accuracy == 0.65
-
-
-def test_a_length_that_was_not_measured_is_an_error():
-    with pytest.raises(RopepatchError, match="no pass key was asked for at 512 tokens") as refusal:
-        TABLE.at(512)
-    assert refusal.value.hint == "measured: [256, 16384]"
-
-
-def test_a_grid_prints_as_a_table():
-    assert str(TABLE).splitlines() == [
-        "tokens  depth 0.00  depth 0.50  depth 1.00    all",
-        "   256        7/20       12/20       20/20  39/60",
-        " 16384        1/20        0/20        3/20   4/60",
-    ]

@@ -3,44 +3,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from loss_models import VOCABULARY, Largest, build, expected, shift_model, tokens
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, Perplexity
-from ropepatch.evaluation.losses import read_losses
+from ropepatch.evaluation.losses import LossReader
 from ropepatch.evaluation.perplexity import perplexity
-
-VOCABULARY = 48
-
-
-def build(model_type: str = "llama", **fields) -> PreTrainedModel:
-    """A tiny random model whose weights are large enough for its losses to differ from token to token."""
-    small = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**(small | fields)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(6)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -48,36 +18,8 @@ def llama() -> PreTrainedModel:
     return build()
 
 
-def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(1, vocabulary, (length,), generator=generator) for length in lengths]
-
-
-def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The losses from all logits at once, one token at a time."""
-    with torch.no_grad():
-        logits = model(ids[None]).logits[0]
-    return torch.stack([F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))])
-
-
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [message for name, _, message in caplog.record_tuples if name == read_losses.__module__]
-
-
-def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:
-    """After token i, gives token i + step the probability stated; the others share the rest evenly."""
-    model = build(
-        vocab_size=vocabulary, hidden_size=vocabulary, num_hidden_layers=1, head_dim=8, rms_norm_eps=1e-12
-    )
-    logit = math.log(probability * (vocabulary - 1) / (1 - probability))
-    one_hot = torch.eye(vocabulary)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.copy_(one_hot)
-        model.lm_head.weight.copy_(one_hot.roll(step, dims=0) * logit / vocabulary**0.5)
-    return model
+    return [message for name, _, message in caplog.record_tuples if name == LossReader.__module__]
 
 
 # Models whose score is known
@@ -154,19 +96,6 @@ def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     assert not warnings_of(caplog)  # none: in chunks, not all at once
 
 
-class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.numel = max(
-            [self.numel, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
-        )
-        return result
-
-
 def test_logits_of_a_whole_document_never_exist():
     model = build(vocab_size=2000)
     ids = tokens(128, vocabulary=2000)
@@ -185,7 +114,7 @@ def test_the_decoder_reads_each_document_once(llama):
     )
     perplexity(llama, None, tokens(30, 21), chunk=4)
     hook.remove()
-    assert passes == [(1, 30, 32), (1, 21, 32)]
+    assert passes == [(1, 21, 32), (1, 30, 32)]
 
 
 def test_the_model_gets_neither_mask_nor_cache(llama):
@@ -262,7 +191,7 @@ class ShortensItsDecoder(LlamaForCausalLM):
         return super().forward(inputs_embeds=hidden, use_cache=use_cache, logits_to_keep=logits_to_keep)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 8, 64])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize(
     "model_class",
     [
@@ -279,8 +208,8 @@ class ShortensItsDecoder(LlamaForCausalLM):
 def test_a_model_that_resists_chunks_is_scored_right_with_one_warning(llama, model_class, chunk, caplog):
     model = model_class(llama.config).eval()
     model.load_state_dict(llama.state_dict())
-    curve = perplexity(model, None, tokens(30, 20), chunk=chunk)
-    for ids, nll in zip(tokens(30, 20), curve.nll, strict=True):
+    curve = perplexity(model, None, tokens(31, 21), chunk=chunk)
+    for ids, nll in zip(tokens(31, 21), curve.nll, strict=True):
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
     (warning,) = warnings_of(caplog)
     assert model_class.__name__ in warning
@@ -304,7 +233,7 @@ def test_after_one_refusal_chunks_are_not_tried_again(llama):
     passes = []
     model.lm_head.register_forward_hook(lambda _, __, logits: passes.append(logits.shape[1]))
     perplexity(model, None, tokens(30, 20, 10), chunk=8)
-    assert passes == [30, 30, 20, 10]
+    assert passes == [10, 10, 20, 30]
 
 
 # The curve
@@ -453,10 +382,16 @@ def test_losses_are_ordinary_tensors_on_the_cpu(llama):
     )
 
 
-def test_progress_is_told_after_each_document(llama):
+def test_progress_tells_the_tokens_read_and_those_to_read_after_each_batch(llama):
     told = []
-    perplexity(llama, None, tokens(12, 3, 5), progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    perplexity(llama, None, tokens(12, 3, 5, 12), progress=lambda done, total: told.append((done, total)))
+    assert told == [(3, 32), (8, 32), (32, 32)]
+
+
+def test_progress_over_an_iterator_does_not_know_how_much_there_is(llama):
+    told = []
+    perplexity(llama, None, iter(tokens(12, 3)), progress=lambda done, total: told.append((done, total)))
+    assert told == [(3, None), (15, None)]
 
 
 # Errors

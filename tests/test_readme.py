@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from readme import README, block, updating, write_block
 from tiny_checkpoint import tiny_llama_folder
 
 from ropepatch import METHODS
+from ropepatch.evaluation.results import read_result
+from ropepatch.plots import figures, save_figure
 from ropepatch.source import TINY
 
 ROOT = README.parent
@@ -33,6 +36,7 @@ def workplace(tmp_path_factory) -> Path:
     """A folder with the checkpoint and the books that the README speaks of, small and random."""
     folder = tmp_path_factory.mktemp("readme")
     tiny_llama_folder(folder / "llama-2-7b", window=4096)
+    shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
     return folder
@@ -40,7 +44,9 @@ def workplace(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("command", [line for line in commands() if line.startswith("ropepatch ")])
 def test_a_command_of_the_readme_runs(workplace, command):
-    words = [sys.executable, "-m", *shlex.split(command)]
+    words = [sys.executable, "-m"]
+    for word in shlex.split(command):
+        words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
     done = subprocess.run(words, cwd=workplace, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -83,19 +89,28 @@ def test_the_method_table_is_the_registry():
 
 
 def test_the_babyllama_table_is_its_result_file():
-    record = json.loads((RESULTS / "babyllama-4x.json").read_text())
-    columns = record["results"]
+    results = json.loads((RESULTS / "babyllama-4x.json").read_text())
+    first = results[0]
     lines = [
-        f"Perplexity of the first tokens of {record['windows']} windows of {record['length']} tokens "
-        f"({record['env']['dtype'].removeprefix('torch.')}, {record['env']['device']}):",
+        f"Perplexity of the first tokens of {first['parameters']['pieces']} windows of "
+        f"{first['parameters']['lengths'][-1]} tokens "
+        f"({first['env']['dtype'].removeprefix('torch.')}, {first['env']['device']}):",
         "",
-        f"| tokens | {' | '.join(columns)} |",
-        f"|---|{'---|' * len(columns)}",
+        f"| tokens | {' | '.join(result['label'] for result in results)} |",
+        f"|---|{'---|' * len(results)}",
     ]
-    for length in columns["as it is"]["perplexity"]:
-        values = (f"{column['perplexity'][length]:.2f}" for column in columns.values())
-        lines.append(f"| {length} | {' | '.join(values)} |")
+    for rows in zip(*(result["tables"]["by_length"] for result in results), strict=True):
+        values = (f"{row['perplexity']:.2f}" for row in rows)
+        lines.append(f"| {rows[0]['length']} | {' | '.join(values)} |")
     generated("babyllama", "\n".join(lines), PROTOCOL)
+
+
+def test_the_figure_of_the_front_page_is_drawn_from_the_results(tmp_path):
+    drawn = figures([read_result(file) for file in sorted((RESULTS / "tiny-suite").glob("*.json"))])
+    _, svg = save_figure(drawn["perplexity"], tmp_path / "tiny-suite-perplexity")
+    if updating():
+        shutil.copy(svg, RESULTS)
+    assert svg.read_text() == (RESULTS / svg.name).read_text()
 
 
 @pytest.fixture(scope="module")

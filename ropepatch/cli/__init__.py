@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ropepatch.cli import demo, evaluate, extend, methods, plan
+from ropepatch.cli import compare, demo, evaluate, extend, methods, plan, plot
 from ropepatch.errors import RopepatchError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 app.command(epilog=extend.EXAMPLES)(extend.extend)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command(epilog=compare.EXAMPLES)(compare.compare)
+app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=methods.EXAMPLES)(methods.methods)
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 

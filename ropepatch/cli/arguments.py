@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import UnionType
@@ -16,8 +15,6 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from ropepatch.planning import Plan
 
-UNITS = {"": 1, "k": 1024, "m": 1024**2}
-
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")]
 Settings = Annotated[
     list[str] | None,
@@ -27,31 +24,6 @@ Settings = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def parse_length(text: str) -> int:
-    """Tokens, from `4096`, `32k` or `1m`.
-
-    Raises:
-        RopepatchError: If the text is none of these.
-    """
-    match = re.fullmatch(r"([0-9]{1,12})([kKmM]?)", text.strip())
-    if not match or int(match[1]) == 0:
-        raise RopepatchError(f"{text!r} is not a length in tokens", hint="write 4096, 32k (32 x 1024) or 1m")
-    return int(match[1]) * UNITS[match[2].lower()]
-
-
-def parse_lengths(text: str) -> list[int]:
-    """Lengths separated by commas, ascending and each once."""
-    return sorted({parse_length(part) for part in text.split(",")})
-
-
-def short_length(tokens: int) -> str:
-    """The opposite of `parse_length`: 32768 as 32k."""
-    for unit, size in reversed(UNITS.items()):
-        if tokens % size == 0:
-            return f"{tokens // size}{unit}"
-    return str(tokens)
 
 
 def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:

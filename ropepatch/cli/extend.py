@@ -14,11 +14,10 @@ from ropepatch.cli.arguments import (
     Model,
     Revision,
     Settings,
-    parse_length,
     parse_settings,
     print_warnings,
-    short_length,
 )
+from ropepatch.lengths import parse_length, short_length
 
 EXAMPLES = """\b
 Examples:

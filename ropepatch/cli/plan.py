@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Revision, Settings, parse_length, parse_settings
+from ropepatch.cli.arguments import AsJson, Model, Revision, Settings, parse_settings
+from ropepatch.lengths import parse_length
 
 EXAMPLES = """\b
 Examples:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.bootstrap import bootstrap_interval
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well ``num_tokens`` tokens were predicted."""
+    """How well ``num_tokens`` tokens were predicted.
 
-    nll: float  # nats, summed over the tokens
+    Attributes:
+        nll: Nats, summed over the tokens.
+        num_tokens: How many were scored.
+        documents: The nats and the number of the tokens of each document, for the interval.
+    """
+
+    nll: float
     num_tokens: int
+    documents: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def mean(self) -> float:
@@ -28,59 +38,128 @@ class Perplexity:
         """The perplexity exp(mean); infinite beyond the largest float."""
         return torch.tensor(self.mean, dtype=torch.float64).exp().item()
 
+    @property
+    def num_documents(self) -> int:
+        """How many documents the tokens are from."""
+        return len(self.documents)
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % bootstrap interval of the mean over documents, in nats; infinite for fewer than two."""
+        return bootstrap_interval(self.documents)
+
+
+def difference(a: Perplexity, b: Perplexity) -> tuple[float, tuple[float, float]]:
+    """The mean of a minus that of b, of two measurements of the same documents in the same order.
+
+    Returns:
+        Nats per token, below 0 where a is better, and their 95 % bootstrap interval. Each resample draws the
+        same documents for both, so that what makes a document hard cancels out.
+
+    Raises:
+        RopepatchError: They count other tokens in some document.
+    """
+    counts_a, counts_b = ([tokens for _, tokens in read.documents] for read in (a, b))
+    if counts_a != counts_b or a.num_tokens != b.num_tokens:
+        raise RopepatchError(
+            f"cannot compare {a.num_tokens} tokens of {a.num_documents} documents with {b.num_tokens} of "
+            f"{b.num_documents}: not the same tokens in each",
+            hint="read the same documents in the same order, with one protocol and length",
+        )
+    parts = [(of_a - of_b, n) for (of_a, n), (of_b, _) in zip(a.documents, b.documents, strict=True)]
+    return (a.nll - b.nll) / a.num_tokens, bootstrap_interval(parts)
+
 
 @dataclass(frozen=True, eq=False)
 class LossCurve:
-    """The loss of every token but the first of every document.
+    """The loss of every scored token, in rows of neighbouring tokens.
 
     Attributes:
-        nll: A float32 CPU tensor [T - 1] per document; entry t is -ln p(token t + 1 | tokens 0..t), in nats.
+        nll: A float32 CPU tensor [T - 1] per row; entry t is -ln p(token t + 1 | the context that it got), in
+            nats. A row is a document; with windows side by side it is a window.
+        documents: For each row the index of the document it is from; None if each is one of its own.
     """
 
     nll: tuple[Tensor, ...]
+    documents: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.documents is not None and len(self.documents) != len(self.nll):
+            raise RopepatchError(
+                f"{len(self.nll)} rows need the documents of as many, got {len(self.documents)}"
+            )
 
     def at(self, length: int) -> Perplexity:
-        """The perplexity of reading the first ``length`` tokens of every document that has at least so many.
+        """The perplexity of reading the first ``length`` tokens of every row that has at least so many.
 
         Raises:
-            RopepatchError: No document has ``length`` tokens, or ``length`` is below 2.
+            RopepatchError: No row has ``length`` tokens, or ``length`` is below 2.
         """
         check_length(length)
-        read = [nll[: length - 1] for nll in self.nll if len(nll) >= length - 1]
+        read = [nll[: length - 1] if len(nll) >= length - 1 else nll[:0] for nll in self.nll]
         return self._sum(read, f"{length} tokens")
 
     def between(self, begin: int, end: int) -> Perplexity:
-        """The perplexity of the tokens with an index in [begin, end) in their document, however long that is.
+        """The perplexity of the tokens with an index in [begin, end) in their row, however long that is.
 
         Raises:
-            RopepatchError: No document has such a token; token 0 is never scored.
+            RopepatchError: No row has such a token; token 0 is never scored.
         """
         if not 0 <= begin < end:
             raise RopepatchError(f"need 0 <= begin < end, got begin {begin}, end {end}")
         read = [nll[max(begin, 1) - 1 : end - 1] for nll in self.nll]
         return self._sum(read, f"a scored token in [{begin}, {end})")
 
+    def gain_over(self, limited: LossCurve) -> LossCurve:
+        """What each token gains from the context that ``limited``, a curve of the same tokens, did not give.
+
+        Its "losses" are the nats of ``limited`` minus those of this curve: above 0 where the longer context
+        helped.
+
+        Raises:
+            RopepatchError: The rows differ in number, length or document, or a difference is no number.
+        """
+        shapes = [[len(nll) for nll in curve.nll] for curve in (self, limited)]
+        if shapes[0] != shapes[1] or self._indices() != limited._indices():
+            raise RopepatchError(
+                f"cannot subtract {self!r} from {limited!r}: not the same tokens",
+                hint="read the same documents in the same order, cut to the same length, in one row each",
+            )
+        gains = tuple(short - full for short, full in zip(limited.nll, self.nll, strict=True))
+        if not all(gain.isfinite().all() for gain in gains):
+            raise RopepatchError("a gain is not finite", hint="both curves must hold numbers only")
+        return LossCurve(gains, self.documents)
+
+    def _indices(self) -> tuple[int, ...]:
+        return tuple(range(len(self.nll))) if self.documents is None else self.documents
+
     def _sum(self, losses: list[Tensor], wanted: str) -> Perplexity:
         num_tokens = sum(map(len, losses))
         if not num_tokens:
             raise RopepatchError(f"no document has {wanted}: the longest has {self._longest()} tokens")
+        sums: defaultdict[int, list[float]] = defaultdict(list)
+        counts: defaultdict[int, int] = defaultdict(int)
+        for index, nll in zip(self._indices(), losses, strict=True):
+            if len(nll):
+                sums[index].append(nll.sum(dtype=torch.float64).item())
+                counts[index] += len(nll)
         # fsum rounds once, so that the order of the documents changes nothing.
-        return Perplexity(math.fsum(nll.sum(dtype=torch.float64).item() for nll in losses), num_tokens)
+        total = math.fsum(value for values in sums.values() for value in values)
+        return Perplexity(total, num_tokens, tuple((math.fsum(sums[index]), counts[index]) for index in sums))
 
     def _longest(self) -> int:
         return max((len(nll) + 1 for nll in self.nll), default=0)
 
     def __repr__(self) -> str:
-        return f"LossCurve({len(self.nll)} documents, {sum(map(len, self.nll))} tokens scored)"
+        return f"LossCurve({len(set(self._indices()))} documents, {sum(map(len, self.nll))} tokens scored)"
 
     def __str__(self) -> str:
         rows = [("length", "documents", "tokens", "nats/token", "perplexity")]
         longest = self._longest()
         for length in sorted({2**k for k in range(4, longest.bit_length())} | {longest}):
             read = self.at(length)
-            documents = read.num_tokens // (length - 1)
-            row = (f"{length}", f"{documents}", f"{read.num_tokens}", f"{read.mean:.4f}", f"{read.value:.2f}")
-            rows.append(row)
+            counts = (f"{length}", f"{read.num_documents}", f"{read.num_tokens}")
+            rows.append((*counts, f"{read.mean:.4f}", f"{read.value:.2f}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 

@@ -1,6 +1,7 @@
-"""The loss of every token of a document under a model, with few logits in memory at a time.
+"""The loss of every scored token of a batch under a model, with few logits in memory at a time.
 
-Shapes: T tokens of a document, C tokens of a chunk, V vocabulary. Losses are in nats.
+Shapes: B passages of a batch, T tokens of its longest, C positions of a chunk, V vocabulary. Losses are in
+nats.
 """
 
 from __future__ import annotations
@@ -16,26 +17,57 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.batches import padded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from transformers import PreTrainedModel
+
+    from ropepatch.evaluation.batches import Batch
 
 logger = logging.getLogger(__name__)
 
 
-def read_losses(model: PreTrainedModel, documents: Iterable[Tensor], chunk: int) -> Iterator[Tensor]:
-    """Float32 losses [T - 1] on the CPU for the token ids [T] of each document."""
-    decoder = _decoder(model)
-    warned = False
-    for ids in documents:
-        losses = None if decoder is None else _chunked_losses(model, decoder, ids, chunk)
-        if losses is None and not warned:
-            name = type(model).__name__
+class LossReader:
+    """Reads the losses of batches under one model.
+
+    Args:
+        model: A causal language model, in eval mode.
+        chunk: Logits of at most so many positions are held at a time, over all passages of a batch, or of
+            two per passage.
+    """
+
+    def __init__(self, model: PreTrainedModel, chunk: int) -> None:
+        self._model = model
+        self._chunk = chunk
+        self._decoder = _decoder(model)
+        self._warned = False
+
+    def read(self, batch: Batch) -> list[Tensor]:
+        """Float32 losses on the CPU of each passage's tokens from its first scored one on."""
+        with torch.inference_mode():
+            losses = self._losses(batch)
+        return [nll.clone() for nll in losses]  # not slices, which hold and are sent with their whole batch
+
+    def _losses(self, batch: Batch) -> list[Tensor]:
+        device, first = input_device(self._model), batch[0].first
+        if self._decoder is not None:
+            ids = padded(batch).to(device)
+            losses = _chunked_losses(self._model, self._decoder, ids, first, self._chunk)
+            if losses is not None:
+                return [row[: len(passage) - first] for row, passage in zip(losses, batch, strict=True)]
+        if not self._warned:
+            name = type(self._model).__name__
             logger.warning("%s: its head cannot be run in chunks; needs memory for all logits at once", name)
-            decoder, warned = None, True
-        yield _full_losses(model, ids, chunk) if losses is None else losses
+            self._decoder, self._warned = None, True
+        return [_full_losses(self._model, passage.ids.to(device), first, self._chunk) for passage in batch]
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where the model takes its token ids."""
+    embedding: Any = model.get_input_embeddings().weight
+    return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
 
 
 def _decoder(model: PreTrainedModel) -> nn.Module | None:
@@ -52,40 +84,51 @@ def gives_positions(module: nn.Module) -> bool:
     return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
-def _chunked_losses(model: PreTrainedModel, decoder: nn.Module, ids: Tensor, chunk: int) -> Tensor | None:
-    """Losses [T - 1] from calls of the whole model for C positions each; its decoder runs in the first only.
+def _chunked_losses(
+    model: PreTrainedModel, decoder: nn.Module, ids: Tensor, first: int, chunk: int
+) -> Tensor | None:
+    """Losses [B, T - first] of ids [B, T], from calls of the whole model for C positions each.
 
-    So the head is the model's own code, with all its family does before and after the projection. None if
-    the decoder does not give one row per token, or if the first and last logits are not those the model gives
-    when asked for these two alone.
+    Its decoder runs in the first call only, so the head is the model's own code, with all its family does
+    before and after the projection. None if the decoder does not give one row per token, or if the first and
+    last logits are not those the model gives when asked for these two alone.
     """
 
     def logits_at(positions: Tensor) -> Tensor:
-        logits: Tensor = model(input_ids=ids[None], use_cache=False, logits_to_keep=positions).logits[0]
-        return logits  # [C, V]
+        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
+        return logits  # [B, C, V]
 
-    ends = torch.tensor([0, len(ids) - 1])
-    losses, found = [], []
-    with _computed_once(decoder) as outputs:
-        # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows.
-        expected = logits_at(ends)
-        if len(outputs) != 1 or len(expected) != 2 or _rows(outputs[0]) != len(ids):
+    def chunk_at(positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        logits = logits_at(positions)
+        if logits.shape[1] != len(positions):
             return None
-        for positions in torch.split(torch.arange(len(ids)), chunk):
-            logits = logits_at(positions)
-            if len(logits) != len(positions):
+        at_ends = logits[:, torch.isin(positions, ends)]  # a copy: the logits are freed on return
+        return _cross_entropy(logits, ids[:, positions + 1]), at_ends
+
+    predicting = torch.arange(first - 1, ids.shape[1] - 1)
+    ends = torch.unique(predicting[[0, -1]])
+    chunks = []
+    with _computed_once(decoder) as outputs:
+        # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows. The last
+        # comes first, so that a model which answers two positions of its own choice is found out.
+        expected = logits_at(ends.flip(0)).flip(1)
+        if len(outputs) != 1 or expected.shape[1] != len(ends) or _shape(outputs[0]) != ids.shape:
+            return None
+        for positions in torch.split(predicting, max(1, chunk // len(ids))):
+            read = chunk_at(positions)
+            if read is None:
                 return None
-            losses.append(_cross_entropy(logits, ids[positions[0] + 1 : positions[-1] + 2]))
-            found.append(logits[torch.isin(positions, ends)])
+            chunks.append(read)
+    losses, at_ends = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
     # Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more.
     tolerance = max(torch.finfo(expected.dtype).eps ** 0.5, 1e-3) * expected.nan_to_num().abs().max().item()
-    same = torch.allclose(torch.cat(found), expected, rtol=0, atol=tolerance, equal_nan=True)
-    return torch.cat(losses) if same else None
+    same = torch.allclose(at_ends, expected, rtol=0, atol=tolerance, equal_nan=True)
+    return losses if same else None
 
 
-def _rows(output: Any) -> int:
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]  # [1, T, hidden_size]
-    return hidden.shape[1]
+def _shape(output: Any) -> torch.Size:
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]  # [B, T, hidden_size]
+    return hidden.shape[:2]
 
 
 @contextmanager
@@ -112,19 +155,21 @@ def _computed_once(module: nn.Module) -> Iterator[list[Any]]:
             del module.forward
 
 
-def _full_losses(model: PreTrainedModel, ids: Tensor, chunk: int) -> Tensor:
-    """Losses [T - 1] from all logits [T, V] at once."""
-    logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    if len(logits) != len(ids):
-        raise RopepatchError(f"{type(model).__name__} gave {len(logits)} logits for {len(ids)} tokens")
-    pairs = zip(torch.split(logits[:-1], chunk), torch.split(ids[1:], chunk), strict=True)
-    return torch.cat([_cross_entropy(rows, targets) for rows, targets in pairs])
+def _full_losses(model: PreTrainedModel, ids: Tensor, first: int, chunk: int) -> Tensor:
+    """Losses [T - first] of ids [T], from all logits [T, V] at once."""
+    logits = model(input_ids=ids[None], use_cache=False).logits
+    if logits.shape[1] != len(ids):
+        raise RopepatchError(f"{type(model).__name__} gave {logits.shape[1]} logits for {len(ids)} tokens")
+    rows, targets = logits[0, first - 1 : -1], ids[first:]
+    pairs = zip(torch.split(rows, chunk), torch.split(targets, chunk), strict=True)
+    return torch.cat([_cross_entropy(*pair) for pair in pairs])
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Float32 losses [N] on the CPU of the targets [N] under the first N rows of the logits."""
-    rows = logits[: len(targets)].float()
-    return F.cross_entropy(rows, targets.to(rows.device), reduction="none").cpu()
+    """Float32 losses on the CPU of the targets [...] under the logits [..., V]."""
+    rows = logits.flatten(end_dim=-2).float()
+    nll = F.cross_entropy(rows, targets.flatten().to(rows.device), reduction="none")
+    return nll.view(targets.shape).cpu()
 
 
 @contextmanager

@@ -1,86 +1,36 @@
 """Retrieval of a pass key from filler: prompts of an exact length, scored by teacher forcing.
 
-Shapes: B prompts of a batch, A tokens of an answer, V vocabulary.
+Shapes: R prompts of N tokens.
 """
 
 from __future__ import annotations
 
-import math
+import operator
 import random
+import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.losses import evaluating, gives_positions
-from ropepatch.evaluation.prompts import PasskeyTemplate, passkey_prompt
+from ropepatch.evaluation.grid import Passkey, PasskeyGrid
+from ropepatch.evaluation.losses import evaluating, input_device
+from ropepatch.evaluation.prefixes import read_in_batches
+from ropepatch.evaluation.prompts import Needle, needle_prompt
+from ropepatch.evaluation.templates import PasskeyTemplate, bundled
 from ropepatch.seeds import seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.evaluation.prompts import Prompt
 
-
-@dataclass(frozen=True)
-class Passkey:
-    """How many of ``n`` keys were retrieved."""
-
-    correct: int
-    n: int
-
-    @property
-    def accuracy(self) -> float:
-        """The share retrieved."""
-        return self.correct / self.n
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the accuracy (J. Am. Stat. Assoc. 22, 1927)."""
-        z = 1.959964
-
-        def least(correct: int) -> float:
-            root = math.sqrt(correct * (self.n - correct) / self.n + z * z / 4)
-            return (correct + z * z / 2 - z * root) / (self.n + z * z)
-
-        return least(self.correct), 1 - least(self.n - self.correct)
-
-
-@dataclass(frozen=True)
-class PasskeyGrid:
-    """What was retrieved at every length and depth.
-
-    Attributes:
-        cells: By (length in tokens, depth).
-    """
-
-    cells: Mapping[tuple[int, float], Passkey]
-
-    def at(self, length: int) -> Passkey:
-        """All depths of a length together.
-
-        Raises:
-            RopepatchError: The grid has no such length.
-        """
-        read = [cell for (tokens, _), cell in self.cells.items() if tokens == length]
-        if not read:
-            lengths = sorted({tokens for tokens, _ in self.cells})
-            raise RopepatchError(f"no pass key was asked for at {length} tokens", hint=f"measured: {lengths}")
-        return Passkey(sum(cell.correct for cell in read), sum(cell.n for cell in read))
-
-    def __str__(self) -> str:
-        lengths = sorted({length for length, _ in self.cells})
-        depths = sorted({depth for _, depth in self.cells})
-        rows = [("tokens", *(f"depth {depth:.2f}" for depth in depths), "all")]
-        for length in lengths:
-            cells = [*(self.cells[length, depth] for depth in depths), self.at(length)]
-            rows.append((f"{length}", *(f"{cell.correct}/{cell.n}" for cell in cells)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+__all__ = ["Passkey", "PasskeyGrid", "passkey"]
 
 
 def passkey(
@@ -91,85 +41,210 @@ def passkey(
     depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
     trials: int = 4,
     template: PasskeyTemplate | None = None,
+    distractors: int = 0,
+    queries: int = 1,
     seed: int = 0,
-    tokens_per_batch: int = 4096,
+    tokens_per_batch: int = 2048,
+    share_prefixes: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> PasskeyGrid:
     """Ask for pass keys at every length and depth.
 
     A key counts as retrieved if each of its tokens is the most probable one after the true ones before it:
-    exactly when greedy decoding would say these tokens. Every key is drawn from a seed of its own, made of
-    the seed, length, depth and trial.
+    exactly when greedy decoding would say these tokens. With a template that has a parser, the answer is
+    generated greedily, and counts if what the parser finds in it is the key. All that is drawn for a prompt
+    follows from a seed of its own, made of the seed, length, depth and trial.
 
     Args:
         model: A causal language model of transformers; put in eval mode and back into the mode it was in.
         tokenizer: The model's, with character offsets.
-        lengths: Tokens of the prompts, answer included; one given twice is read once, as is a depth.
+        lengths: Tokens of the prompts, answers included; one given twice is read once, as is a depth.
         depths: Where the needle stands, from 0, before all filler, to 1, after it.
-        trials: Keys per length and depth.
+        trials: Prompts per length and depth.
         template: The words; the bundled ones if None.
-        seed: Of the keys.
+        distractors: Further needles with other names and keys, anywhere in the filler; the template must hold
+            ``{name}``.
+        queries: How many needles are asked for, one after the other, with the true answers in between; the
+            first is the one at the depth. Each counts.
+        seed: Of all that is drawn.
         tokens_per_batch: How many tokens are read at once, at most, but for a single longer prompt.
+        share_prefixes: Whether what prompts have in common is read once where that is faster and changes
+            nothing but rounding; takes memory for the keys and values of ``tokens_per_batch`` tokens, or of a
+            single longer prompt.
         progress: Called as (prompts read, prompts in all) after each batch.
 
     Raises:
-        RopepatchError: No lengths, depths or trials, a prompt that cannot be made (see `passkey_prompt`), or
-            logits that are no numbers.
+        RopepatchError: An argument that is not as above, a prompt that cannot be made (see `needle_prompt`),
+            or logits that are no numbers.
     """
-    if not len(lengths) or not len(depths) or trials < 1:
-        raise RopepatchError(
-            f"need lengths, depths and trials, got {lengths}, {depths}, {trials}",
-            hint="e.g. lengths=[1024, 2048], depths=[0.0, 0.5, 1.0], trials=4",
-        )
-    words = template or PasskeyTemplate()
     # Each once, as Python's numbers, which the seeds are made of; the shortest, that may be too short, first.
-    tokens, places = sorted({int(length) for length in lengths}), sorted({float(depth) for depth in depths})
+    tokens = sorted({_whole("a length", n, 1) for n in _listed("lengths", lengths, "[1024, 2048]")})
+    places = sorted({_depth(depth) for depth in _listed("depths", depths, "[0.0, 0.5, 1.0]")})
+    trials, queries = _whole("trials", trials, 1), _whole("queries", queries, 1)
+    distractors = _whole("distractors", distractors, 0)
+    tokens_per_batch = _whole("tokens_per_batch", tokens_per_batch, 1)
+    words = template or bundled(distractors=distractors)
+    _check_words(words, distractors, queries)
     total, done = len(tokens) * len(places) * trials, 0
     correct: Counter[tuple[int, float]] = Counter()
     with evaluating(model), torch.inference_mode():
         for length in tokens:
             cells = [(length, depth) for depth in places for _ in range(trials)]
             prompts = [
-                passkey_prompt(tokenizer, length=length, depth=depth, key=key, template=words)
+                needle_prompt(tokenizer, length=length, needles=needles, queries=queries, template=words)
                 for depth in places
-                for key in (_key(words.digits, seed, length, depth, trial) for trial in range(trials))
+                for needles in (
+                    draw_needles(words, depth, distractors, seed_of("passkey", seed, length, depth, trial))
+                    for trial in range(trials)
+                )
             ]
-            batch = max(1, tokens_per_batch // length)
-            for begin in range(0, len(prompts), batch):
-                retrieved = _retrieved(model, prompts[begin : begin + batch])
-                correct.update(cell for cell, found in zip(cells[begin:], retrieved, strict=False) if found)
-                done += len(retrieved)
+            rows = max(1, tokens_per_batch // length)
+            verdicts = (
+                _forced(model, prompts, rows, share_prefixes)
+                if words.parse is None
+                else _generated(model, tokenizer, prompts, rows, words)
+            )
+            for batch in verdicts:
+                for row, said in batch.items():
+                    correct[cells[row]] += said
+                done += len(batch)
                 if progress is not None:
                     progress(done, total)
-    return PasskeyGrid({(n, depth): Passkey(correct[n, depth], trials) for n in tokens for depth in places})
+    n = trials * queries
+    read = {(length, depth): Passkey(correct[length, depth], n) for length in tokens for depth in places}
+    return PasskeyGrid(read, words, seed, trials, distractors, queries)
 
 
-def _key(digits: int, *parts: object) -> str:
-    draw = random.Random(seed_of("passkey", *parts))
-    return "".join(draw.choices("0123456789", k=digits))
+def draw_needles(words: PasskeyTemplate, depth: float, distractors: int, seed: int) -> list[Needle]:
+    """The needle at the depth, and distractors anywhere; no two with the same key or name."""
+    draw = random.Random(seed)
+    keys = [words.draw_key(draw)]
+    names = draw.sample(words.names, distractors + 1) if "{name}" in words.question else [""]
+    while len(keys) <= distractors:
+        if (key := words.draw_key(draw)) not in keys:
+            keys.append(key)
+    depths = [depth, *(draw.random() for _ in range(distractors))]
+    return [Needle(*needle) for needle in zip(keys, depths, names, strict=True)]
 
 
-def _retrieved(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[bool]:
-    """Whether the model says the answer of each prompt; all prompts have the same length."""
+def _forced(
+    model: PreTrainedModel, prompts: Sequence[Prompt], rows: int, share: bool
+) -> Iterator[dict[int, int]]:
+    """How many keys the model says of the prompts of each batch, by teacher forcing."""
+    ids = torch.stack([prompt.ids for prompt in prompts])
+    _check_vocabulary(model, ids)
+    end = ids.shape[1]
+    answers = end - min(prompt.answers[0][0] for prompt in prompts)  # tokens from the first answer on
+    batches = read_in_batches(model, ids.to(input_device(model)), answers, rows=rows, share=share)
+    for batch, logits in batches:
+        said = logits.argmax(dim=-1).cpu()  # [B, A]
+        yield {
+            row: sum(
+                torch.equal(tokens[begin - end : stop - end or None], ids[row, begin:stop])
+                for begin, stop in prompts[row].answers
+            )
+            for row, tokens in zip(batch, said, strict=True)
+        }
+
+
+def _generated(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    rows: int,
+    words: PasskeyTemplate,
+) -> Iterator[dict[int, int]]:
+    """Whether the parser finds the key in what the model generates after each prompt of each batch."""
+    _check_vocabulary(model, torch.stack([prompt.ids for prompt in prompts]))
+
+    generate: Any = model.generate
+
+    def end_of(row: int) -> int:
+        return prompts[row].answers[0][0]
+
+    for stop, alike in groupby(sorted(range(len(prompts)), key=end_of), key=end_of):
+        order = list(alike)
+        for batch in (order[first : first + rows] for first in range(0, len(order), rows)):
+            ids = torch.stack([prompts[row].ids[:stop] for row in batch]).to(input_device(model))
+            generated = generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=words.answer_tokens,
+                pad_token_id=_padding(tokenizer),
+            )
+            texts = tokenizer.batch_decode(generated[:, stop:], skip_special_tokens=True)
+            found = (re.search(words.parse or "", text) for text in texts)
+            yield {
+                row: int(match is not None and match[0] == prompts[row].keys[0])
+                for row, match in zip(batch, found, strict=True)
+            }
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What stands after an answer that has ended; one that cannot end needs none."""
+    ends = tokenizer.pad_token_id, tokenizer.eos_token_id
+    return next((token for token in ends if token is not None), 0)
+
+
+def _check_vocabulary(model: PreTrainedModel, ids: Tensor) -> None:
     embedding: Any = model.get_input_embeddings().weight
-    device = torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
-    ids = torch.stack([prompt.ids for prompt in prompts]).to(device)
     if (vocabulary := len(embedding)) <= (largest := int(ids.max())):
         raise RopepatchError(
             f"the tokenizer gives token {largest}, the model knows 0 to {vocabulary - 1}",
             hint="use the tokenizer that belongs to the model",
         )
-    kept = max(prompt.answer for prompt in prompts) + 1  # the token before the answer predicts its first
-    takes_some = any(map(gives_positions, model.modules()))  # any: wrappers such as PEFT's pass keywords on
-    options: dict[str, Any] = {"logits_to_keep": kept} if takes_some else {}
-    logits = model(input_ids=ids, use_cache=False, **options).logits[:, -kept:-1]  # [B, A, V]
-    if logits.isnan().any():
+
+
+def _check_words(words: PasskeyTemplate, distractors: int, queries: int) -> None:
+    if distractors and "{name}" not in words.question:
         raise RopepatchError(
-            f"{type(model).__name__} gave logits that are no numbers",
-            hint="load the model in float32 or bfloat16; check its weights and its rope scaling",
+            "distractors need a template with {name} in the needle and the question, got the question "
+            f"{words.question!r}",
+            hint="leave the template out for the bundled one",
         )
-    said = logits.argmax(dim=-1).cpu()  # [B, A]
-    return [
-        torch.equal(row[-prompt.answer :], prompt.ids[-prompt.answer :])
-        for row, prompt in zip(said, prompts, strict=True)
-    ]
+    available = min(len(words.names), words.num_keys)
+    if distractors >= available:
+        raise RopepatchError(
+            f"{distractors} distractors and the needle need as many names and keys, the template has "
+            f"{len(words.names)} names and {words.num_keys} keys",
+            hint=f"ask for at most {available - 1} distractors",
+        )
+    if words.parse is not None and queries > 1:
+        raise RopepatchError(
+            f"a template with a parser takes one query, got {queries}", hint="leave parse out of the template"
+        )
+
+
+def _listed(name: str, values: Any, example: str) -> list[Any]:
+    """The values, of which there must be some."""
+    try:
+        listed = [] if isinstance(values, str) else list(values)
+    except TypeError:
+        listed = []
+    if not listed:
+        raise RopepatchError(
+            f"{name} must be a list of numbers, got {values!r}", hint=f"e.g. {name}={example}"
+        )
+    return listed
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """The value as Python's number."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise RopepatchError(
+            f"{name} must be a whole number of at least {least}, got {value!r}",
+            hint="lengths are in tokens, all others are counts",
+        )
+    return number
+
+
+def _depth(value: Any) -> float:
+    if not isinstance(value, SupportsFloat):
+        raise RopepatchError(f"a depth must be a number from 0 to 1, got {value!r}", hint="e.g. 0.5")
+    return float(value)

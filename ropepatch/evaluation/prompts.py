@@ -14,72 +14,54 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.templates import PasskeyTemplate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedTokenizerBase
 
+__all__ = ["Needle", "PasskeyTemplate", "Prompt", "needle_prompt", "passkey_prompt"]
 
-@dataclass(frozen=True, kw_only=True)
-class PasskeyTemplate:
-    """The words of a prompt: intro, filler with the needle between two of its sentences, question, answer.
+Span = tuple[int, int]  # where tokens begin and end
 
-    Args:
-        intro: Says what to look for.
-        filler: Sentences that are repeated in this order, as many as fill the length.
-        needle: Holds ``{key}``.
-        question: Ends where the key is to be said, without the space before it.
-        digits: Digits of a key; each is drawn on its own, so that keys may begin with 0.
 
-    Raises:
-        RopepatchError: No ``{key}`` in the needle, no filler, a question that ends in white space, no digits.
-    """
+@dataclass(frozen=True)
+class Needle:
+    """A key that is hidden in the filler, from depth 0, before all of it, to 1, after it."""
 
-    intro: str = "Somewhere on this page there is a pass key. Read on, you will need it."
-    filler: tuple[str, ...] = (
-        "The mill wheel turns and turns.",
-        "Bread cools on the sill.",
-        "Smoke climbs from every roof.",
-        "A cart rolls by without haste.",
-        "Nobody asks for the time.",
-    )
-    needle: str = "The pass key is {key}. Keep it well: {key} is the pass key."
-    question: str = "What is the pass key? The pass key is"
-    digits: int = 5
-
-    def __post_init__(self) -> None:
-        if "{key}" not in self.needle:
-            raise RopepatchError(
-                f"the needle must hold {{key}}, got {self.needle!r}", hint='e.g. "The pass key is {key}."'
-            )
-        if isinstance(self.filler, str) or not self.filler or not all(map(str.strip, self.filler)):
-            raise RopepatchError(
-                f"the filler must be a tuple of sentences, got {self.filler!r}",
-                hint='one sentence is ("The grass is green.",)',
-            )
-        if not self.question or self.question[-1].isspace():
-            raise RopepatchError(
-                f"the question must end in a word, got {self.question!r}",
-                hint="leave the space before the key out: it belongs to the answer",
-            )
-        if self.digits < 1:
-            raise RopepatchError(f"a key needs at least 1 digit, got {self.digits}", hint="the default is 5")
+    key: str
+    depth: float
+    name: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """A prompt and its answer as one row of tokens.
+    """A prompt and its answers as one row of tokens.
 
     Attributes:
-        ids: Token ids [N], answer included.
-        answer: How many of them, at the end, are the answer.
-        needle: Where the needle's tokens begin and end.
-        sentences: Where the filler sentences begin and, last, the question: the needle stands before one.
+        ids: Token ids [N], answers included.
+        keys: The answers as text, in the order in which they are asked for.
+        answers: Where the tokens of each are; the last ends the prompt.
+        needles: Where the tokens of each needle are, in the order in which they were given.
+        sentences: Where the filler sentences begin and, last, the question: a needle stands before one.
     """
 
     ids: Tensor
-    answer: int
-    needle: tuple[int, int]
+    keys: tuple[str, ...]
+    answers: tuple[Span, ...]
+    needles: tuple[Span, ...]
     sentences: tuple[int, ...]
+
+    @property
+    def answer(self) -> int:
+        """How many tokens at the end are the last answer."""
+        return self.answers[-1][1] - self.answers[-1][0]
+
+    @property
+    def needle(self) -> Span:
+        """Where the tokens of the first needle are."""
+        return self.needles[0]
 
 
 def passkey_prompt(
@@ -90,27 +72,56 @@ def passkey_prompt(
     key: str,
     template: PasskeyTemplate | None = None,
 ) -> Prompt:
-    """A prompt of exactly ``length`` tokens, the beginning-of-sequence token and the answer included.
-
-    The needle stands before the filler sentence nearest to the share ``depth`` of all. Whole sentences
-    seldom make up a length: the first one loses its first tokens.
+    """A prompt of exactly ``length`` tokens with one needle, see `needle_prompt`.
 
     Raises:
-        RopepatchError: The length has no room for a filler sentence beside intro, needle, question and
-            answer, the depth is not within 0 to 1, or the tokenizer gives no character offsets, joins the
-            key to the question or cannot write it.
+        RopepatchError: As `needle_prompt`, or the template asks for a name.
     """
     words = template or PasskeyTemplate()
-    if not 0 <= depth <= 1:
+    if "{name}" in words.question:
         raise RopepatchError(
-            f"depth must be from 0 to 1, got {depth}", hint="0 is before all filler, 1 after it"
+            f"the question needs a name: {words.question!r}", hint="give needles with names to needle_prompt"
         )
+    return needle_prompt(tokenizer, length=length, needles=[Needle(key, depth)], template=words)
+
+
+def needle_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    needles: Sequence[Needle],
+    queries: int = 1,
+    template: PasskeyTemplate | None = None,
+) -> Prompt:
+    """A prompt of exactly ``length`` tokens, the beginning-of-sequence token and the answers included.
+
+    A needle stands before the filler sentence nearest to the share ``depth`` of all; the first ``queries``
+    needles are asked for, one after the other. Whole sentences seldom make up a length: the first one loses
+    its first tokens.
+
+    Raises:
+        RopepatchError: The length has no room for a filler sentence beside intro, needles, questions and
+            answers, a depth is not within 0 to 1, queries are fewer than 1 or more than the needles, or the
+            tokenizer gives no character offsets, joins a key to its question or cannot write it.
+    """
+    words = template or PasskeyTemplate()
+    if not 1 <= queries <= len(needles):
+        raise RopepatchError(
+            f"queries must be from 1 to the number of needles, {len(needles)}, got {queries}",
+            hint="each asks for a needle of its own; the other needles are distractors",
+        )
+    for needle in needles:
+        if not 0 <= needle.depth <= 1:
+            raise RopepatchError(
+                f"depth must be from 0 to 1, got {needle.depth}", hint="0 is before all filler, 1 after it"
+            )
     if not getattr(tokenizer, "is_fast", False):  # transformers' backend for mistral-common has no is_fast
         raise RopepatchError(
             f"{type(tokenizer).__name__} gives no character offsets",
             hint="use a tokenizer with a tokenizer.json",
         )
-    sample = _whole(tokenizer, words, len(words.filler), 0.0, key)
+    first = [Needle(needle.key, 0.0, needle.name) for needle in needles]
+    sample, _ = _whole(tokenizer, words, len(words.filler), first, queries)
     sizes = [end - begin for begin, end in pairwise(sample.sentences)]
     if not any(sizes):
         raise RopepatchError("the tokenizer has no tokens for the filler", hint="choose another template")
@@ -122,23 +133,34 @@ def passkey_prompt(
         )
     totals = accumulate(cycle(reversed(sizes)), initial=beside)
     count = next(count for count, total in enumerate(totals) if total >= length)
-    prompt = _whole(tokenizer, words, count, depth, key)
+    prompt, breaks = _whole(tokenizer, words, count, needles, queries)
     while len(prompt.ids) < length:  # tokens that span sentences make the sum inexact
         count += 1
-        prompt = _whole(tokenizer, words, count, depth, key)
-    return _shortened(prompt, len(prompt.ids) - length)
+        prompt, breaks = _whole(tokenizer, words, count, needles, queries)
+    return _shortened(prompt, breaks, len(prompt.ids) - length)
 
 
 def _whole(
-    tokenizer: PreTrainedTokenizerBase, words: PasskeyTemplate, count: int, depth: float, key: str
-) -> Prompt:
-    """The prompt with ``count`` whole filler sentences, ending with the last of the template's."""
-    filler = list(islice(cycle(reversed(words.filler)), count))[::-1]
-    before = round(depth * count)
-    needle = words.needle.replace("{key}", key)
-    pieces = [words.intro, *filler[:before], needle, *filler[before:], words.question, key]
+    tokenizer: PreTrainedTokenizerBase,
+    words: PasskeyTemplate,
+    count: int,
+    needles: Sequence[Needle],
+    queries: int,
+) -> tuple[Prompt, list[int]]:
+    """The prompt with ``count`` whole filler sentences, ending with the last of the template's.
+
+    And its tokens that hold a line break, alone or with what stands beside it.
+    """
+    kinds, pieces, places = _pieces(words, count, needles, queries)
+    gaps = [
+        " " if after == "key" or before == after == "filler" else words.separator
+        for before, after in pairwise(kinds)
+    ]
     encoded = tokenizer(
-        " ".join(pieces), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        "".join(piece + gap for piece, gap in zip(pieces, [*gaps, ""], strict=True)),
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        verbose=False,
     )
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids = prefix + encoded["input_ids"]
@@ -148,35 +170,81 @@ def _whole(
     # belongs each that has a letter of it.
     token_begins, token_ends = zip(*spans, strict=True)
     starts = [0, *(bisect_right(token_ends, end) for end in piece_ends)]
-    if any(begin < piece_ends[-2] for begin, _ in spans[starts[-2] :]):
-        raise RopepatchError(
-            "the tokenizer joins the question and the key into one token",
-            hint="end the template's question with a word",
-        )
-    answer = ids[starts[-2] :]
-    said = str(tokenizer.decode(answer))
-    if said.replace(" ", "") != key.replace(" ", ""):  # a tokenizer without a decoder puts spaces between
-        raise RopepatchError(
-            f"the tokenizer cannot write the key {key}: it reads {said!r}",
-            hint="use a tokenizer that has every digit",
-        )
-    place = 1 + before  # of the needle among the pieces
-    sentences = (*starts[1:place], *starts[place + 1 : -2])
-    needle_end = bisect_left(token_begins, piece_ends[place])
-    return Prompt(torch.tensor(ids), len(answer), (starts[place], needle_end), sentences)
+    answers = [at for at, kind in enumerate(kinds) if kind == "key"]
+    for at, needle in zip(answers, needles, strict=False):
+        tokens = slice(starts[at], starts[at + 1])
+        if any(begin < piece_ends[at - 1] for begin in token_begins[tokens]):
+            raise RopepatchError(
+                "the tokenizer joins the question and the key into one token",
+                hint="end the template's question with a word",
+            )
+        said = str(tokenizer.decode(ids[tokens]))
+        if said.replace(" ", "") != needle.key.replace(" ", ""):  # without a decoder, spaces stand between
+            raise RopepatchError(
+                f"the tokenizer cannot write the key {needle.key}: it reads {said!r}",
+                hint="use a tokenizer that has every digit",
+            )
+    prompt = Prompt(
+        ids=torch.tensor(ids),
+        keys=tuple(needle.key for needle in needles[:queries]),
+        answers=tuple((starts[at], starts[at + 1]) for at in answers),
+        needles=tuple((starts[at], bisect_left(token_begins, piece_ends[at])) for at in places),
+        sentences=(
+            *(starts[at] for at, kind in enumerate(kinds) if kind == "filler"),
+            starts[kinds.index("question")],
+        ),
+    )
+    breaks = [end for end, gap in zip(piece_ends, gaps, strict=False) if gap == "\n"]
+    return prompt, [
+        token
+        for place in breaks
+        for token in range(bisect_right(token_ends, place), bisect_left(token_begins, place + 1))
+    ]
 
 
-def _shortened(prompt: Prompt, surplus: int) -> Prompt:
-    """The prompt without its first ``surplus`` tokens of filler."""
-    begin, end = prompt.needle
-    filler = torch.arange(prompt.sentences[0], prompt.sentences[-1])
-    filler = filler[(filler < begin) | (filler >= end)]
+def _pieces(
+    words: PasskeyTemplate, count: int, needles: Sequence[Needle], queries: int
+) -> tuple[list[str], list[str], list[int]]:
+    """What the pieces of a prompt are, their texts, and which of them are the needles."""
+    filler = list(islice(cycle(reversed(words.filler)), count))[::-1]
+    kinds, pieces, places = ["intro"], [words.intro], [0] * len(needles)
+    waiting = sorted(range(len(needles)), key=lambda number: needles[number].depth, reverse=True)
+    for gap in range(count + 1):
+        while waiting and round(needles[waiting[-1]].depth * count) == gap:
+            number = waiting.pop()
+            needle = needles[number]
+            places[number] = len(pieces)
+            kinds.append("needle")
+            pieces.append(words.needle.replace("{name}", needle.name).replace("{key}", needle.key))
+        if gap < count:
+            kinds.append("filler")
+            pieces.append(filler[gap])
+    for needle in needles[:queries]:
+        kinds += ["question", "key"]
+        pieces += [words.question.replace("{name}", needle.name), needle.key]
+    return kinds, pieces, places
+
+
+def _shortened(prompt: Prompt, breaks: list[int], surplus: int) -> Prompt:
+    """The prompt without its first ``surplus`` tokens of filler; those with line breaks go last."""
     kept = torch.ones(len(prompt.ids), dtype=torch.bool)
-    kept[filler[:surplus]] = False
+    filler = torch.zeros_like(kept)
+    filler[prompt.sentences[0] : prompt.sentences[-1]] = True
+    for begin, end in prompt.needles:
+        filler[begin:end] = False
+    lasting = torch.zeros_like(kept)
+    lasting[breaks] = True
+    kept[torch.cat([(filler & ~lasting).nonzero(), (filler & lasting).nonzero()])[:surplus, 0]] = False
     moved = (kept.cumsum(0) - kept.long()).tolist()  # of each token how many are kept before it
+    moved.append(int(kept.sum()))
+
+    def shifted(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        return tuple((moved[begin], moved[end]) for begin, end in spans)
+
     return Prompt(
-        prompt.ids[kept],
-        prompt.answer,
-        (moved[begin], moved[end]),
-        tuple(moved[start] for start in prompt.sentences),
+        ids=prompt.ids[kept],
+        keys=prompt.keys,
+        answers=shifted(prompt.answers),
+        needles=shifted(prompt.needles),
+        sentences=tuple(moved[start] for start in prompt.sentences),
     )

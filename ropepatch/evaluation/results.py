@@ -1,17 +1,193 @@
-"""What stands beside every figure: where it was measured, and with what."""
+"""A measurement and what stands behind it, as one JSON file."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+import reprlib
+import secrets
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from types import UnionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
 import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.strict import check_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from transformers import PreTrainedModel
+
+    from ropepatch.evaluation.curves import LossCurve, Perplexity
+    from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
+
+SCHEMA = 1
+KINDS: dict[str, tuple[type | UnionType, str]] = {
+    "task": (str, "a text"),
+    "label": (str, "a text"),
+    "model": (dict, "an object"),
+    "scaling": (dict | None, "an object or null"),
+    "target": (int, "a whole number"),
+    "parameters": (dict, "an object"),
+    "tables": (dict, "an object"),
+    "env": (dict, "an object"),
+    "seconds": (int | float | None, "a number or null"),
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One task on one model.
+
+    Attributes:
+        task: ``perplexity``, ``passkey`` or ``lm-eval``.
+        label: What tables and figures call it: the method, or ``as it is``.
+        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens).
+        scaling: ``method``, its parameters and frequencies; None for the model as it is.
+        target: The context in tokens that is asked about.
+        parameters: All that decides what is measured: protocol, lengths, seed, the text and its hash.
+        tables: The figures. Of perplexity ``by_length``, ``by_position``, ``gain`` and ``by_document``; of
+            passkey ``cells`` and ``by_length``; of lm-eval ``scores``.
+        env: Versions, device and dtype.
+        seconds: What the measurement took.
+        schema: The version of this format.
+    """
+
+    task: str
+    label: str
+    model: Mapping[str, Any]
+    scaling: Mapping[str, Any] | None
+    target: int
+    parameters: Mapping[str, Any]
+    tables: Mapping[str, Sequence[Row]]
+    env: Mapping[str, Any]
+    seconds: float | None = field(default=None, compare=False)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema)
+
+    def to_json(self) -> str:
+        """The text of its file."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def write(self, file: Path) -> None:
+        """Write the file whole or not at all."""
+        partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
+        try:
+            partial.write_text(self.to_json(), encoding="utf-8")
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def as_read(value: Any) -> Any:
+    """A value as it comes back from a result's file: tuples are lists, keys are text."""
+    return json.loads(json.dumps(value))
+
+
+def read_result(file: Path) -> Result:
+    """The result of a file.
+
+    Raises:
+        RopepatchError: No such file, no result, one of another format, or a value of the wrong kind.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RopepatchError(
+            f"{file} is not a result: {error}", hint="give a JSON file of a suite"
+        ) from error
+    try:
+        if isinstance(content, dict):
+            _check_schema(content.get("schema", SCHEMA))  # first: another format may have other keys
+        check_keys(Result, content)
+        _check_kinds(content)
+        return Result(**content)
+    except RopepatchError as error:
+        raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _check_schema(schema: object) -> None:
+    if schema != SCHEMA:
+        raise RopepatchError(
+            f"a result of format {reprlib.repr(schema)}, expected {SCHEMA}",
+            hint="measure again with this version",
+        )
+
+
+def _check_kinds(content: Mapping[str, Any]) -> None:
+    for key, (kind, wanted) in KINDS.items():
+        if not isinstance(content.get(key), kind):
+            raise RopepatchError(f"its {key} must be {wanted}, got {reprlib.repr(content.get(key))}")
+    for name, rows in content["tables"].items():
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise RopepatchError(f"its table {name!r} must be a list of objects, got {reprlib.repr(rows)}")
+
+
+def loss_row(read: Perplexity) -> Row:
+    """Mean loss with its interval, perplexity, and counts."""
+    low, high = read.interval
+    return {
+        "nats": read.mean,
+        "interval": [finite(low), finite(high)],
+        "perplexity": finite(read.value),
+        "tokens": read.num_tokens,
+        "documents": read.num_documents,
+    }
+
+
+def by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
+    """The first tokens up to each length."""
+    return [{"length": length, **loss_row(curve.at(length))} for length in lengths]
+
+
+def by_position(curve: LossCurve, edges: Sequence[int]) -> list[Row]:
+    """The stretches of positions between neighbouring edges."""
+    return [
+        {"begin": begin, "end": end, **loss_row(curve.between(begin, end))} for begin, end in pairwise(edges)
+    ]
+
+
+def passkey_cells(grid: PasskeyGrid) -> list[Row]:
+    """Every length and depth."""
+    return [
+        {"length": length, "depth": depth, **_count(cell)} for (length, depth), cell in grid.cells.items()
+    ]
+
+
+def passkey_by_length(grid: PasskeyGrid) -> list[Row]:
+    """Every length, all depths together."""
+    lengths = sorted({length for length, _ in grid.cells})
+    return [{"length": length, **_count(grid.at(length))} for length in lengths]
+
+
+def mean_nats(rows: Sequence[Row]) -> float:
+    """The mean over the tokens of several rows."""
+    tokens: int = sum(row["tokens"] for row in rows)
+    return math.fsum(row["nats"] * row["tokens"] for row in rows) / tokens
+
+
+def by_document(curve: LossCurve) -> list[Row]:
+    """The sums of every document, for paired comparisons."""
+    read = curve.between(0, 1 + max(map(len, curve.nll)))
+    return [{"nats": nats, "tokens": tokens} for nats, tokens in read.documents]
+
+
+def _count(cell: Passkey) -> Row:
+    return {"correct": cell.correct, "n": cell.n, "interval": list(cell.interval)}
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

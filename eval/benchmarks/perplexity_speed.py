@@ -1,0 +1,256 @@
+"""What a perplexity costs in time and memory, against the procedures behind published tables.
+
+    python eval/benchmarks/perplexity_speed.py [--rounds N] [--json FILE]
+
+Published, as the scripts of the papers and the guide of Hugging Face do it: one forward pass per document and
+length, or per sliding window, with ``labels``, batch 1 and the logits of all positions; its passes keep no
+cache here, which is in its favour. The same model reads the same documents by both, in rounds of shuffled
+order; figures are medians of the ratios within a round, and both must agree to 1e-4 nats per token. The floor
+is the decoder alone over what ours reads, without head and loss. Memory is the peak of a process of its own,
+less what it holds when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from reporting import environment, spread, table, write
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropepatch
+from ropepatch.evaluation.protocols import OnePass, Sliding
+from ropepatch.tiny.held_out import held_out_tales
+
+TARGET = {"curve: published / ours": 10.0, "memory: ours / published": 0.25, "sliding: published / ours": 1.0}
+AGREEMENT = 1e-4  # nats per token
+SEED, ROUNDS, DOCUMENTS = 0, 5, 2
+TRAINED, TIMES, NUM_LENGTHS = 256, 16, 32
+LENGTHS = [TRAINED * TIMES * step // NUM_LENGTHS for step in range(1, NUM_LENGTHS + 1)]
+SLIDING = Sliding(1024, stride=256)
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "intermediate_size": 128,
+}
+WINDOW = 32_768
+MEMORY = {"one-pass": (OnePass(), WINDOW), "sliding": (Sliding(WINDOW, stride=8192), WINDOW + 8192)}
+
+
+def published_loss(model: Any, ids: Tensor, scored: int) -> tuple[float, int]:
+    """Nats, and how many tokens they are of, for one window of which the last ``scored`` tokens count."""
+    labels = ids.clone()
+    labels[: len(ids) - scored] = -100
+    count = int((labels[1:] != -100).sum())
+    return model(ids[None], labels=labels[None], use_cache=False).loss.item() * count, count
+
+
+def published_one_pass(model: Any, documents: list[Tensor], lengths: list[int]) -> list[float]:
+    """Nats per token at each length."""
+    means = []
+    for length in lengths:
+        sums = [published_loss(model, ids[:length], length) for ids in documents]
+        means.append(sum(nats for nats, _ in sums) / sum(count for _, count in sums))
+    return means
+
+
+def published_sliding(model: Any, documents: list[Tensor], window: int, stride: int) -> list[float]:
+    """Nats per token, over all tokens of all documents."""
+    sums = []
+    for ids in documents:
+        read = 0
+        for begin in range(0, len(ids), stride):
+            end = min(begin + window, len(ids))
+            sums.append(published_loss(model, ids[begin:end], end - read))
+            read = end
+            if end == len(ids):
+                break
+    return [sum(nats for nats, _ in sums) / sum(count for _, count in sums)]
+
+
+def our_one_pass(model: Any, documents: list[Tensor], lengths: list[int]) -> list[float]:
+    curve = ropepatch.perplexity(model, None, documents)
+    return [curve.at(length).mean for length in lengths]
+
+
+def our_sliding(model: Any, documents: list[Tensor], protocol: Sliding) -> list[float]:
+    curve = ropepatch.perplexity(model, None, documents, protocol=protocol)
+    return [curve.between(0, max(map(len, documents))).mean]
+
+
+def one_pass_floor(model: Any, documents: list[Tensor]) -> None:
+    for ids in documents:
+        model.model(ids[None], use_cache=False)
+
+
+def sliding_floor(model: Any, documents: list[Tensor], protocol: Sliding) -> None:
+    for ids in documents:
+        (windows,) = protocol.rows(len(ids), 0)
+        for begin, end, _ in windows:
+            model.model(ids[None, begin:end], use_cache=False)
+
+
+def compare(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
+    """Seconds and ratios of "published", "ours" and "floor" over the rounds."""
+    order = random.Random(SEED)
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[str, Any] = {}
+    for _ in range(rounds):
+        for name in order.sample(list(runs), len(runs)):
+            begin = time.perf_counter()
+            results[name] = runs[name]()
+            seconds[name].append(time.perf_counter() - begin)
+    pairs = zip(results["published"], results["ours"], strict=True)
+    difference = max(abs(published - ours) for published, ours in pairs)
+    if not difference <= AGREEMENT:
+        raise SystemExit(f"the two procedures differ by {difference:.2e} nats per token: not the same work")
+
+    def ratio(above: str, below: str) -> dict[str, float]:
+        return spread([a / b for a, b in zip(seconds[above], seconds[below], strict=True)])
+
+    return {
+        "rounds": rounds,
+        "seconds": {name: spread(values) for name, values in seconds.items()},
+        "published / ours": ratio("published", "ours"),
+        "ours / floor": ratio("ours", "floor"),
+        "largest difference in nats per token": float(f"{difference:.3g}"),
+    }
+
+
+def time_both(rounds: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model, tokenizer = ropepatch.load("tiny")
+    documents = [tale.ids for tale in held_out_tales(tokenizer, length=LENGTHS[-1], count=DOCUMENTS)]
+    one_pass_floor(model, documents)  # warm-up
+    curve = compare(
+        {
+            "published": lambda: published_one_pass(model, documents, LENGTHS),
+            "ours": lambda: our_one_pass(model, documents, LENGTHS),
+            "floor": lambda: one_pass_floor(model, documents),
+        },
+        rounds,
+    )
+    sliding = compare(
+        {
+            "published": lambda: published_sliding(model, documents, SLIDING.window, SLIDING.stride),
+            "ours": lambda: our_sliding(model, documents, SLIDING),
+            "floor": lambda: sliding_floor(model, documents, SLIDING),
+        },
+        rounds,
+    )
+    shape = {"documents": DOCUMENTS, "tokens": LENGTHS[-1]}
+    return {
+        "model": "tiny",
+        "vocabulary": model.config.vocab_size,
+        "curve": {**shape, "lengths": LENGTHS, **curve},
+        "sliding": {**shape, "protocol": SLIDING.label, **sliding},
+    }
+
+
+def resident_mib(field: str) -> float:
+    """VmRSS (now) or VmHWM (peak) of this process; unlike ru_maxrss, not inherited from its parent."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+@torch.inference_mode()
+def measure_memory(procedure: str, name: str) -> dict[str, float]:
+    """Of one procedure in this process, which does nothing else."""
+    torch.manual_seed(SEED)
+    protocol, length = MEMORY[name]
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=length)).eval()
+    documents = [torch.randint(SHAPE["vocab_size"], (length,))]
+    model.model(documents[0][None, :16], use_cache=False)
+    loaded = resident_mib("VmRSS")
+    if isinstance(protocol, Sliding):
+        published = procedure == "published"
+        (mean,) = (
+            published_sliding(model, documents, protocol.window, protocol.stride)
+            if published
+            else our_sliding(model, documents, protocol)
+        )
+    else:
+        run = published_one_pass if procedure == "published" else our_one_pass
+        (mean,) = run(model, documents, [length])
+    peak = resident_mib("VmHWM")
+    return {"loaded_mib": loaded, "peak_mib": peak, "net_mib": peak - loaded, "nats": mean}
+
+
+def compare_memory() -> dict[str, Any]:
+    found: dict[str, Any] = {"model": SHAPE, "dtype": "float32"}
+    for name, (protocol, length) in MEMORY.items():
+        both = {}
+        for procedure in ("published", "ours"):
+            command = [sys.executable, __file__, "--measure", procedure, name]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+            both[procedure] = json.loads(done.stdout)
+        difference = abs(both["published"]["nats"] - both["ours"]["nats"])
+        if not difference <= AGREEMENT:
+            raise SystemExit(f"{name}: the two differ by {difference:.2e} nats per token: not the same work")
+        ratio = both["ours"]["net_mib"] / both["published"]["net_mib"]
+        shape = {"protocol": protocol.label, "tokens": length}
+        found[name] = {**shape, **both, "ours / published": float(f"{ratio:.4g}")}
+    return found
+
+
+def render(result: dict[str, Any]) -> str:
+    rows = [("time", "published s", "ours s", "published / ours", "quartiles", "ours / floor", "quartiles")]
+    for name in ("curve", "sliding"):
+        found = result[name]
+        seconds = found["seconds"]
+        rows.append((name, f"{seconds['published']['median']:.2f}", f"{seconds['ours']['median']:.2f}"))
+        for ratio in (found["published / ours"], found["ours / floor"]):
+            rows[-1] += (f"{ratio['median']:.2f}", f"{ratio['q1']:.2f}-{ratio['q3']:.2f}")
+    memory = [("memory above the loaded model", "published MiB", "ours MiB", "ours / published")]
+    for name in MEMORY:
+        found = result["memory"][name]
+        net = (f"{found[procedure]['net_mib']:.0f}" for procedure in ("published", "ours"))
+        memory.append((f"{name}, {found['tokens']} tokens", *net, f"{found['ours / published']:.3f}"))
+    targets = "targets: published / ours at least 10 (curve) and 1 (sliding), memory at most 0.25"
+    return "\n".join([table(rows), table(memory), targets])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--measure", nargs=2, metavar=("PROCEDURE", "PROTOCOL"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure_memory(*arguments.measure)))
+        return
+    memory = compare_memory()
+    with torch.inference_mode():
+        times = time_both(arguments.rounds)
+    result = {
+        "benchmark": "perplexity_speed",
+        "target": TARGET,
+        "agreement_nats": AGREEMENT,
+        "seed": SEED,
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        **times,
+        "memory": memory,
+        "environment": environment(),
+    }
+    print(render(result))
+    if arguments.json:
+        write(arguments.json, result)
+
+
+if __name__ == "__main__":
+    main()

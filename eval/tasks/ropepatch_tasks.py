@@ -1,0 +1,284 @@
+"""Documents and scores of the ropepatch_* tasks; the head of each YAML file says what it measures."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoTokenizer
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.prompts import passkey_prompt
+from ropepatch.evaluation.templates import PasskeyTemplate
+from ropepatch.evaluation.texts import read_documents
+from ropepatch.seeds import seed_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ropepatch.evaluation.prompts import Prompt
+
+GAIN, LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
+
+Splits = dict[str, datasets.Dataset]
+
+
+# Pass keys
+
+
+def passkey_trials(
+    *,
+    max_seq_lengths: Sequence[int] = (),
+    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
+    trials: int = 4,
+    seed: int = 0,
+    **metadata: Any,
+) -> Splits:
+    """One row per key: prompt and answer as text, length and depth."""
+    lengths = _lengths("ropepatch_passkey", max_seq_lengths, metadata)
+    tokenizer, words = _tokenizer(metadata), PasskeyTemplate()
+    rows = []
+    for length, depth, trial in product(lengths, sorted(map(float, depths)), range(trials)):
+        key = words.draw_key(random.Random(seed_of("passkey", seed, length, depth, trial)))
+        prompt = passkey_prompt(tokenizer, length=length, depth=depth, key=key, template=words)
+        context, answer = _written(tokenizer, prompt)
+        rows.append({"prompt": context, "answer": answer, "length": length, "depth": depth})
+    return _test_split(rows)
+
+
+def _written(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[str, str]:
+    """The prompt and its answer as texts in which the harness finds exactly the prompt's tokens again."""
+    ids = prompt.ids.tolist()
+    question = ids[: -prompt.answer]
+    bos = tokenizer.bos_token or ""
+    special = {"add_special_tokens": False} if bos else {}  # the harness adds none behind a literal BOS
+
+    def decode(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+    def decode_body(tokens: list[int]) -> str:
+        return bos + decode(tokens[1:] if bos else tokens)
+
+    for write in (decode_body, decode):  # tokenizers differ in the space behind the BOS
+        whole, context = write(ids), write(question)
+        read = [tokenizer.encode(text, **special) for text in (whole, context)]
+        if whole.startswith(context) and read == [ids, question]:
+            return context, whole[len(context) :]
+    raise RopepatchError(
+        f"the tokens of a prompt of {len(ids)} tokens do not come back from its text with "
+        f"{type(tokenizer).__name__}",
+        hint="the harness can only pass text: use ropepatch.passkey",
+    )
+
+
+def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
+    """Whether the key was found, in all and in its cell."""
+    ((_, greedy),) = results
+    return {"acc": float(greedy), f"acc_{doc['length']}_{doc['depth']:g}": float(greedy)}
+
+
+# Long documents
+
+
+def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metadata: Any) -> Splits:
+    """One row per document, with its tokens, words and bytes."""
+    tokenizer = _tokenizer(metadata)
+    if add_bos_token is not False and tokenizer.encode("a") != tokenizer.encode(
+        "a", add_special_tokens=False
+    ):
+        raise RopepatchError(
+            "the harness would count the special tokens that the tokenizer adds to a text",
+            hint="--model_args pretrained=...,add_bos_token=False",
+        )
+    documents = _documents("ropepatch_long_perplexity", text)
+    encoded = tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]
+    return _test_split(
+        [
+            {
+                "text": document,
+                "tokens": len(ids),
+                "words": len(re.split(r"\s+", document)),
+                "bytes": len(document.encode()),
+            }
+            for document, ids in zip(documents, encoded, strict=True)
+        ]
+    )
+
+
+def perplexity_scores(doc: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
+    """The document's log-likelihood and its length, in each unit."""
+    (log_likelihood,) = results
+    units = {"token": "tokens", "word": "words", "byte": "bytes"}
+    return {f"{unit}_perplexity": (log_likelihood, doc[count]) for unit, count in units.items()}
+
+
+# Key tokens
+
+
+def key_spans(
+    *,
+    text: str = "",
+    max_seq_lengths: Sequence[int] = (),
+    evaluator: str = "",
+    short: int = 4096,
+    spans: int = 32,
+    **metadata: Any,
+) -> Splits:
+    """One row per span of key tokens: it, all text before it, and how many tokens it has."""
+    task = "ropepatch_key_tokens"
+    length = _lengths(task, max_seq_lengths, metadata)[-1]
+    if not 4 <= short < length:
+        raise RopepatchError(
+            f"short must be from 4 to {length - 1}, got {short}", hint='e.g. {"short": 1024}'
+        )
+    if not evaluator:
+        raise RopepatchError(
+            f"{task} needs an evaluator, which marks the key tokens",
+            hint=f'--metadata \'{{"evaluator": "MODEL"}}\': another model, that reads {length} tokens well',
+        )
+    tokenizer = _tokenizer(metadata)
+    beginnings = _beginnings(tokenizer, _documents(task, text), length)
+    judge, judge_tokenizer = ropepatch.load(evaluator)
+    judge.to("cuda" if torch.cuda.is_available() else "cpu")
+    rows = []
+    for beginning in beginnings:
+        marked = _key_tokens(judge, judge_tokenizer, beginning, short)
+        found = _spans_of(tokenizer, beginning, marked)
+        rows += (
+            [found[index * len(found) // spans] for index in range(spans)] if len(found) > spans else found
+        )
+    if not rows:
+        raise RopepatchError(
+            f"{evaluator} finds no key token in {len(beginnings)} documents of {length} tokens",
+            hint="give more text, or a smaller short",
+        )
+    return _test_split(rows)
+
+
+def _beginnings(tokenizer: PreTrainedTokenizerBase, documents: list[str], length: int) -> list[str]:
+    """The text of the first ``length`` tokens, BOS included, of each document that has so many."""
+    body = length - (tokenizer.bos_token_id is not None)
+    offsets = tokenizer(
+        documents, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    ).offset_mapping
+    pairs = zip(documents, offsets, strict=True)
+    cut = [document[: spans[body - 1][1]] for document, spans in pairs if len(spans) >= body]
+    if not cut:
+        raise RopepatchError(
+            f"no document has {length} tokens: the longest has {max(map(len, offsets)) + length - body}",
+            hint="give longer documents, or smaller max_seq_lengths",
+        )
+    return cut
+
+
+def _key_tokens(
+    evaluator: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, short: int
+) -> list[tuple[int, int]]:
+    """Where in the text the runs of key tokens begin and end, in characters."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    body, offsets, stride = encoded["input_ids"], encoded["offset_mapping"], short // 4
+    if len(body) <= short:
+        return []
+    blocks = [(begin, min(begin + stride, len(body))) for begin in range(short, len(body), stride)]
+    nearby = [bos + body[begin - short : end] for begin, end in blocks]
+    (far,) = _log_probs(evaluator, [bos + body])
+    near = torch.cat(
+        [
+            read[-(end - begin) :]
+            for read, (begin, end) in zip(_log_probs(evaluator, nearby), blocks, strict=True)
+        ]
+    )
+    far = far[-len(near) :]
+    is_key = F.pad((far - near > GAIN) & (far > LIKELY), (short + 1, 1)).int()  # the first tokens are none
+    edges = is_key.diff()
+    runs = zip(*((edges == edge).nonzero().flatten().tolist() for edge in (1, -1)), strict=True)
+    return [(offsets[begin][0], offsets[end - 1][1]) for begin, end in runs]
+
+
+def _log_probs(model: PreTrainedModel, documents: list[list[int]]) -> list[Tensor]:
+    """The log-probability [T - 1] of every token but the first."""
+    return [-nll for nll in ropepatch.perplexity(model, None, documents).nll]
+
+
+def _spans_of(
+    tokenizer: PreTrainedTokenizerBase, text: str, places: list[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    bos = tokenizer.bos_token or ""
+    special = {"add_special_tokens": False} if bos else {}
+    rows = []
+    for begin, end in places:
+        context = bos + text[:begin].rstrip()  # the harness counts white space to the span
+        span = (bos + text[:end])[len(context) :]
+        tokens = len(tokenizer.encode(context + span, **special)) - len(tokenizer.encode(context, **special))
+        if tokens > 0:
+            rows.append({"context": context, "span": span, "tokens": tokens})
+    return rows
+
+
+def key_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
+    """The span's log-likelihood and tokens, and whether it is what the model would say."""
+    ((log_likelihood, greedy),) = results
+    return {"key_perplexity": (log_likelihood, doc["tokens"]), "key_acc": float(greedy)}
+
+
+# What the harness passes
+
+
+def _lengths(task: str, lengths: Sequence[int], metadata: dict[str, Any]) -> list[int]:
+    """The lengths, ascending, if the model's window holds them."""
+    if not lengths:
+        raise RopepatchError(
+            f"{task} needs max_seq_lengths", hint="--metadata '{\"max_seq_lengths\": [4096, 8192]}'"
+        )
+    ordered = sorted({int(length) for length in lengths})
+    limit = _window(metadata)
+    if limit is not None and ordered[-1] > limit:
+        raise RopepatchError(
+            f"{task} asks for {ordered[-1]} tokens, but the model's max_length is {limit}",
+            hint="ask for shorter ones; set max_length in model_args only if the model reads so many",
+        )
+    return ordered
+
+
+def _window(metadata: dict[str, Any]) -> int | None:
+    """Beyond so many tokens the harness cuts a prompt; None if only the model's backend knows."""
+    if metadata.get("max_length"):
+        return int(metadata["max_length"])
+    if not metadata.get("pretrained"):
+        return None
+    config = AutoConfig.from_pretrained(metadata["pretrained"], revision=_revision(metadata))
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerBase:
+    name = metadata.get("tokenizer") or metadata.get("pretrained")
+    if not name:
+        raise RopepatchError(
+            "the task needs the model's tokenizer", hint='--metadata \'{"tokenizer": "FOLDER_OR_ID"}\''
+        )
+    return AutoTokenizer.from_pretrained(name, revision=_revision(metadata))
+
+
+def _revision(metadata: dict[str, Any]) -> str:
+    return str(metadata.get("revision") or "main")
+
+
+def _documents(task: str, text: str) -> list[str]:
+    if not text:
+        raise RopepatchError(f"{task} needs a text", hint='--metadata \'{"text": "FILE_OR_FOLDER"}\'')
+    return read_documents(Path(text))
+
+
+def _test_split(rows: list[dict[str, Any]]) -> Splits:
+    return {"test": datasets.Dataset.from_list(rows)}

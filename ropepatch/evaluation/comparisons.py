@@ -1,0 +1,81 @@
+"""Which results may stand side by side: of one task, measured alike, on one model and for one target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ropepatch.evaluation.results import Result, Row
+
+FLOOR = "floor"  # the label of what no model can beat
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results side by side.
+
+    Attributes:
+        model: Its name.
+        trained: Its context, in tokens.
+        target: The context that is asked about, in tokens.
+        task: ``perplexity``, ``passkey`` or ``lm-eval``.
+        parameters: How all of them were measured.
+        results: By a name that is theirs alone; without the floor.
+        floor: What no model can beat, where it is known.
+    """
+
+    model: str
+    trained: int
+    target: int
+    task: str
+    parameters: Mapping[str, Any]
+    results: Mapping[str, Result]
+    floor: Result | None
+
+    def rows(self, table: str) -> dict[str, Sequence[Row]]:
+        """A table of every result that has it, by name."""
+        return {name: rows for name, result in self.results.items() if (rows := result.tables.get(table))}
+
+    def lengths(self) -> list[int]:
+        """Those of the table ``by_length``, ascending."""
+        return sorted({row["length"] for rows in self.rows("by_length").values() for row in rows})
+
+    def at(self, length: int) -> dict[str, Row]:
+        """The row of that length of every result that has it, by name."""
+        return {
+            name: row
+            for name, rows in self.rows("by_length").items()
+            for row in rows
+            if row["length"] == length
+        }
+
+
+def comparisons(results: Sequence[Result]) -> list[Comparison]:
+    """The results in groups, in the order in which these begin."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        model = [result.model["name"], result.model.get("revision"), result.model["trained"]]
+        alike = [result.task, model, result.target, result.parameters]
+        groups.setdefault(json.dumps(alike, sort_keys=True, default=str), []).append(result)
+    return [_comparison(group) for group in groups.values()]
+
+
+def _comparison(group: Sequence[Result]) -> Comparison:
+    named: dict[str, Result] = {}
+    for result in group:
+        if result.label != FLOOR:
+            count = sum(other.label == result.label for other in named.values())
+            named[f"{result.label} ({count + 1})" if count else result.label] = result
+    return Comparison(
+        model=group[0].model["name"],
+        trained=group[0].model["trained"],
+        target=group[0].target,
+        task=group[0].task,
+        parameters=group[0].parameters,
+        results=named,
+        floor=next((result for result in group if result.label == FLOOR), None),
+    )

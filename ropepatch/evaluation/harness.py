@@ -1,0 +1,281 @@
+"""Tasks of lm-eval on a model in memory; nothing is cut, and nothing of lm-eval's settings stays behind."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import random
+import sys
+from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
+from importlib import import_module
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import constants
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.losses import evaluating
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ESSAYS = "essays, baber/paul_graham_essays on the Hub"
+
+# Long-context tasks that come with lm-eval 0.4.13 and make their own data; tried at 2,048 tokens with the
+# network cut. Their words come from `pip install wonderwords`.
+OFFLINE_TASKS = {
+    "niah_single_1": "a number in one repeated sentence",
+    "niah_multikey_2": "a number among other needles",
+    "niah_multikey_3": "a UUID among other needles",
+    "ruler_vt": "variable tracking; never ends if its example takes more than 500 tokens",
+    "ruler_cwe": "common words; never ends, or divides by zero, at lengths that its example fills",
+    "ruler_fwe": "frequent words; its prompts take all the length: ask for 50 tokens less than max_length",
+}
+# What the others of RULER download, each time or once for the Hub's cache.
+NEEDS_NETWORK = {
+    "ruler": "the group has all thirteen tasks, of which seven download",
+    "niah_single_2": ESSAYS,
+    "niah_single_3": ESSAYS,
+    "niah_multikey_1": ESSAYS,
+    "niah_multiquery": ESSAYS,
+    "niah_multivalue": ESSAYS,
+    "ruler_qa_squad": "SQuAD, rajpurkar.github.io",
+    "ruler_qa_hotpot": "HotpotQA, a file on the Hub",
+}
+UNASKED = -1.0  # what RULER's tasks report for lengths that nobody asked for
+
+Row = dict[str, Any]
+
+
+def run_tasks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str],
+    *,
+    include_path: Path | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    batch_size: int = 1,
+    max_length: int | None = None,
+) -> list[Row]:
+    """The scores of tasks or groups of lm-eval.
+
+    A prompt that lm-eval would cut is refused: its score would be that of another prompt. The log-likelihood
+    of a whole document is that of its text alone: lm-eval also scores a beginning-of-sequence token that the
+    tokenizer adds, which is left out here. No code of a repository is run for the tokenizer.
+
+    Args:
+        model: A causal language model of transformers; put in eval mode and back into the mode it was in.
+        tokenizer: The model's; tasks that size their prompts are given it as a folder.
+        tasks: Names, as in ``lm-eval ls tasks`` or in ``include_path``.
+        include_path: A folder of task files, such as ``eval/tasks``.
+        metadata: What the tasks are given, such as ``{"max_seq_lengths": [4096]}``.
+        limit: Documents per task; None for all.
+        batch_size: Prompts that are read at once.
+        max_length: Tokens that the model reads; None for its config's max_position_embeddings.
+
+    Returns:
+        Rows ``{task, version, metric, value, stderr, n}``: n documents were scored; value and stderr are None
+        where lm-eval has none, or one that is not finite.
+
+    Raises:
+        RopepatchError: lm-eval or a package of a task is missing, an unknown task, one that needs the network
+            without it, or a prompt longer than ``max_length``.
+    """
+    if isinstance(tasks, str) or not tasks:
+        raise RopepatchError(
+            f"tasks must be a list of names, got {tasks!r}", hint='e.g. ["ropepatch_passkey"]'
+        )
+    _check_network(tasks)
+    with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
+        evaluate = _lm_eval().simple_evaluate
+        reader = _reader(model, _saved(tokenizer, folder), batch_size=batch_size, max_length=max_length)
+        given = {
+            **(metadata or {}),
+            "tokenizer": folder,
+            "max_length": reader.max_length,
+            "add_bos_token": False,  # see loglikelihood_rolling
+        }
+        manager = _manager(tasks, include_path, given)
+        try:
+            results = evaluate(
+                model=reader, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=1000
+            )
+        except ImportError as error:
+            raise RopepatchError(
+                f"a package of {', '.join(tasks)} is missing: {_first_line(error)}",
+                hint=f"pip install {error.name}" if error.name else "install what lm-eval names",
+            ) from error
+        except OSError as error:  # of datasets, requests and httpx
+            offline = "HF_HUB_OFFLINE is set: only data sets in the cache can be read"
+            raise RopepatchError(
+                f"lm-eval cannot read the data of {', '.join(tasks)}: {_first_line(error)}",
+                hint=offline if constants.HF_HUB_OFFLINE else "check the network",
+            ) from error
+    return [row for task in results["results"] for row in _rows(task, results)]
+
+
+def _lm_eval() -> Any:
+    try:
+        return import_module("lm_eval")
+    except ImportError as error:
+        raise RopepatchError(
+            "lm-eval is needed to run its tasks", hint='pip install "ropepatch[eval]"'
+        ) from error
+
+
+def _check_network(tasks: Sequence[str]) -> None:
+    for task in tasks:
+        if task in NEEDS_NETWORK and constants.HF_HUB_OFFLINE:
+            raise RopepatchError(
+                f"{task} needs the network ({NEEDS_NETWORK[task]}), but HF_HUB_OFFLINE is set",
+                hint=f"offline: {', '.join(OFFLINE_TASKS)}",
+            )
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Within the block, lm-eval is quiet and single-process; afterwards its seeds and settings are undone."""
+    import numpy as np
+
+    logger = logging.getLogger("lm_eval")
+    level, environ = logger.level, dict(os.environ)
+    states = random.getstate(), np.random.get_state()
+    logger.setLevel(logging.ERROR)
+    os.environ["DISABLE_MULTIPROC"] = "1"  # no worker processes for its bootstrap
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), redirect_stdout(sys.stderr):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
+        os.environ.update(environ)
+        logger.setLevel(level)
+
+
+def _saved(tokenizer: PreTrainedTokenizerBase, folder: str) -> PreTrainedTokenizerBase:
+    """A copy, as lm-eval sets a padding token; and one in the folder, for tasks that load it by name."""
+    own = copy.deepcopy(tokenizer)
+    own.init_kwargs.pop("auto_map", None)  # RULER would run the code it names
+    own.save_pretrained(folder)
+    return own
+
+
+def _manager(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]) -> Any:
+    """What finds the tasks; the thousands that come with lm-eval are only listed if they are needed."""
+    folder = None if include_path is None else str(include_path)
+    for shipped in (False, True):
+        manager = import_module("lm_eval.tasks").TaskManager(
+            include_path=folder, include_defaults=shipped, metadata=dict(metadata)
+        )
+        unknown = [task for task in tasks if task not in manager.all_tasks]
+        if not unknown:
+            return manager
+    near = [name for task in unknown for name in get_close_matches(task, manager.all_tasks, n=1)]
+    raise RopepatchError(
+        f"lm-eval has no task {', '.join(unknown)}",
+        hint=f"did you mean {', '.join(near)}?" if near else "list them with `lm-eval ls tasks`",
+    )
+
+
+def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Any:
+    """The model as lm-eval wants it, refusing what that would cut."""
+    huggingface = import_module("lm_eval.models.huggingface")
+
+    class WholePrompts(huggingface.HFLM):  # type: ignore[name-defined,misc]
+        """Raises where HFLM cuts the beginning off a prompt and only logs it."""
+
+        asked: Mapping[Any, str]  # the task of each prompt
+        add_bos_token: Any  # of HFLM
+
+        def loglikelihood(self, requests: Any, **kwargs: Any) -> Any:
+            self.asked = {request.args: request.task_name for request in requests}
+            return super().loglikelihood(requests, **kwargs)
+
+        def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+            # The last token is predicted, never read.
+            sizes = [(len(context) + len(said) - 1, text) for text, context, said in requests]
+            too_long = [(size, text) for size, text in sizes if size > self.max_length]
+            if too_long:
+                size, text = max(too_long, key=lambda pair: pair[0])
+                raise RopepatchError(
+                    f"{self.asked[text]}: {len(too_long)} of {len(sizes)} prompts exceed the "
+                    f"{self.max_length} tokens that the model reads; the longest takes {size}",
+                    hint="ask for shorter prompts, or extend the model to more",
+                )
+            return super()._loglikelihood_tokens(requests, *args, **kwargs)
+
+        def loglikelihood_rolling(self, requests: Any, **kwargs: Any) -> Any:
+            # lm-eval puts a beginning-of-sequence token before the text; one that the tokenizer adds as well
+            # would be predicted and scored (lm-evaluation-harness#3333).
+            given, self.add_bos_token = self.add_bos_token, False
+            try:
+                return super().loglikelihood_rolling(requests, **kwargs)
+            finally:
+                self.add_bos_token = given
+
+        def generate_until(self, requests: Any, **kwargs: Any) -> Any:
+            self.asked = {request.args[0]: request.task_name for request in requests}
+            try:
+                return super().generate_until(requests, **kwargs)
+            except AssertionError as error:  # the answer alone fills the window
+                tasks = ", ".join(sorted(set(self.asked.values())))
+                raise RopepatchError(
+                    f"{tasks}: {_first_line(error)}", hint="extend the model to more"
+                ) from error
+
+        def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
+            room = kwargs.pop("left_truncate_len", None)
+            ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
+            if room is not None and ids.shape[1] > room:
+                longest = strings[0]  # lm-eval sorts them so
+                raise RopepatchError(
+                    f"{self.asked[longest]}: a prompt takes {ids.shape[1]} tokens and its answer up to"
+                    f" {self.max_length - room}, more than the {self.max_length} that the model reads",
+                    hint="ask for shorter prompts, or extend the model to more",
+                )
+            return ids, mask
+
+    return WholePrompts(pretrained=model, tokenizer=tokenizer, **options)
+
+
+def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
+    """The scores of a task or a group."""
+    scores = results["results"][task]
+    rows = []
+    for key, value in scores.items():
+        metric, comma, which = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        samples = [sample for sample in results["samples"].get(task, []) if sample["filter"] == which]
+        n = sum(sample.get(metric, UNASKED) != UNASKED for sample in samples)
+        if samples and not n:
+            continue
+        rows.append(
+            {
+                "task": task,
+                "version": str(results["versions"].get(task)),
+                "metric": metric if which == "none" else f"{metric} ({which})",
+                "value": _number(value),
+                "stderr": _number(scores.get(f"{metric}_stderr,{which}")),
+                "n": n or scores.get("sample_len"),
+            }
+        )
+    return rows
+
+
+def _number(value: object) -> float | None:
+    number = float(value) if isinstance(value, int | float) else float("nan")
+    return number if abs(number) < float("inf") else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

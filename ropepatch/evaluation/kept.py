@@ -1,0 +1,80 @@
+"""Losses kept on disk as they are measured, so that a killed measurement goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class KeptLosses:
+    """A folder with one file per batch, ``<key>.safetensors``.
+
+    A file is written whole or not at all, and holds a checksum.
+
+    Args:
+        folder: Made if it is absent. Whoever names it guarantees that it belongs to one model.
+
+    Raises:
+        RopepatchError: The folder cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _disk_error(folder, error) from error
+
+    def find(self, key: str, counts: list[int]) -> list[Tensor] | None:
+        """The losses under a key, float32, so many in each row; None if they are not there or damaged."""
+        file = self._folder / f"{key}.safetensors"
+        if not file.exists():
+            return None
+        try:
+            with safe_open(file, framework="pt") as opened:
+                nll, metadata = opened.get_tensor("nll"), opened.metadata() or {}
+            if nll.shape != (sum(counts),) or metadata.get("sha256") != _checksum(nll):
+                raise ValueError("it does not hold what was written")
+        except (OSError, ValueError, SafetensorError) as error:
+            logger.warning("%s is damaged (%s); measuring again", file, error)
+            return None
+        return [row.clone() for row in torch.split(nll, counts)]
+
+    def write(self, key: str, losses: list[Tensor]) -> None:
+        """Keep the losses of a batch.
+
+        Raises:
+            RopepatchError: The disk does not take them.
+        """
+        file = self._folder / f"{key}.safetensors"
+        partial = file.with_name(f".{key[:16]}.{secrets.token_hex(4)}.partial")
+        nll = torch.cat(losses)
+        try:
+            save_file({"nll": nll}, partial, metadata={"sha256": _checksum(nll)})
+            partial.replace(file)
+        except (OSError, SafetensorError) as error:
+            raise _disk_error(self._folder, error) from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _checksum(nll: Tensor) -> str:
+    return hashlib.sha256(nll.numpy().tobytes()).hexdigest()
+
+
+def _disk_error(folder: Path, error: Exception) -> RopepatchError:
+    return RopepatchError(f"cannot keep losses in {folder}: {error}", hint="name a folder you may write to")

@@ -1,0 +1,151 @@
+"""Which scaling reads a target best: from the results of a comparison, with the doubt that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import Perplexity, difference
+from ropepatch.evaluation.results import mean_nats
+
+if TYPE_CHECKING:
+    from ropepatch.evaluation.results import Result
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One scaling at the target.
+
+    Attributes:
+        label: Its name in the results.
+        nats: Mean loss over the whole target, nats per token.
+        interval: Of the mean, 95 %.
+        behind: By how much it is behind the first of the ranking, in nats, and the 95 % interval of that,
+            text by text.
+        inside: Mean loss within the trained context.
+        keys: Pass keys found at the target, of how many; None if none were asked for.
+    """
+
+    label: str
+    nats: float
+    interval: Interval
+    behind: float
+    behind_interval: Interval
+    inside: float
+    keys: tuple[int, int] | None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the texts do not tell it from the first."""
+        return self.behind_interval[0] <= 0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The scalings, best first, and the advice that follows.
+
+    Attributes:
+        rows: Best first.
+        recommended: The label to take; None where none of the scalings helps.
+        advice: Why, in sentences.
+    """
+
+    rows: tuple[Ranked, ...]
+    recommended: str | None
+    advice: tuple[str, ...]
+
+
+def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
+    """Rank the scalings of one model at one target by their loss over all of it.
+
+    Scalings whose paired interval to the best holds 0 are tied; among them the one that finds the most keys
+    is recommended, then the one with the least loss within the trained context.
+
+    Args:
+        results: Of one-pass perplexity, and of pass keys if these were asked for, one per label.
+        base: The label of the model as it is.
+        ignored: Labels that are no scalings.
+
+    Raises:
+        RopepatchError: No scaling, no base, or results that are not of the same texts.
+    """
+    reading = {r.label: r for r in results if r.task == "perplexity" and r.label not in ignored}
+    retrieval = {r.label: r for r in results if r.task == "passkey"}
+    if base not in reading or len(reading) < 2:
+        raise RopepatchError("nothing to rank: need the model as it is and at least one scaling")
+    if len({r.parameters["digest"] for r in reading.values()}) > 1:
+        raise RopepatchError("the results are of different texts", hint="compare them in one suite")
+    sums = {label: _sums(result) for label, result in reading.items()}
+    order = sorted(sums, key=lambda label: sums[label].mean)
+    rows = []
+    for label in order:
+        behind, interval = difference(sums[label], sums[order[0]])
+        rows.append(
+            Ranked(
+                label=label,
+                nats=sums[label].mean,
+                interval=sums[label].interval,
+                behind=behind,
+                behind_interval=interval,
+                inside=_inside(reading[label]),
+                keys=_keys(retrieval[label]) if label in retrieval else None,
+            )
+        )
+    return Ranking(tuple(rows), *_advice(rows, sums, base, reading[base]))
+
+
+def _advice(
+    rows: list[Ranked], sums: dict[str, Perplexity], base: str, measured: Result
+) -> tuple[str | None, tuple[str, ...]]:
+    to, trained = measured.target, measured.model["trained"]
+    by_label = {row.label: row for row in rows}
+    scalings = [row for row in rows if row.label != base]
+    gain, (low, _) = difference(sums[base], sums[scalings[0].label])
+    if low <= 0:
+        return None, (
+            f"Do not extend: over {to} tokens none of these scalings reads this text better than the model "
+            f"as it is ({scalings[0].label} by {gain:+.3f} nats, an interval that holds 0 or is below).",
+        )
+    best = scalings[0].label
+    tied = [row for row in scalings if difference(sums[row.label], sums[best])[1][0] <= 0]
+    chosen = min(tied, key=lambda row: (-(row.keys or (0, 1))[0], row.inside, row.nats))
+    gain = sums[base].mean - chosen.nats
+    advice = [
+        f"Take {chosen.label}: {gain:.3f} nats per token less than the model as it is over {to} tokens."
+    ]
+    if len(tied) > 1:
+        others = ", ".join(row.label for row in tied if row is not chosen)
+        reason = (
+            "it finds more pass keys"
+            if any((row.keys or (0, 1))[0] < (chosen.keys or (0, 1))[0] for row in tied)
+            else f"it loses the least within {trained} tokens"
+        )
+        advice.append(f"This text does not tell it from {others}; of these, {reason}.")
+    price = chosen.inside - by_label[base].inside
+    if price > 0:
+        advice.append(f"Its price: {price:+.3f} nats within the first {trained} tokens.")
+    if chosen.keys is not None and chosen.keys[0] < 0.856 * chosen.keys[1]:
+        advice.append(
+            f"It finds {chosen.keys[0]} of {chosen.keys[1]} pass keys at {to} tokens: train it, or choose a "
+            "nearer target."
+        )
+    return chosen.label, tuple(advice)
+
+
+def _sums(result: Result) -> Perplexity:
+    documents = tuple((row["nats"], row["tokens"]) for row in result.tables["by_document"])
+    return Perplexity(sum(nats for nats, _ in documents), sum(tokens for _, tokens in documents), documents)
+
+
+def _inside(result: Result) -> float:
+    rows = [row for row in result.tables["by_position"] if row["end"] <= result.model["trained"]]
+    return mean_nats(rows)
+
+
+def _keys(result: Result) -> tuple[int, int]:
+    row = max(result.tables["by_length"], key=lambda row: row["length"])
+    return row["correct"], row["n"]

@@ -1,0 +1,241 @@
+"""Documents from wherever they are kept, read as they are asked for."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import re
+import reprlib
+import zlib
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SEPARATOR = "<|endoftext|>"
+TOKEN_IDS = "input_ids"
+IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
+FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
+HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?", re.ASCII)
+FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
+OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
+EXPECTED = (
+    "give a text or JSONL file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset id owner/name"
+)
+
+
+def stream_documents(
+    source: str | Path, *, field: str = "text", split: str = "test"
+) -> Iterator[str | list[int]]:
+    """The documents of a source, texts or token ids, each read when it is asked for.
+
+    Sources are, and what is on this machine goes before the Hub:
+
+    - a text file, split at every ``<|endoftext|>``, white space around documents dropped;
+    - a ``.jsonl`` or ``.json`` file of one object per line; either kind of file may be gzipped (``.gz``);
+    - a folder of ``*.txt`` and ``*.jsonl``, in sorted order, at any depth;
+    - what `datasets` wrote with ``save_to_disk``, or a ``.parquet`` or ``.arrow`` file;
+    - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
+
+    Memory holds one document (of `datasets`, one batch of rows) at a time. Blank documents are dropped.
+
+    Args:
+        source: A path, or a string that is a path or an id; a ``Path`` is never an id.
+        field: Of objects and rows, the field that holds a text or a list of token ids; where it is absent
+            ``input_ids`` is read.
+        split: Of a dataset with splits.
+
+    Raises:
+        RopepatchError: At once: no such source, split or package, no documents, or a fault in the first. When
+            it is reached: bytes that are not UTF-8, a line that is no JSON object, a row without the field, a
+            value that is neither text nor token ids, or a Hub that no longer answers.
+    """
+    documents = (document for document in _open(source, field, split) if not _is_blank(document))
+    first = next(documents, None)
+    if first is None:
+        raise RopepatchError(f"no text in {source}: all of it is blank", hint=EXPECTED)
+    return chain([first], documents)
+
+
+def _is_blank(document: str | list[int]) -> bool:
+    return not (document.strip() if isinstance(document, str) else document)
+
+
+def _open(source: str | Path, field: str, split: str) -> Iterator[str | list[int]]:
+    if source == "":  # the folder we are in, as a path
+        raise RopepatchError("the source is an empty name", hint=EXPECTED)
+    try:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return _read_folder(path, field, split)
+        if path.exists():
+            return _read_file(path, field)
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, a closed folder, ~ of nobody, NUL
+        raise RopepatchError(f"cannot look for {str(source)!r}: {error}", hint=EXPECTED) from error
+    named = HUB_ID.fullmatch(str(source))
+    if isinstance(source, Path) or not named or FILE_NAME.fullmatch(named["name"]):
+        raise RopepatchError(f"no such file or folder: {source}", hint=EXPECTED)
+    if Path(named["name"]).exists():
+        raise RopepatchError(
+            f"{named['name']} is a path on this machine, which has no config",
+            hint=f"leave out :{named['config']}",
+        )
+    return _read_hub(named["name"], named["config"], field, split)
+
+
+def _read_folder(folder: Path, field: str, split: str) -> Iterator[str | list[int]]:
+    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return _read_saved(folder, field, split)
+    found = {path for pattern in IN_FOLDERS for path in folder.rglob(pattern) if path.is_file()}
+    if not found:
+        raise RopepatchError(f"no text in {folder}: it has no *.txt or *.jsonl file", hint=EXPECTED)
+    return chain.from_iterable(_read_file(path, field) for path in sorted(found))
+
+
+def _read_file(file: Path, field: str) -> Iterator[str | list[int]]:
+    kind = Path(file.name.removesuffix(".gz")).suffix
+    if kind in (".jsonl", ".json"):
+        return _read_objects(file, field)
+    if kind in FORMATS:
+        return _read_table(file, FORMATS[kind], field)
+    return _read_texts(file)
+
+
+def _read_texts(file: Path) -> Iterator[str]:
+    lines: list[str] = []
+    for line in _read_lines(file):  # no marker reaches over the end of a line
+        *ends, rest = line.split(SEPARATOR)
+        for end in ends:
+            yield "".join([*lines, end]).strip()
+            lines = []
+        lines.append(rest)
+    yield "".join(lines).strip()
+
+
+def _read_objects(file: Path, field: str) -> Iterator[str | list[int]]:
+    for number, line in enumerate(_read_lines(file), start=1):
+        if not line.strip():
+            continue
+        place = f"{file}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RopepatchError(
+                f"{place} is not JSON: {error}", hint='each line must be an object such as {"text": "..."}'
+            ) from error
+        if not isinstance(row, dict):
+            raise RopepatchError(
+                f"{place} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
+            )
+        yield _document(row, field, place)
+
+
+def _read_lines(file: Path) -> Iterator[str]:
+    offset = 0
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            for line in stream:
+                yield _decode(line, file, offset)
+                offset += len(line)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RopepatchError(f"cannot read {file}: {error}", hint="copy it again") from error
+
+
+def _decode(line: bytes, file: Path, offset: int) -> str:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RopepatchError(
+            f"{file} is not UTF-8 text: byte 0x{line[error.start]:02x} at offset {offset + error.start}",
+            hint=f"convert it, e.g. iconv -f latin1 -t utf-8 {file.name}",
+        ) from error
+    text = text if offset else text.removeprefix("\ufeff")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _document(row: Mapping[str, Any], field: str, place: str) -> str | list[int]:
+    name = field if field in row else TOKEN_IDS
+    if name not in row:
+        raise RopepatchError(
+            f"{place} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
+        )
+    value = row[name]
+    if isinstance(value, str) and _is_unicode(value):
+        return value
+    if isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value):
+        return value
+    raise RopepatchError(
+        f"{place}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
+        hint="name the field that holds the texts",
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which is no character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_saved(folder: Path, field: str, split: str) -> Iterator[str | list[int]]:
+    datasets = _datasets()
+    with _explaining(str(folder), "save it again with save_to_disk"):
+        dataset = datasets.load_from_disk(str(folder))
+        if isinstance(dataset, datasets.DatasetDict):
+            if split not in dataset:
+                raise RopepatchError(f"{folder} has no split {split!r}", hint=f"it has {', '.join(dataset)}")
+            dataset = dataset[split]
+        yield from _read_rows(dataset.with_format(None), field, str(folder))
+
+
+def _read_table(file: Path, kind: str, field: str) -> Iterator[str | list[int]]:
+    datasets = _datasets()
+    with _explaining(str(file), f"it must be a {kind} file that datasets can read"):
+        files = {"train": [glob.escape(str(file.absolute()))]}
+        dataset = datasets.load_dataset(kind, data_files=files, split="train", streaming=True)
+        yield from _read_rows(dataset, field, str(file))
+
+
+def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[str | list[int]]:
+    datasets = _datasets()
+    with _explaining(f"{name} from the Hub", OF_THE_HUB):
+        dataset = datasets.load_dataset(name, config, split=split, streaming=True)
+        yield from _read_rows(dataset, field, name)
+
+
+def _read_rows(dataset: Any, field: str, name: str) -> Iterator[str | list[int]]:
+    columns = dataset.column_names or []  # None where only the rows tell
+    wanted = field if field in columns else TOKEN_IDS
+    rows = dataset.select_columns([wanted]) if wanted in columns else dataset
+    for number, row in enumerate(rows):
+        yield _document(row, field, f"{name}, row {number}")
+
+
+def _datasets() -> Any:
+    try:
+        return import_module("datasets")
+    except ImportError as error:
+        raise RopepatchError(
+            "datasets is needed to read this source", hint='pip install "ropepatch[eval]"'
+        ) from error
+
+
+@contextmanager
+def _explaining(name: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except RopepatchError:
+        raise
+    except Exception as error:  # of datasets, pyarrow, fsspec, httpx ...: no list of them would stay whole
+        reason = shorten(str(error) or type(error).__name__, 300)
+        raise RopepatchError(f"cannot read {name}: {reason}", hint=hint) from error

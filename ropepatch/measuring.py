@@ -1,0 +1,203 @@
+"""Run a suite: every task on every model, as it is and scaled, one result each, resumed where it stopped."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.ranks import rank_and_ranks
+from ropepatch.evaluation.results import Result, as_read, environment, read_result
+from ropepatch.lengths import relative_length, short_length
+from ropepatch.loading import load_model, load_tokenizer
+from ropepatch.patching import patch
+from ropepatch.planning import Plan, plan
+from ropepatch.source import Source, find_source
+from ropepatch.survey import Survey, survey_folder
+from ropepatch.tasks import prepare
+from ropepatch.weights import fingerprint, read_headers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ropepatch.suites import Suite
+    from ropepatch.tasks import Material
+
+AS_IT_IS = "as it is"
+
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model that is measured; its weights are loaded when they are needed."""
+
+    name: str
+    source: Source
+    survey: Survey
+    device: str
+
+    @property
+    def trained(self) -> int:
+        """The context it reads now, in tokens."""
+        return self.survey.rope.original_max_position_embeddings
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        return load_tokenizer(self.source.folder)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model on its device."""
+        loaded: Any = load_model(self.source.folder)
+        loaded.to(self.device)
+        model: PreTrainedModel = loaded
+        return model
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What results say of it."""
+        rope = self.survey.rope
+        return {
+            "name": self.name,
+            "revision": self.source.revision,
+            "weights": fingerprint(read_headers(self.source.folder)),
+            "trained": self.trained,
+            "rotary_dim": rope.rotary_dim,
+            "rope_theta": rope.rope_theta,
+            "inv_freq": rope.inv_freq().tolist(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One task on one model under one scaling."""
+
+    subject: Subject
+    label: str
+    plan: Plan | None
+    to: int
+    material: Material
+    name: str  # of its result file, without .json
+
+    def result(self, label: str, tables: Any, seconds: float | None) -> Result:
+        """The result with its provenance."""
+        made = None if self.plan is None else self.plan.to_dict()
+        kept = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
+        return Result(
+            task=self.material.task.name,
+            label=label,
+            model=self.subject.record,
+            scaling=None if made is None else {key: made[key] for key in kept},
+            target=self.to,
+            parameters=self.material.parameters,
+            tables=tables,
+            env=environment(self.subject.model) if tables else {},
+            seconds=seconds,
+        )
+
+
+def measure(
+    suite: Suite,
+    *,
+    out: Path | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+) -> Iterator[Result]:
+    """The results of a suite, as they come.
+
+    Args:
+        suite: What to measure.
+        out: A folder for the results, one JSON file each. Those it holds already are not measured again, and
+            a text that was being read is taken up where it stopped.
+        revision: Of models from the Hub.
+        device: Where the models are put.
+        progress: Called with the name of each job; gives a context manager around a callback that takes how
+            much is done and how much there is.
+
+    Raises:
+        RopepatchError: A model, method or text that is not there or does not fit, before anything is
+            measured; or a result in ``out`` that was measured with other settings.
+    """
+    if not suite.models:
+        raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
+    jobs = [job for name in suite.models for job in _jobs(suite, name, revision, device)]
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise RopepatchError(f"two results would be called {name}", hint="give models different names")
+    return _run(jobs, out, progress)
+
+
+def _jobs(suite: Suite, name: str, revision: str | None, device: str) -> Iterator[Job]:
+    source = find_source(name, revision, weights=True)
+    subject = Subject(name, source, survey_folder(source.folder), device)
+    for to in (relative_length(length, subject.trained) for length in suite.to):
+        plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
+            method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
+            for method in suite.methods
+        }
+        seen: Counter[str] = Counter()
+        for task in suite.tasks:
+            seen[task.name] += 1
+            material = prepare(task, name, subject.tokenizer, trained=subject.trained, to=to)
+            number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
+            for label, made in plans.items():
+                parts = (Path(name).name, short_length(to), f"{task.name}{number}", label)
+                stem = "-".join(re.sub(r"[^\w.=]+", "-", part).strip("-") for part in parts)
+                yield Job(subject, label, made, to, material, stem)
+
+
+def _run(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
+    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    for job in jobs:
+        if job.plan is None and (floor := job.material.floor_tables) is not None:
+            yield _kept(job.result(FLOOR, floor, None), out, job.name.replace("as-it-is", FLOOR))
+        yield found.get(job.name) or _measured(job, out, progress)
+
+
+def _found(job: Job, file: Path) -> Result | None:
+    if not file.exists():
+        return None
+    found, wanted = read_result(file), job.result(job.label, {}, None)
+    for key in ("task", "label", "model", "scaling", "target", "parameters"):
+        if getattr(found, key) != as_read(getattr(wanted, key)):
+            raise RopepatchError(
+                f"{file} was measured with other settings ({key})", hint="choose another --out"
+            )
+    return found
+
+
+def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
+    keep = None if out is None else out / f".{job.name}.partial"
+    name = f"{job.material.task.name}, {job.label}, {short_length(job.to)}"
+    patched: Any = nullcontext() if job.plan is None else patch(job.subject.model, job.plan)
+    began = time.perf_counter()
+    with patched, progress(name) as advance:
+        tables = job.material.run(job.subject.model, job.subject.tokenizer, keep, advance)
+    result = _kept(job.result(job.label, tables, round(time.perf_counter() - began, 2)), out, job.name)
+    if keep is not None and _is_first_process():
+        shutil.rmtree(keep, ignore_errors=True)
+    return result
+
+
+def _kept(result: Result, out: Path | None, name: str) -> Result:
+    if out is not None and _is_first_process():
+        result.write(out / f"{name}.json")
+    return result
+
+
+def _is_first_process() -> bool:
+    return rank_and_ranks(True)[0] == 0

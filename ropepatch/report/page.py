@@ -1,0 +1,170 @@
+"""The page: what is said, drawn and tabled of some results, in one file."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jinja2
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.folders import absent
+from ropepatch.lengths import short_length
+from ropepatch.plots import (
+    looks_of,
+    pictures_of_rescaling,
+    pictures_of_results,
+    rescalings,
+)
+from ropepatch.report.inline_svg import inline_svg
+from ropepatch.report.tables import (
+    Table,
+    loss_table,
+    passkey_table,
+    perplexity_table,
+    scores_table,
+    summary_table,
+)
+from ropepatch.report.words import TASKS, method_of, outcome, provenance, variants
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ropepatch.evaluation.comparisons import Comparison
+    from ropepatch.evaluation.results import Result
+    from ropepatch.plots import Picture
+
+TABLES = {
+    "perplexity": (loss_table, perplexity_table),
+    "passkey": (passkey_table,),
+    "lm-eval": (scores_table,),
+}
+
+
+class Figure(NamedTuple):
+    """A figure as HTML, and what stands below it."""
+
+    svg: str
+    caption: str
+
+
+class Part(NamedTuple):
+    """One comparison."""
+
+    title: str
+    method: str
+    figures: list[Figure]
+    tables: list[Table]
+
+
+class Section(NamedTuple):
+    """One model and target."""
+
+    title: str
+    outcome: list[str]
+    parts: list[Part]
+    scalings: list[tuple[str, list[Figure]]]  # by label: what each does to the rotary pairs
+
+
+def write_report(results: Sequence[Result], file: str | Path, *, title: str | None = None) -> Path:
+    """Write results as one HTML file that needs nothing else: no network, no other file, no font.
+
+    Args:
+        results: Of any models and tasks; what cannot be compared stands apart.
+        file: Where to; it must not exist.
+        title: Of the page; the models and targets if None.
+
+    Returns:
+        The file as an absolute path.
+
+    Raises:
+        RopepatchError: No results, a file that exists or cannot be written, or no matplotlib.
+    """
+    path = absent(file)
+    if not results:
+        raise RopepatchError("no results to report", hint="measure first: ropepatch eval MODEL --report FILE")
+    page = _page(results, title)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_text(page, encoding="utf-8", errors="replace")
+        partial.replace(path)
+    except OSError as error:
+        raise RopepatchError(f"cannot write {path}: {error.strerror}", hint="choose another file") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _page(results: Sequence[Result], title: str | None) -> str:
+    groups = comparisons(results)
+    places = list(dict.fromkeys((group.model, group.target) for group in groups))
+    by_place = [[group for group in groups if (group.model, group.target) == place] for place in places]
+    apart = {key: words for here in by_place for key, words in variants(here).items()}
+    draw, look = _Drawing(), looks_of(results)
+    sections = [
+        Section(
+            f"{here[0].model} to {short_length(here[0].target)}",
+            outcome(here),
+            [_part(group, apart[id(group)], draw(pictures_of_results(group, look))) for group in here],
+            [
+                (change.name, draw(pictures_of_rescaling(change, colour)))
+                for change, colour in rescalings(here, look)
+            ],
+        )
+        for here in by_place
+    ]
+    template = _environment().get_template("template.html")
+    return template.render(
+        title=title or _title(places),
+        sections=sections,
+        summary=summary_table(by_place, apart),
+        provenance=[
+            (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
+            for r in results
+        ],
+        version=ropepatch.__version__,
+    )
+
+
+def _part(group: Comparison, apart: str, figures: list[Figure]) -> Part:
+    tables = [make(group) for make in TABLES.get(group.task, ())]
+    title = TASKS.get(group.task, group.task) + (f": {apart}" if apart else "")
+    return Part(title, method_of(group), figures, [table for table in tables if table.rows])
+
+
+class _Drawing:
+    """Makes pictures part of the page, every id in them its own."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def __call__(self, pictures: Sequence[Picture]) -> list[Figure]:
+        return [
+            Figure(inline_svg(p.figure, f"f{next(self._numbers)}-", p.caption), p.caption) for p in pictures
+        ]
+
+
+def _title(places: Sequence[tuple[str, int]]) -> str:
+    models = dict.fromkeys(model for model, _ in places)
+    targets = dict.fromkeys(short_length(target) for _, target in places)
+    return f"{', '.join(models)} to {', '.join(targets)} tokens"
+
+
+def _unbroken(value: object) -> object:
+    """Text in which no line begins with a percent sign."""
+    return value.replace(" %", "\u00a0%") if type(value) is str else value
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_unbroken,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

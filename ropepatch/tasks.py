@@ -1,0 +1,258 @@
+"""The tasks of a suite, made ready for one model and one target, and run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.passkey import passkey
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
+from ropepatch.evaluation.results import (
+    Row,
+    by_document,
+    by_length,
+    by_position,
+    loss_row,
+    passkey_by_length,
+    passkey_cells,
+)
+from ropepatch.evaluation.sources import stream_documents
+from ropepatch.evaluation.templates import PasskeyTemplate, bundled, read_template
+from ropepatch.evaluation.texts import digest, first_documents, windows
+from ropepatch.lengths import Length, relative_length
+from ropepatch.shipped import shipped
+from ropepatch.suites import LmEvalTask, PasskeyTask, PerplexityTask
+from ropepatch.tiny.held_out import held_out_tales
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ropepatch.suites import Task
+
+Tables = dict[str, list[Row]]
+Advance = Callable[[int, int | None], None]
+
+TALES = "held-out tales"  # what tiny reads where no text is given
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Text to read, as token ids."""
+
+    task: PerplexityTask
+    pieces: Sequence[Tensor]
+    lengths: Sequence[int]
+    trained: int
+    parameters: Mapping[str, Any]
+    floor: LossCurve | None
+
+    def run(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+    ) -> Tables:
+        """The losses by length, position and document."""
+        options: dict[str, Any] = {"bos": self.task.bos, "split": True}
+
+        def read(protocol: Protocol) -> LossCurve:
+            return perplexity(
+                model, tokenizer, self.pieces, protocol=protocol, keep=keep, progress=advance, **options
+            )
+
+        if self.task.protocol == "one-pass":
+            curve = read(OnePass())
+            tables = self.tables(curve)
+            if self.task.gain and self.lengths[-1] > self.trained:
+                limited = read(Sliding(self.trained, max(1, self.trained // 2)))
+                beyond = [edge for edge in self.edges if edge >= self.trained]
+                rows = by_position(curve.gain_over(limited), beyond)
+                tables["gain"] = [{k: v for k, v in row.items() if k != "perplexity"} for row in rows]
+            return tables
+        curves = {length: read(self._protocol(length)) for length in self.lengths}
+        return {
+            "by_length": [
+                {"length": length, **loss_row(curve.between(0, self.lengths[-1]))}
+                for length, curve in curves.items()
+            ],
+            "by_document": by_document(curves[self.lengths[-1]]),
+        }
+
+    def _protocol(self, window: int) -> Sliding | Truncated | Disjoint:
+        if self.task.protocol == "sliding":
+            assert self.task.stride is not None  # the task has checked it
+            return Sliding(window, self.task.stride)
+        return Truncated(window) if self.task.protocol == "truncated" else Disjoint(window)
+
+    def tables(self, curve: LossCurve) -> Tables:
+        """What one pass tells."""
+        return {
+            "by_length": by_length(curve, self.lengths),
+            "by_position": by_position(curve, self.edges),
+            "by_document": by_document(curve),
+        }
+
+    @property
+    def floor_tables(self) -> Tables | None:
+        """What no model can beat, where that is known."""
+        return None if self.floor is None else self.tables(self.floor)
+
+    @property
+    def edges(self) -> list[int]:
+        """Of the stretches of positions: half octaves around the trained context, from an 8th of it."""
+        end = self.lengths[-1]
+        marks = (round(self.trained * 2 ** (half / 2)) for half in range(-6, 100))
+        return [0, *(mark for mark in marks if 0 < mark < end), end]
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """Pass keys to ask for."""
+
+    task: PasskeyTask
+    lengths: Sequence[int]
+    template: PasskeyTemplate
+    parameters: Mapping[str, Any]
+    floor_tables = None
+
+    def run(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+    ) -> Tables:
+        """The keys found by length and depth."""
+        grid = passkey(
+            model,
+            tokenizer,
+            lengths=self.lengths,
+            depths=self.task.depths,
+            trials=self.task.trials,
+            seed=self.task.seed,
+            template=self.template,
+            distractors=self.task.distractors,
+            queries=self.task.queries,
+            progress=advance,
+        )
+        effective = [{"length": grid.effective_length(self.task.threshold), "threshold": self.task.threshold}]
+        return {
+            "cells": passkey_cells(grid),
+            "by_length": passkey_by_length(grid),
+            "effective_length": effective,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Harness:
+    """Tasks of lm-eval."""
+
+    task: LmEvalTask
+    to: int
+    parameters: Mapping[str, Any]
+    floor_tables = None
+
+    def run(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+    ) -> Tables:
+        """Their scores."""
+        from ropepatch.evaluation.harness import run_tasks
+
+        scores = run_tasks(
+            model,
+            tokenizer,
+            self.task.tasks,
+            include_path=shipped("eval/tasks"),
+            metadata=self.parameters["metadata"],
+            limit=self.task.limit,
+            max_length=self.to,
+        )
+        return {"scores": scores}
+
+
+Material = Reading | Retrieval | Harness
+
+
+def prepare(task: Task, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int) -> Material:
+    """What a task needs beside the model.
+
+    Raises:
+        RopepatchError: No such text, one that is too short, or a template that is none.
+    """
+    if isinstance(task, LmEvalTask):
+        metadata = {"max_seq_lengths": [to]} | task.metadata
+        return Harness(task, to, asdict(task) | {"metadata": metadata, "max_length": to})
+    lengths = _resolved(task.lengths, trained, to)
+    if isinstance(task, PasskeyTask):
+        return _retrieval(task, lengths)
+    if task.stride is not None and task.lengths is None:
+        lengths = [length for length in lengths if length > task.stride] or lengths[-1:]
+    return _reading(task, model, tokenizer, lengths, trained)
+
+
+def _retrieval(task: PasskeyTask, lengths: list[int]) -> Retrieval:
+    template = read_template(Path(task.template)) if task.template else bundled(distractors=task.distractors)
+    parameters = asdict(task) | {"lengths": lengths, "template": asdict(template)}
+    return Retrieval(task, lengths, template, parameters)
+
+
+def _reading(
+    task: PerplexityTask,
+    model: str,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: list[int],
+    trained: int,
+) -> Reading:
+    floor = None
+    pieces: list[Any]
+    if task.text is None:
+        if model != "tiny":
+            raise RopepatchError(
+                "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+            )
+        count = task.documents or task.windows or 24
+        tales = held_out_tales(tokenizer, length=lengths[-1], count=count)
+        pieces = [tale.ids for tale in tales]
+        floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+    else:
+        documents = stream_documents(task.text, field=task.field, split=task.split)
+        if task.documents is not None:
+            pieces = first_documents(
+                tokenizer, documents, length=lengths[-1], count=task.documents, bos=task.bos == "document"
+            )
+        else:
+            pieces = windows(tokenizer, documents, length=lengths[-1], count=task.windows)
+    ids = [torch.as_tensor(piece) for piece in pieces]
+    parameters = asdict(task) | {
+        "text": task.text or TALES,
+        "lengths": lengths,
+        "pieces": len(ids),
+        "tokens": sum(map(len, ids)),
+        "digest": digest(ids),
+    }
+    return Reading(task, ids, lengths, trained, parameters, floor if task.protocol == "one-pass" else None)
+
+
+def doublings(trained: int, to: int) -> list[int]:
+    """L/2, L, 2L ... the target, in tokens."""
+    lengths = [min(trained // 2, to)]
+    while lengths[-1] < to:
+        lengths.append(min(2 * lengths[-1], to))
+    return lengths
+
+
+def _resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[int]:
+    """The lengths in tokens, ascending: those given, or doublings up to the target."""
+    if lengths is None:
+        return doublings(trained, to)
+    resolved = sorted({relative_length(length, trained) for length in lengths})
+    if resolved[0] < 2:
+        raise RopepatchError(
+            f"lengths must be at least 2 tokens, got {resolved[0]}", hint="the first is never scored"
+        )
+    if resolved[-1] > to:
+        raise RopepatchError(
+            f"lengths go to {resolved[-1]}, beyond the target of {to}", hint=f"--to {resolved[-1]}"
+        )
+    return resolved

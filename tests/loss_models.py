@@ -1,0 +1,75 @@
+"""Random models whose losses differ from token to token, and slow oracles for these losses."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY = 48
+
+
+def build(model_type: str = "llama", **fields) -> PreTrainedModel:
+    """A tiny random model whose weights are large enough for its losses to differ from token to token."""
+    small = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**(small | fields)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(6)
+    return model.eval()
+
+
+def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(1, vocabulary, (length,), generator=generator) for length in lengths]
+
+
+def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The losses from all logits at once, one token at a time."""
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0]
+    return torch.stack([F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))])
+
+
+def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrainedModel:
+    """After token i, gives token i + step the probability stated; the others share the rest evenly."""
+    model = build(
+        vocab_size=vocabulary, hidden_size=vocabulary, num_hidden_layers=1, head_dim=8, rms_norm_eps=1e-12
+    )
+    logit = math.log(probability * (vocabulary - 1) / (1 - probability))
+    one_hot = torch.eye(vocabulary)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(one_hot)
+        model.lm_head.weight.copy_(one_hot.roll(step, dims=0) * logit / vocabulary**0.5)
+    return model
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.numel = max(
+            [self.numel, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))]
+        )
+        return result

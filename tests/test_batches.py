@@ -1,0 +1,231 @@
+"""Documents read together: the same losses as alone, little padding, bounded memory, any order."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loss_models import Largest, build, expected, tokens
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ropepatch.evaluation import perplexity as module
+from ropepatch.evaluation.batches import Document, Passage, batched, key_of, padded
+from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Window
+
+NEARLY = (60, 58, 60, 57, 33, 32, 60, 7, 7, 59)  # some of them so alike that they are read together
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return build()
+
+
+def shapes_read(model: PreTrainedModel, documents: object, **options: object) -> list[tuple[int, int]]:
+    """(rows, length) of every forward pass of the decoder."""
+    shapes: list[tuple[int, int]] = []
+    hook = model.model.layers[0].register_forward_hook(
+        lambda _, __, output: shapes.append(tuple(output.shape[:2]))
+    )
+    perplexity(model, None, documents, **options)
+    hook.remove()
+    return shapes
+
+
+def passages(lengths: list[int], seed: int = 0) -> list[Passage]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Passage(Document(index, torch.randint(48, (length,), generator=generator)), Window(0, length, 1), 0)
+        for index, length in enumerate(lengths)
+    ]
+
+
+# The same losses
+
+FAMILIES = {
+    "llama": {},
+    "gpt2": {},
+    "gemma3_text": {"final_logit_softcapping": 2.0, "head_dim": 8, "sliding_window": 16},
+    "falcon_h1": {"lm_head_multiplier": 0.3, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+    "mixtral": {"num_local_experts": 4},
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 50, 1024])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_document_has_the_losses_that_it_has_alone(family, chunk):
+    model = build(family, **FAMILIES[family])
+    curve = perplexity(model, None, tokens(*NEARLY), chunk=chunk)
+    for ids, nll in zip(tokens(*NEARLY), curve.nll, strict=True):
+        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
+
+
+def test_documents_are_read_together(llama):
+    assert shapes_read(llama, tokens(*NEARLY), tokens_per_batch=250) == [(2, 7), (2, 33), (4, 60), (2, 60)]
+
+
+@pytest.mark.parametrize("protocol", [OnePass(), Sliding(20, 6), Disjoint(20)], ids=lambda p: p.label)
+def test_the_order_of_documents_read_together_changes_nothing(llama, protocol):
+    documents = tokens(*NEARLY)
+    curve = perplexity(llama, None, documents, protocol=protocol, tokens_per_batch=200)
+    rows: dict[int, list[Tensor]] = {}
+    for index, nll in zip(curve.documents, curve.nll, strict=True):
+        rows.setdefault(index, []).append(nll)
+    for seed in range(3):
+        order = random.Random(seed).sample(range(len(NEARLY)), len(NEARLY))
+        shuffled = perplexity(
+            llama, None, [documents[i] for i in order], protocol=protocol, tokens_per_batch=200
+        )
+        wanted = [row for i in order for row in rows[i]]
+        assert all(map(torch.equal, shuffled.nll, wanted))
+
+
+def test_documents_that_are_equal_have_equal_losses(llama):
+    (ids,) = tokens(30)
+    first, second, third = perplexity(llama, None, [ids, ids.clone(), ids], tokens_per_batch=60).nll
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
+    torch.testing.assert_close(first, third, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [9.0] * 4},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_a_rope_that_follows_the_length_is_not_padded(rope):
+    parameters = rope | {"rope_theta": 100.0, "original_max_position_embeddings": 31}
+    model = build(max_position_embeddings=31, rope_parameters=parameters)
+    documents = tokens(31, 32, 30, 32, 40)  # the longrope of 31 tokens in a batch of 32 would be the long one
+    assert shapes_read(model, documents) == [(1, 30), (1, 31), (2, 32), (1, 40)]
+    curve = perplexity(model, None, documents)
+    for ids, nll in zip(documents, curve.nll, strict=True):
+        perplexity(model, None, tokens(8))  # makes `dynamic` forget the longer document before
+        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_on_a_cpu_1024_tokens_are_read_together_unless_told_otherwise(llama, count):
+    assert shapes_read(llama, tokens(*[100] * count)) == [(10, 100), (1, 100)][: count - 9]
+
+
+# What is read together
+
+
+@given(
+    st.lists(st.integers(2, 300), min_size=1, max_size=40),
+    st.integers(1, 1000),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 1 / 16, 1 / 4]),
+)
+def test_batches_hold_every_passage_once_and_keep_all_bounds(lengths, tokens_per_batch, rows, padding):
+    given_passages = passages(lengths)
+    batches = batched(given_passages, tokens=tokens_per_batch, rows=rows, padding=padding)
+    assert sorted(map(id, (p for batch in batches for p in batch))) == sorted(map(id, given_passages))
+    for batch in batches:
+        longest = max(map(len, batch))
+        assert len(batch) <= rows
+        assert len(batch) == 1 or len(batch) * longest <= tokens_per_batch
+        assert len(batch) * longest - sum(map(len, batch)) <= padding * len(batch) * longest
+        assert padded(batch).shape == (len(batch), longest)
+    assert [max(map(len, batch)) for batch in batches] == sorted(max(map(len, batch)) for batch in batches)
+
+
+def test_passages_scored_from_different_tokens_are_not_read_together():
+    document = Document(0, torch.arange(20))
+    windows = [Window(0, 8, 1), Window(4, 12, 8), Window(8, 16, 12), Window(12, 20, 13)]
+    batches = batched([Passage(document, w, 0) for w in windows], tokens=100, rows=9, padding=0.1)
+    assert sorted([sorted(p.window.begin for p in batch) for batch in batches]) == [[0, 12], [4, 8]]
+
+
+def test_the_shortest_passages_are_read_first_wherever_they_are_scored():
+    document = Document(0, torch.arange(20))
+    windows = [Window(0, 8, 1), Window(4, 12, 8), Window(8, 12, 9), Window(12, 18, 16), Window(0, 20, 1)]
+    batches = batched([Passage(document, w, 0) for w in windows], tokens=1, rows=9, padding=0.1)
+    assert [len(batch[0]) for batch in batches] == [4, 6, 8, 8, 20]
+
+
+def test_the_losses_of_a_passage_do_not_hold_those_of_its_batch(llama):
+    batch = passages([19, 20, 20])
+    for nll in LossReader(llama, 100).read(batch):
+        assert nll.untyped_storage().nbytes() == 4 * len(nll)
+
+
+def test_a_short_row_repeats_its_last_token():
+    short, long = passages([2, 4])
+    rows = padded([short, long])
+    assert rows[0].tolist() == [*short.ids.tolist(), *[short.ids[-1].item()] * 2]
+    assert torch.equal(rows[1], long.ids)
+
+
+def test_a_long_document_is_read_by_itself(llama):
+    shapes = shapes_read(llama, tokens(70, 70, 20, 20, 20), tokens_per_batch=64)
+    assert shapes == [(3, 20), (1, 70), (1, 70)]
+
+
+def test_many_short_documents_do_not_hold_more_logits_than_a_chunk():
+    model = build(vocab_size=4000)
+    with Largest() as largest:
+        perplexity(model, None, tokens(*[6] * 60, vocabulary=4000), chunk=12)
+    assert largest.numel == 12 * 4000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ids": torch.tensor([1, 2, 3, 4, 5, 7])},
+        {"window": Window(0, 5, 1)},
+        {"window": Window(1, 6, 2)},
+        {"window": Window(0, 6, 2)},
+        {"before": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_key_of_a_batch_says_what_is_read_and_scored(change):
+    fields = {"ids": torch.arange(1, 7), "window": Window(0, 6, 1), "before": 0}
+
+    def key(index: int, ids: Tensor, window: Window, before: int) -> str:
+        return key_of([Passage(Document(index, ids), window, before)])
+
+    assert key(0, **fields) == key(7, **fields)
+    assert key(0, **fields) != key(0, **(fields | change))
+
+
+def test_the_key_of_a_batch_is_the_same_in_every_process():
+    key = key_of([Passage(Document(0, torch.arange(1, 7)), Window(0, 6, 1), 0)])
+    assert key == "a0321dd4a3f304cc8fd1eac43c4f59ae3f561d1c68eeebcc38f8dbb30f7e21da"
+
+
+# Streams
+
+
+def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 4)
+    taken, seen = [], []
+
+    def stream():
+        for ids in tokens(*NEARLY):
+            taken.append(ids)
+            yield ids
+
+    curve = perplexity(llama, None, stream(), progress=lambda done, total: seen.append(len(taken)))
+    assert sorted(set(seen)) == [4, 8, 10]
+    whole = perplexity(llama, None, tokens(*NEARLY))
+    assert curve.documents == whole.documents == tuple(range(10))
+    torch.testing.assert_close(curve.nll, whole.nll, rtol=0, atol=2e-5)
+
+
+def test_a_document_of_a_stream_that_cannot_be_read_is_named_by_its_index_in_the_stream(llama, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 2)
+    with pytest.raises(module.RopepatchError, match=r"documents\[4\]"):
+        perplexity(llama, None, iter([*tokens(5, 5, 5, 5), [1]]))
+
+
+def test_a_stream_without_documents_is_an_error(llama):
+    with pytest.raises(module.RopepatchError, match="no documents to read"):
+        perplexity(llama, None, iter([]))

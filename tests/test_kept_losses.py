@@ -1,0 +1,194 @@
+"""A measurement that is killed goes on where it was."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from loss_models import build, tokens
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.kept import KeptLosses
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
+
+LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)
+PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return build()
+
+
+def passes(model: PreTrainedModel, **options: object) -> tuple[list[torch.Tensor], int]:
+    """The losses and how many forward passes of the decoder they took."""
+    counted: list[None] = []
+    hook = model.model.layers[0].register_forward_hook(lambda *_: counted.append(None))
+    try:
+        return list(perplexity(model, None, tokens(*LENGTHS), **options).nll), len(counted)
+    finally:
+        hook.remove()
+
+
+def killed_after(batches: int):
+    told: list[int] = []
+
+    def progress(done: int, total: int | None) -> None:
+        told.append(done)
+        if len(told) == batches:
+            raise Killed
+
+    return progress
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.label)
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_twice(
+    llama, tmp_path, protocol, batches
+):
+    options = {"protocol": protocol, "tokens_per_batch": 70}
+    uninterrupted, whole = passes(llama, **options)
+    with pytest.raises(Killed):
+        perplexity(llama, None, tokens(*LENGTHS), keep=tmp_path, progress=killed_after(batches), **options)
+    resumed, rest = passes(llama, keep=tmp_path, **options)
+    assert rest == whole - batches
+    assert all(map(torch.equal, resumed, uninterrupted))
+    again, none = passes(llama, keep=tmp_path, **options)
+    assert none == 0
+    assert all(map(torch.equal, again, uninterrupted))
+
+
+def test_progress_counts_what_is_found(llama, tmp_path):
+    told: list[tuple[int, int | None]] = []
+    passes(llama, keep=tmp_path)
+    passes(llama, keep=tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (sum(LENGTHS), sum(LENGTHS))
+
+
+def test_other_documents_and_protocols_do_not_find_these(llama, tmp_path):
+    folder, (first, *_) = tmp_path, tokens(30)
+    perplexity(llama, None, [first], keep=folder)
+    count = len(list(folder.iterdir()))
+    for documents, options in (
+        ([first.flip(0)], {}),
+        ([first], {"length": 20}),
+        ([first], {"protocol": Sliding(20, 6)}),
+        ([first], {"protocol": Sliding(20, 5)}),
+        ([first], {"protocol": Disjoint(20)}),
+    ):
+        found = perplexity(llama, None, documents, keep=folder, **options)
+        fresh = perplexity(llama, None, documents, **options)
+        assert all(map(torch.equal, found.nll, fresh.nll))
+        assert len(list(folder.iterdir())) > count
+        count = len(list(folder.iterdir()))
+
+
+def test_one_file_is_kept_for_each_batch_as_it_comes(llama, tmp_path):
+    seen: list[int] = []
+    passes(
+        llama,
+        keep=tmp_path / "made" / "here",
+        tokens_per_batch=1,
+        progress=lambda *_: seen.append(len(list((tmp_path / "made" / "here").glob("*.safetensors")))),
+    )
+    assert seen == list(range(1, len(LENGTHS) + 1))
+    assert not [file for file in (tmp_path / "made" / "here").iterdir() if file.suffix != ".safetensors"]
+
+
+def test_found_losses_do_not_hold_those_of_their_batch(tmp_path):
+    kept = KeptLosses(tmp_path)
+    kept.write("batch", [torch.ones(3), torch.zeros(5)])
+    found = kept.find("batch", [3, 5])
+    assert [row.tolist() for row in found] == [[1.0] * 3, [0.0] * 5]
+    assert [row.untyped_storage().nbytes() for row in found] == [12, 20]
+    assert kept.find("other", [3, 5]) is None
+
+
+def damage_cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def damage_emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def damage_flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+def damage_zeroed(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-8] + bytes(8))
+
+
+def damage_shortened(file: Path) -> None:
+    nll = load_file(file)["nll"][:-1].clone()
+    save_file({"nll": nll}, file, metadata={"sha256": hashlib.sha256(nll.numpy().tobytes()).hexdigest()})
+
+
+def damage_unsigned(file: Path) -> None:
+    save_file(load_file(file), file)
+
+
+def damage_renamed(file: Path) -> None:
+    save_file({"losses": load_file(file)["nll"]}, file)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_cut,
+        damage_emptied,
+        damage_flipped,
+        damage_zeroed,
+        damage_shortened,
+        damage_unsigned,
+        damage_renamed,
+    ],
+)
+def test_a_damaged_file_is_measured_again_with_a_warning(llama, tmp_path, damage, caplog):
+    wanted, _ = passes(llama, keep=tmp_path)
+    file = sorted(tmp_path.iterdir())[0]
+    whole = file.read_bytes()
+    damage(file)
+    found, read = passes(llama, keep=tmp_path)
+    assert read == 1
+    assert all(map(torch.equal, found, wanted))
+    assert file.read_bytes() == whole
+    (message,) = [m for name, _, m in caplog.record_tuples if name == KeptLosses.__module__]
+    assert str(file) in message
+    assert "measuring again" in message
+
+
+def test_losses_that_are_no_numbers_are_not_kept(tmp_path):
+    model = build()
+    model.lm_head.register_forward_hook(lambda _, __, logits: logits * float("nan"))
+    with pytest.raises(RopepatchError, match="expected a number"):
+        perplexity(model, None, tokens(9), keep=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(llama, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RopepatchError, match=r"cannot keep losses in .*file"):
+        perplexity(llama, None, tokens(9), keep=tmp_path / "file")
+
+
+def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(llama, tmp_path, monkeypatch):
+    def full(*arguments: object, **options: object) -> None:
+        Path(arguments[1]).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ropepatch.evaluation.kept.save_file", full)
+    with pytest.raises(RopepatchError, match="No space left on device"):
+        perplexity(llama, None, tokens(9), keep=tmp_path)
+    assert not list(tmp_path.iterdir())

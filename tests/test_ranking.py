@@ -1,0 +1,143 @@
+"""The ranking of scalings, on results whose order is known."""
+
+import pytest
+import torch
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.results import Result
+
+TRAINED, TARGET, DOCUMENTS = 256, 1024, 12
+NOISE = torch.randn(DOCUMENTS, generator=torch.Generator().manual_seed(0)).double()
+
+
+def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Result:
+    """A loss that differs from document to document, alike for all labels but for ``own`` noise."""
+    generator = torch.Generator().manual_seed(sum(map(ord, label)))
+    noise = spread * NOISE + own * torch.randn(DOCUMENTS, generator=generator).double()
+    losses = (nats + noise - noise.mean()).tolist()
+    tokens = TARGET - 1
+    return Result(
+        task="perplexity",
+        label=label,
+        model={"name": "m", "trained": TRAINED},
+        scaling=None,
+        target=TARGET,
+        parameters={"digest": digest},
+        tables={
+            "by_document": [{"nats": loss * tokens, "tokens": tokens} for loss in losses],
+            "by_position": [
+                {"begin": 0, "end": 128, "nats": inside + 0.1, "tokens": 127},
+                {"begin": 128, "end": 256, "nats": inside - 127 / 1280, "tokens": 128},
+                {"begin": 256, "end": 1024, "nats": 9.0, "tokens": 768},
+            ],
+        },
+        env={},
+    )
+
+
+def keys(label, correct) -> Result:
+    rows = [
+        {"length": 128, "correct": 1, "n": 20},
+        {"length": TARGET, "correct": correct, "n": 20},
+    ]
+    return Result(
+        task="passkey",
+        label=label,
+        model={},
+        scaling=None,
+        target=TARGET,
+        parameters={},
+        tables={"by_length": rows},
+        env={},
+    )
+
+
+def ranked(*results):
+    return rank(results, base="base", ignored=["floor"])
+
+
+def test_scalings_are_ranked_by_their_loss():
+    ranking = ranked(reading("base", 3.0), reading("b", 1.2), reading("a", 1.0), reading("floor", 0.1))
+    assert [row.label for row in ranking.rows] == ["a", "b", "base"]
+    assert [row.nats for row in ranking.rows] == pytest.approx([1.0, 1.2, 3.0])
+    assert [row.behind for row in ranking.rows] == pytest.approx([0.0, 0.2, 2.0])
+    assert ranking.recommended == "a"
+    assert "2.000 nats per token less than the model as it is over 1024 tokens" in ranking.advice[0]
+
+
+def test_the_difference_is_taken_document_by_document():
+    """The documents differ far more than the scalings do, and yet these are told apart."""
+    first, second, _ = ranked(reading("base", 9.0), reading("a", 1.0), reading("b", 1.05)).rows
+    assert first.interval[1] > second.interval[0]
+    assert second.behind_interval == pytest.approx((0.05, 0.05))
+    assert not second.tied
+
+
+def test_scalings_that_the_text_does_not_tell_apart_are_tied():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    ranking = ranked(*results)
+    assert [row.tied for row in ranking.rows] == [True, True, False]
+    assert "does not tell it from b" in ranking.advice[1]
+
+
+def test_of_tied_scalings_the_one_that_finds_more_keys_is_recommended():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("b", 19))
+    assert ranking.recommended == "b"
+    assert "finds more pass keys" in ranking.advice[1]
+    assert [row.keys for row in ranking.rows] == [(17, 20), (19, 20), (0, 20)]
+
+
+def test_of_tied_scalings_with_the_same_keys_the_one_that_costs_least_inside_is_recommended():
+    results = [
+        reading("base", 9.0),
+        reading("a", 1.0, own=0.5, inside=0.6),
+        reading("b", 1.05, own=0.5, inside=0.55),
+    ]
+    ranking = ranked(*results, keys("base", 0), keys("a", 19), keys("b", 19))
+    assert ranking.recommended == "b"
+    assert "loses the least within 256 tokens" in ranking.advice[1]
+    assert ranking.advice[2] == "Its price: +0.050 nats within the first 256 tokens."
+
+
+def test_more_keys_do_not_outweigh_a_loss_that_is_clearly_worse():
+    results = [reading("base", 9.0), reading("a", 1.0), reading("b", 1.5)]
+    assert ranked(*results, keys("base", 0), keys("a", 17), keys("b", 20)).recommended == "a"
+
+
+def test_keys_that_are_lost_are_said():
+    results = [reading("base", 9.0), reading("a", 1.0)]
+    assert "train it" in ranked(*results, keys("base", 0), keys("a", 17)).advice[-1]
+    assert not any("train it" in line for line in ranked(*results, keys("base", 0), keys("a", 18)).advice)
+
+
+@pytest.mark.parametrize("nats", [1.0, 1.5])
+def test_where_no_scaling_beats_the_model_as_it_is_the_advice_is_not_to_extend(nats):
+    ranking = ranked(reading("base", 1.0), reading("a", nats), reading("b", 2.0))
+    assert ranking.recommended is None
+    assert ranking.advice[0].startswith("Do not extend")
+
+
+def test_a_gain_within_the_doubt_is_no_reason_to_extend():
+    assert ranked(reading("base", 1.0, own=0.5), reading("a", 0.95, own=0.5)).recommended is None
+
+
+def test_the_loss_within_the_trained_context_is_weighted_by_tokens():
+    (first, _) = ranked(reading("base", 3.0), reading("a", 1.0, inside=0.5)).rows
+    assert first.inside == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([], "nothing to rank"),
+        ([reading("base", 1.0)], "nothing to rank"),
+        ([reading("base", 1.0), reading("floor", 0.5)], "nothing to rank"),
+        ([reading("a", 1.0), reading("b", 1.0)], "nothing to rank"),
+        ([reading("base", 1.0), reading("a", 1.0, digest="other")], "different texts"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(results, message):
+    with pytest.raises(RopepatchError, match=message):
+        ranked(*results)

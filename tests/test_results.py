@@ -1,0 +1,408 @@
+import json
+import math
+from dataclasses import FrozenInstanceError, asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
+from ropepatch.evaluation.results import (
+    SCHEMA,
+    Result,
+    as_read,
+    by_document,
+    by_length,
+    by_position,
+    environment,
+    finite,
+    loss_row,
+    mean_nats,
+    passkey_by_length,
+    passkey_cells,
+    read_result,
+)
+
+Z = 1.959964
+
+
+def make_result(**changes: object) -> Result:
+    result = Result(
+        task="perplexity",
+        label="yarn é",
+        model={"name": "tiny", "revision": None, "weights": "0f", "trained": 256},
+        scaling={"method": "yarn", "factor": 4.0},
+        target=1024,
+        parameters={"lengths": [256, 1024], "seed": 0},
+        tables={"by_length": [{"length": 256, "nats": 0.1 + 0.2, "interval": [None, 1e-300]}], "gain": []},
+        env={"torch": "2.13"},
+        seconds=1.5,
+    )
+    return replace(result, **changes)
+
+
+def write_content(file: Path, **changes: object) -> Path:
+    file.write_text(json.dumps(json.loads(make_result().to_json()) | changes))
+    return file
+
+
+# files
+
+
+def test_a_result_is_read_back_as_it_was_written(tmp_path):
+    make_result().write(tmp_path / "a.json")
+    read = read_result(tmp_path / "a.json")
+    assert asdict(read) == asdict(make_result())
+    assert read.seconds == 1.5
+
+
+def test_a_result_of_the_model_as_it_is_has_no_scaling(tmp_path):
+    make_result(scaling=None, seconds=None).write(tmp_path / "a.json")
+    assert read_result(tmp_path / "a.json").scaling is None
+
+
+json_numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.none() | st.booleans()
+rows = st.lists(st.dictionaries(st.text(st.characters(codec="utf-8")), json_numbers, max_size=4), max_size=4)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), rows, max_size=3))
+def test_any_table_of_numbers_comes_back_digit_for_digit(tmp_path, tables):
+    make_result(tables=tables).write(tmp_path / "a.json")
+    assert repr(read_result(tmp_path / "a.json").tables) == repr(tables)
+
+
+def test_the_same_measurement_at_another_speed_is_equal():
+    assert make_result(seconds=1) == make_result(seconds=2)
+    assert make_result(label="a") != make_result(label="b")
+    with pytest.raises(FrozenInstanceError):
+        make_result().label = "other"  # type: ignore[misc]
+
+
+def test_the_text_of_a_file_is_one_indented_object_with_its_letters_as_they_are():
+    text = make_result().to_json()
+    assert text.endswith("\n}\n")
+    assert '\n  "label": "yarn é",\n' in text
+    assert json.loads(text)["schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_is_never_written_and_the_old_file_stays(tmp_path, number):
+    make_result().write(tmp_path / "a.json")
+    broken = make_result(tables={"by_length": [{"nats": number}]})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        broken.write(tmp_path / "a.json")
+    assert read_result(tmp_path / "a.json") == make_result()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    make_result(label="old").write(file)
+    seen: list[str] = []
+    write_text = Path.write_text
+
+    def interrupted(path: Path, text: str, **options: str) -> int:
+        write_text(path, text[: len(text) // 2], **options)
+        seen.append(read_result(file).label)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_result(label="new").write(file)
+    monkeypatch.undo()
+    assert seen == ["old"]
+    assert read_result(file).label == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_new_result_replaces_the_old_one(tmp_path):
+    for label in ("old", "new"):
+        make_result(label=label).write(tmp_path / "a.json")
+    assert read_result(tmp_path / "a.json").label == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_who_reads_the_old_file_while_a_new_one_is_written_reads_it_to_its_end(tmp_path):
+    make_result(label="old").write(tmp_path / "a.json")
+    with (tmp_path / "a.json").open() as reader:
+        make_result(label="new").write(tmp_path / "a.json")
+        assert json.load(reader)["label"] == "old"
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_a_constant_that_is_no_json_is_refused_when_read(tmp_path, constant):
+    text = make_result().to_json().replace("1e-300", constant)
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(RopepatchError, match=rf"a\.json is not a result: {constant} is not JSON"):
+        read_result(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'"text"',
+        b"[]",
+        b"null",
+        b"caf\xe9",
+        b"[" * 100_000,
+        b'{"a": NaN}',
+        b"9" * 5000,
+        b"{}",
+        b'{"a": 1}',
+    ],
+)
+def test_a_damaged_or_foreign_file_is_one_error_that_names_it(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(RopepatchError, match=r"a\.json( is not a result|: )"):
+        read_result(tmp_path / "a.json")
+
+
+def test_a_missing_file_is_one_error_with_a_hint(tmp_path):
+    with pytest.raises(RopepatchError, match=r"nowhere\.json is not a result: .*No such file") as caught:
+        read_result(tmp_path / "nowhere.json")
+    assert caught.value.hint == "give a JSON file of a suite"
+
+
+def test_a_file_cut_anywhere_is_one_error(tmp_path):
+    text = make_result().to_json()
+    file = tmp_path / "a.json"
+    for end in range(0, len(text.rstrip()), 7):
+        file.write_text(text[:end])
+        with pytest.raises(RopepatchError, match="is not a result"):
+            read_result(file)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, 0, "1", None, 1.5, [1]])
+def test_another_format_is_named_before_its_keys_are_looked_at(tmp_path, schema):
+    file = write_content(tmp_path / "a.json", schema=schema, something="new")
+    with pytest.raises(RopepatchError, match=r"a\.json: a result of format .*, expected 1") as caught:
+        read_result(file)
+    assert caught.value.hint == "measure again with this version"
+
+
+def test_a_result_of_another_format_cannot_be_made():
+    with pytest.raises(RopepatchError, match="a result of format 2, expected 1"):
+        make_result(schema=2)
+
+
+def test_unknown_and_missing_keys_are_named(tmp_path):
+    with pytest.raises(RopepatchError, match="unknown result key 'table'") as caught:
+        read_result(write_content(tmp_path / "a.json", table={}))
+    assert caught.value.hint == "did you mean tables?"
+    content = json.loads(make_result().to_json())
+    del content["parameters"]
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(RopepatchError, match="must have the key parameters"):
+        read_result(tmp_path / "a.json")
+
+
+def test_seconds_and_schema_may_be_missing(tmp_path):
+    content = json.loads(make_result().to_json())
+    del content["seconds"], content["schema"]
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert read_result(tmp_path / "a.json") == make_result()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("task", 1, "a text"),
+        ("label", None, "a text"),
+        ("model", [], "an object"),
+        ("scaling", "yarn", "an object or null"),
+        ("target", "1024", "a whole number"),
+        ("parameters", None, "an object"),
+        ("tables", [], "an object"),
+        ("env", "torch", "an object"),
+        ("seconds", "1", "a number or null"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(tmp_path, key, value, wanted):
+    with pytest.raises(RopepatchError, match=rf"a\.json: its {key} must be {wanted}, got "):
+        read_result(write_content(tmp_path / "a.json", **{key: value}))
+
+
+@pytest.mark.parametrize("table", [{}, None, "rows", [1], [{"length": 1}, None]])
+def test_a_table_that_is_no_list_of_rows_is_named(tmp_path, table):
+    with pytest.raises(RopepatchError, match="its table 'by_length' must be a list of objects, got "):
+        read_result(write_content(tmp_path / "a.json", tables={"gain": [], "by_length": table}))
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.sampled_from(list(asdict(make_result()))),
+        st.recursive(
+            json_numbers | st.floats() | st.text(max_size=3),
+            lambda inner: (
+                st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+            ),
+            max_leaves=4,
+        ),
+        max_size=3,
+    )
+)
+def test_arbitrary_values_give_a_result_that_can_be_written_or_one_error(tmp_path, changes):
+    try:
+        read = read_result(write_content(tmp_path / "a.json", **changes))
+    except RopepatchError:
+        return
+    assert json.loads(read.to_json()) == json.loads((tmp_path / "a.json").read_text())
+
+
+def test_a_value_as_it_is_read_has_lists_for_tuples_and_text_for_keys(tmp_path):
+    value = {"lengths": (1, 2), 3: [(4.5,)], "none": None}
+    make_result(parameters=value).write(tmp_path / "a.json")
+    assert as_read(value) == {"lengths": [1, 2], "3": [[4.5]], "none": None}
+    assert read_result(tmp_path / "a.json").parameters == as_read(value)
+
+
+# rows of losses
+
+
+def curve(*documents: list[float]) -> LossCurve:
+    return LossCurve(tuple(torch.tensor(nll) for nll in documents))
+
+
+CURVE = curve([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [0.5])
+
+
+def test_a_row_of_losses_has_mean_interval_perplexity_and_counts():
+    read = CURVE.at(4)  # 1, 2, 3 and 4, 5, 6
+    row = loss_row(read)
+    assert list(row) == ["nats", "interval", "perplexity", "tokens", "documents"]
+    assert row["nats"] == 3.5
+    assert row["perplexity"] == pytest.approx(math.exp(3.5))
+    assert (row["tokens"], row["documents"]) == (6, 2)
+    assert row["interval"] == list(read.interval)
+    assert 2 <= row["interval"][0] <= 3.5 <= row["interval"][1] <= 5
+
+
+def test_an_interval_that_is_not_known_is_null():
+    row = loss_row(CURVE.at(5))  # one document
+    assert row["documents"] == 1
+    assert row["interval"] == [None, None]
+    json.dumps(row, allow_nan=False)
+
+
+def test_a_perplexity_beyond_all_floats_is_null():
+    row = loss_row(curve([1000.0], [1000.0]).at(2))
+    assert row["perplexity"] is None
+    assert row["nats"] == 1000
+
+
+def test_rows_by_length_are_those_of_the_first_tokens():
+    assert by_length(CURVE, [2, 4]) == [
+        {"length": 2, **loss_row(CURVE.at(2))},
+        {"length": 4, **loss_row(CURVE.at(4))},
+    ]
+    assert [(row["nats"], row["tokens"]) for row in by_length(CURVE, [2, 4])] == [(5.5 / 3, 3), (3.5, 6)]
+
+
+def test_rows_by_position_are_those_between_neighbouring_edges():
+    read = by_position(CURVE, [0, 2, 4, 5])
+    assert [(row["begin"], row["end"]) for row in read] == [(0, 2), (2, 4), (4, 5)]
+    assert [row["nats"] for row in read] == [5.5 / 3, 4.0, 7.0]
+    assert [row["tokens"] for row in read] == [3, 4, 1]
+    assert [row["documents"] for row in read] == [3, 2, 1]
+    assert by_position(CURVE, [3]) == []
+
+
+def test_rows_by_document_have_all_its_tokens_in_the_order_of_the_documents():
+    assert by_document(CURVE) == [
+        {"nats": 6.0, "tokens": 3},
+        {"nats": 22.0, "tokens": 4},
+        {"nats": 0.5, "tokens": 1},
+    ]
+
+
+def test_the_mean_over_rows_weighs_every_token_alike():
+    halves = by_position(CURVE, [0, 2, 5])
+    assert mean_nats(halves) == pytest.approx(28.5 / 8, rel=1e-15)
+    assert mean_nats(halves) != pytest.approx(sum(row["nats"] for row in halves) / 2)
+
+
+# rows of pass keys
+
+
+def wilson(correct: int, n: int) -> list[float]:
+    """The shares p for which `correct` lies Z standard deviations from n p, by bisection."""
+    share = correct / n
+
+    def bound(inside: float, outside: float) -> float:
+        for _ in range(200):
+            middle = (inside + outside) / 2
+            within = abs(share - middle) <= Z * math.sqrt(middle * (1 - middle) / n)
+            inside, outside = (middle, outside) if within else (inside, middle)
+        return inside
+
+    return [bound(share, 0.0), bound(share, 1.0)]
+
+
+GRID = PasskeyGrid(
+    {
+        (256, 0.0): Passkey(8, 10),
+        (256, 0.5): Passkey(0, 10),
+        (512, 0.0): Passkey(10, 10),
+        (512, 0.5): Passkey(3, 20),
+    }
+)
+
+
+def test_rows_of_cells_have_counts_and_wilson_intervals():
+    read = passkey_cells(GRID)
+    assert [(row["length"], row["depth"], row["correct"], row["n"]) for row in read] == [
+        (256, 0.0, 8, 10),
+        (256, 0.5, 0, 10),
+        (512, 0.0, 10, 10),
+        (512, 0.5, 3, 20),
+    ]
+    for row in read:
+        assert row["interval"] == pytest.approx(wilson(row["correct"], row["n"]), abs=1e-9)
+    assert read[0]["interval"] == pytest.approx([0.490162, 0.943318], abs=1e-6)
+    assert all(list(row) == ["length", "depth", "correct", "n", "interval"] for row in read)
+
+
+def test_rows_by_length_pool_all_depths():
+    read = passkey_by_length(GRID)
+    assert [(row["length"], row["correct"], row["n"]) for row in read] == [(256, 8, 20), (512, 13, 30)]
+    for row in read:
+        assert row["interval"] == pytest.approx(wilson(row["correct"], row["n"]), abs=1e-9)
+
+
+def test_rows_of_pass_keys_survive_a_file(tmp_path):
+    tables = {"cells": passkey_cells(GRID), "by_length": passkey_by_length(GRID)}
+    make_result(task="passkey", tables=tables).write(tmp_path / "a.json")
+    assert read_result(tmp_path / "a.json").tables == tables
+
+
+# environment
+
+
+def test_the_environment_names_versions_device_and_dtype():
+    class Stub(torch.nn.Module):
+        device, dtype = torch.device("cpu"), torch.bfloat16
+
+    assert environment(Stub()) == {  # type: ignore[arg-type]
+        "ropepatch": ropepatch.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "device": "cpu",
+        "dtype": "torch.bfloat16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1.5, 1.5), (0.0, 0.0), (math.inf, None), (-math.inf, None), (math.nan, None)]
+)
+def test_only_finite_numbers_are_kept(value, expected):
+    assert finite(value) == expected
