@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import settings
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import AutoTokenizer, DynamicCache, PreTrainedTokenizerFast
+from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
 import ropepatch
 from ropepatch.evaluation.prompts import PasskeyTemplate
@@ -218,12 +218,20 @@ class Remembering(Known):
 
     def __init__(self, says: Callable[[list[int]], list[int]], vocabulary: int = 1024) -> None:
         super().__init__(says, vocabulary)
-        self.config = LlamaConfig(num_hidden_layers=1)
         self.seen: list[list[int]] = []
         self.read: list[tuple[int, int, int]] = []
 
+    def own_cache(self) -> object:
+        """The one that it makes itself, for one token."""
+        cache = DynamicCache()
+        cache.update(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 2), 0)
+        return cache
+
     def forward(self, input_ids, use_cache=None, past_key_values=None, logits_to_keep=0):
         rows, past = input_ids, 0
+        if use_cache and past_key_values is None:  # it is asked for its cache
+            assert rows.shape == (1, 1)
+            return CausalLMOutputWithPast(past_key_values=self.own_cache())
         if past_key_values is not None:
             assert use_cache
             past = past_key_values.get_seq_length()
@@ -235,4 +243,5 @@ class Remembering(Known):
             rows = keys[:, 1, :, 2].long()
         self.seen += rows.tolist()
         self.read.append((*input_ids.shape, past))
-        return super().forward(rows, logits_to_keep=logits_to_keep)
+        fed = input_ids.shape[1]
+        return super().forward(rows, logits_to_keep=min(logits_to_keep or fed, fed))

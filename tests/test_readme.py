@@ -210,6 +210,34 @@ def test_the_costs_are_those_of_the_benchmarks():
         for f in patch["forward"]
     ]
     rows.append(f"| `patch()` | {spread(patch['patch_milliseconds']['patch'], '.1f')} ms | |")
+    reading = json.loads((RESULTS / "perplexity_speed.json").read_text())
+    asking = json.loads((RESULTS / "passkey_speed.json").read_text())
+    for name, what in (
+        ("curve", f"perplexity at {len(reading['curve']['lengths'])} lengths to 16 x the context"),
+        ("sliding", f"perplexity, {reading['sliding']['protocol'].replace('=', ' ')}"),
+    ):
+        seconds, ratio = reading[name]["seconds"]["ours"], reading[name]["published / ours"]
+        rows.append(
+            f"| {what} | {spread(seconds, '.2f')} s | "
+            f"{spread(ratio, '.2f')} x faster than one pass per {'length' if name == 'curve' else 'window'} |"
+        )
+    memory = reading["memory"]["one-pass"]
+    rows.append(
+        f"| memory of perplexity at 32k tokens, 32k vocabulary | {memory['ours']['net_mib']:.0f} MiB | "
+        f"{memory['ours / published']:.3f} x that with all logits |"
+    )
+    grid, whole = asking["grid"], asking["total"]
+    rows.append(
+        f"| pass keys, {len(grid['lengths'])} lengths to {grid['lengths'][-1]} tokens x {len(grid['depths'])} "
+        f"depths x {grid['trials']} | {spread(whole['seconds']['passkey'], '.1f')} s | "
+        f"{spread(whole['ratio'], '.2f')} x faster than one `generate` per key |"
+    )
+    rows += [
+        f"| pass keys at {row['length']} tokens, {row['trials']} | "
+        f"{spread(row['seconds']['passkey'], '.1f')} s | "
+        f"{spread(row['ratio'], '.2f')} x faster than one `generate` per key |"
+        for row in asking["longer"]
+    ]
     machine = extend["environment"]
     header = f"| {machine['cores']} cores, {machine['cpu']} | median (quartiles) | ratio (quartiles) |"
     generated("costs", "\n".join([header, "|---|---|---|", *rows]))

@@ -64,7 +64,7 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
 
 
 def test_the_suites_of_the_project_are_there():
-    assert suite_names() == ["demo", "paper", "standard"]
+    assert suite_names() == ["demo", "harness", "paper", "standard"]
 
 
 def test_the_first_lines_of_a_suite_are_its_command():

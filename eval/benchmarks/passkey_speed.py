@@ -2,21 +2,21 @@
 
     python eval/benchmarks/passkey_speed.py [--quick] [--json FILE]
 
-The bundled checkpoint, extended with YaRN so that some keys are found and some are not, on a grid of 8 lengths,
-11 depths and 20 trials. The baseline makes each prompt, generates greedily, in a batch of 1 and with its own
-key-value cache, as many tokens as the answer has, and compares; `passkey` does all of a length at once. Both
-make their prompts within the time that is measured. In every round both read one length, in a shuffled order;
-the ratio of a round is the baseline's time over ours for that length, and the ratio of the grid is that of the
-sums of the medians.
+The bundled checkpoint, extended with YaRN so that some keys are found and some are not, on a grid of 8
+lengths, 11 depths and 20 trials. The baseline takes one trial after the other: it makes the prompt, generates
+greedily as many tokens as the answer has, in a batch of 1 with the key-value cache of `generate`, and
+compares. `passkey` makes and reads all prompts of a length. In every round both do each length once, in a
+shuffled order; the ratio is the baseline's time over ours within a round.
 
-The floor is the time to read each distinct token of the grid once. A token is distinct by all that stands before
-it, so the distinct tokens of a length are the nodes of a trie of its prompts without their last token, which
-predicts nothing. Each is given the time per token of a forward pass over whole prompts of that length, in the
-batch size that is fastest here, measured in the same rounds, no cache, logits of the last token alone. It is a
-little too low: what comes after a needle attends to more tokens than the average of a prompt.
+The floor is the time to read each distinct token of the grid once. A token is distinct by all that stands
+before it, so the distinct tokens of a length are the nodes of a trie of its prompts, without their last
+token, which predicts nothing. Each is given the time per token of a forward pass over whole prompts of that
+length, in the fastest of a few batch sizes, without a cache, logits of the last token alone, measured in the
+same rounds. This is a little too low: what comes after a needle attends to more tokens than the average one
+of a prompt.
 
-Lengths of 1024 and 2048 tokens are measured as well and stand apart: there, reading a prompt takes far longer
-than saying its answer, and the ratio approaches what is saved of the reading.
+Two longer lengths are measured with fewer trials and stand apart: there, reading a prompt takes far longer
+than saying its answer, and the ratio comes down to what is saved of the reading.
 """
 
 from __future__ import annotations
@@ -87,10 +87,13 @@ def asked(model: Any, tokenizer: Any, length: int, trials: int) -> dict[float, i
 def distinct_tokens(prompts: list[Prompt]) -> int:
     """The nodes of a trie of the prompts, without the last token of each."""
     rows = sorted(prompt.ids[:-1].tolist() for prompt in prompts)
-    alike = (
-        next((at for at, (a, b) in enumerate(zip(*pair)) if a != b), len(pair[0])) for pair in pairwise(rows)
-    )
-    return sum(map(len, rows)) - sum(alike)
+    return len(rows[0]) + sum(len(row) - shared(before, row) for before, row in pairwise(rows))
+
+
+def shared(first: list[int], second: list[int]) -> int:
+    """How many tokens two rows have in common at their beginning."""
+    pairs = zip(first, second, strict=True)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), len(first))
 
 
 def forward(model: Any, rows: torch.Tensor) -> None:
@@ -114,7 +117,8 @@ def measure(model: Any, tokenizer: Any, length: int, trials: int, rounds: int) -
     }
     floors = {f"forward {len(rows)}": (lambda rows=rows: forward(model, rows)) for rows in batches.values()}
     order, seconds = random.Random(length), {name: [] for name in (*runs, *floors)}
-    asked(model, tokenizer, length, 1), forward(model, ids[:1])  # warm up
+    asked(model, tokenizer, length, 1)  # warm up
+    generated(model, tokenizer, length, 1)
     differing = 0
     for _ in range(rounds):
         found = {}
@@ -135,25 +139,32 @@ def measure(model: Any, tokenizer: Any, length: int, trials: int, rounds: int) -
         "found": sum(found["passkey"].values()),
         "verdicts_that_differ": differing,
         "seconds": {name: spread(seconds[name]) for name in runs},
-        "ratio": spread([a / b for a, b in zip(seconds["generate"], seconds["passkey"], strict=True)]),
-        "distinct_tokens": distinct,
+        "seconds_by_round": {name: [round(taken, 4) for taken in seconds[name]] for name in runs},
+        "ratio": spread(ratios(seconds)),
         "tokens": sum(len(prompt.ids) - 1 for prompt in prompts),
-        "microseconds_per_token": 1e6 * per_token,
-        "floor_seconds": floor,
+        "distinct_tokens": distinct,
+        "microseconds_per_token": round(1e6 * per_token, 2),
+        "floor_seconds": round(floor, 4),
         "times_the_floor": spread([taken / floor for taken in seconds["passkey"]]),
     }
 
 
-def total(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The grid, from the medians of its lengths."""
-    seconds = {name: sum(row["seconds"][name]["median"] for row in rows) for name in ("generate", "passkey")}
+def ratios(seconds: dict[str, list[float]]) -> list[float]:
+    return [a / b for a, b in zip(seconds["generate"], seconds["passkey"], strict=True)]
+
+
+def total(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole grid, round by round."""
+    seconds = {
+        name: [sum(taken) for taken in zip(*(row["seconds_by_round"][name] for row in rows), strict=True)]
+        for name in ("generate", "passkey")
+    }
     floor = sum(row["floor_seconds"] for row in rows)
     return {
-        "generate_seconds": seconds["generate"],
-        "passkey_seconds": seconds["passkey"],
-        "floor_seconds": floor,
-        "ratio": seconds["generate"] / seconds["passkey"],
-        "times_the_floor": seconds["passkey"] / floor,
+        "seconds": {name: spread(taken) for name, taken in seconds.items()},
+        "ratio": spread(ratios(seconds)),
+        "floor_seconds": round(floor, 4),
+        "times_the_floor": spread([taken / floor for taken in seconds["passkey"]]),
     }
 
 
@@ -184,46 +195,49 @@ def benchmark(*, quick: bool) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    rows = [
+    grid, whole = result["grid"], result["total"]
+    size = f"{len(grid['lengths'])} x {len(grid['depths'])} x {grid['trials']}"
+    head = (
+        "tokens",
+        "trials",
+        "found",
+        "differ",
+        "generate s",
+        "ours s",
+        "ratio",
+        "min-max",
+        "floor s",
+        "x floor",
+    )
+    lines = [
         (
-            "tokens",
-            "trials",
-            "found",
-            "differ",
-            "generate s",
-            "ours s",
-            "ratio",
-            "quartiles",
-            "min-max",
-            "x floor",
+            f"{row['length']}",
+            f"{row['trials']}",
+            f"{row['found']}",
+            f"{row['verdicts_that_differ']}",
+            *times(row),
         )
+        for row in result["by_length"] + result["longer"]
     ]
-    for row in result["by_length"] + result["longer"]:
-        ratio, seconds = row["ratio"], row["seconds"]
-        rows.append(
-            (
-                f"{row['length']}",
-                f"{row['trials']}",
-                f"{row['found']}",
-                f"{row['verdicts_that_differ']}",
-                f"{seconds['generate']['median']:.2f}",
-                f"{seconds['passkey']['median']:.2f}",
-                f"{ratio['median']:.2f}",
-                f"{ratio['q1']:.2f}-{ratio['q3']:.2f}",
-                f"{ratio['min']:.2f}-{ratio['max']:.2f}",
-                f"{row['times_the_floor']['median']:.2f}",
-            )
-        )
-    whole = result["total"]
-    grid = f"the grid of {len(LENGTHS)} x {len(DEPTHS)} x {result['grid']['trials']}"
+    lines.insert(len(grid["lengths"]), ("grid", "", "", "", *times(whole)))
     return "\n".join(
         [
-            table(rows),
-            f"{grid}: generate {whole['generate_seconds']:.1f} s, ours {whole['passkey_seconds']:.1f} s: "
-            f"{whole['ratio']:.2f} times faster (target {TARGET_RATIO:g})",
-            f"floor {whole['floor_seconds']:.1f} s: ours takes {whole['times_the_floor']:.2f} times as long",
-            f"{result['rounds']} rounds, {result['threads']} threads",
+            table([head, *lines]),
+            f"grid of {size} (lengths, depths, trials): target at least {TARGET_RATIO:g} times faster; "
+            f"medians of {result['rounds']} rounds, {result['threads']} threads",
         ]
+    )
+
+
+def times(row: dict[str, Any]) -> tuple[str, ...]:
+    ratio, seconds = row["ratio"], row["seconds"]
+    return (
+        f"{seconds['generate']['median']:.2f}",
+        f"{seconds['passkey']['median']:.2f}",
+        f"{ratio['median']:.2f}",
+        f"{ratio['min']:.2f}-{ratio['max']:.2f}",
+        f"{row['floor_seconds']:.2f}",
+        f"{row['times_the_floor']['median']:.2f}",
     )
 
 

@@ -99,7 +99,15 @@ def evaluate(
 
 def _suite(name: str, model: str | None, task: dict[str, Any], refused: list[str]) -> Suite:
     """A suite, with the text and the model of the command line in place of its own."""
-    from ropepatch.suites import PerplexityTask, read_suite
+    from ropepatch.suites import LmEvalTask, PerplexityTask, Task, read_suite
+
+    def with_text(planned: Task) -> Task:
+        if task["text"] and isinstance(planned, PerplexityTask):
+            given = {key: task[key] for key in ("text", "field", "split")}
+            return dataclasses.replace(planned, **given)
+        if task["text"] and isinstance(planned, LmEvalTask):
+            return dataclasses.replace(planned, metadata={"text": task["text"]} | planned.metadata)
+        return planned
 
     if refused:
         raise RopepatchError(
@@ -107,9 +115,8 @@ def _suite(name: str, model: str | None, task: dict[str, Any], refused: list[str
             hint="the suite says it: copy its YAML file and change that",
         )
     suite = read_suite(name)
-    text = {key: task[key] for key in ("text", "field", "split")} if task["text"] else {}
-    tasks = (dataclasses.replace(t, **text) if isinstance(t, PerplexityTask) else t for t in suite.tasks)
-    return dataclasses.replace(suite, tasks=tuple(tasks), models=(model,) if model else suite.models)
+    models = (model,) if model else suite.models
+    return dataclasses.replace(suite, tasks=tuple(map(with_text, suite.tasks)), models=models)
 
 
 def _perplexity(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ropepatch.errors import RopepatchError
@@ -58,11 +58,11 @@ def _read_sharing(
     least = _least_prefix(model, length)
     sharing = sorted((row for row in range(trunk) if alike[row] >= least), key=lambda row: -alike[row])
     # The trunk is read for its own verdict, into the cache, and a part of it from there, to compare.
-    if sum(alike[row] for row in sharing) <= 2 * length or not _takes_cache(model):
+    if sum(alike[row] for row in sharing) <= 2 * length or not (layers := _layers(model, ids[:1, :1])):
         return list(range(len(ids)))
     expected = read_answers(model, ids[trunk:], answers)
     yield [trunk], expected
-    cache = _SharedCache(model, min(rows, len(sharing)), length)
+    cache = _SharedCache(layers, min(rows, len(sharing)), length)
     read_answers(model, ids[trunk:], answers, cache)
     cache.cut(shortest := alike[sharing[-1]])
     if not _same(read_answers(model, ids[trunk:, shortest:], answers, cache), expected):
@@ -126,13 +126,13 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return bool((found.gather(-1, tokens) - greatest).abs().max() <= tolerance)
 
 
-def _takes_cache(model: PreTrainedModel) -> bool:
-    """Whether the model takes a cache of which every layer keeps all tokens."""
-    config = getattr(model, "config", None)
-    if not isinstance(config, PreTrainedConfig) or not any(map(_takes_past, model.modules())):
-        return False
-    layers = DynamicCache(config=config).layers
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+def _layers(model: PreTrainedModel, ids: Tensor) -> int:
+    """Of the cache that the model makes for the ids; 0 if it makes none, or one that forgets or does more."""
+    if not any(map(_takes_past, model.modules())):
+        return 0
+    cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+    layers = cache.layers if type(cache) is DynamicCache else []
+    return len(layers) if all(type(layer) is DynamicLayer for layer in layers) else 0
 
 
 def _takes_past(module: torch.nn.Module) -> bool:
@@ -142,9 +142,9 @@ def _takes_past(module: torch.nn.Module) -> bool:
 class _SharedCache(DynamicCache):
     """Room for the keys and values of B rows of N tokens, of which the first ones are filled."""
 
-    def __init__(self, model: PreTrainedModel, rows: int, length: int) -> None:
-        super().__init__(config=model.config)
-        self.shared = [_SharedLayer(rows, length) for _ in self.layers]
+    def __init__(self, layers: int, rows: int, length: int) -> None:
+        super().__init__()
+        self.shared = [_SharedLayer(rows, length) for _ in range(layers)]
         self.layers = list(self.shared)
 
     def cut(self, tokens: int) -> None:
