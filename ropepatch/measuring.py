@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from ropepatch.lengths import relative_length, short_length
 from ropepatch.loading import load_model, load_tokenizer
 from ropepatch.patching import patch
 from ropepatch.planning import Plan, plan
+from ropepatch.seeds import seed_of
 from ropepatch.source import Source, find_source
 from ropepatch.survey import Survey, survey_folder
 from ropepatch.tasks import prepare
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ropepatch.tasks import Material
 
 AS_IT_IS = "as it is"
+IDENTITY = ("task", "label", "model", "scaling", "target", "parameters")  # of a result
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
 
@@ -102,7 +105,7 @@ class Job:
             target=self.to,
             parameters=self.material.parameters,
             tables=tables,
-            env=environment(self.subject.model) if tables else {},
+            env=environment(self.subject.model) if seconds is not None else {},
             seconds=seconds,
         )
 
@@ -136,13 +139,14 @@ def measure(
     for name, count in Counter(job.name for job in jobs).items():
         if count > 1:
             raise RopepatchError(f"two results would be called {name}", hint="give models different names")
-    return _run(jobs, out, progress)
+    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
+    return _run(jobs, found, out, progress)
 
 
 def _jobs(suite: Suite, name: str, revision: str | None, device: str) -> Iterator[Job]:
     source = find_source(name, revision, weights=True)
     subject = Subject(name, source, survey_folder(source.folder), device)
-    for to in (relative_length(length, subject.trained) for length in suite.to):
+    for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
         plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
             method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
             for method in suite.methods
@@ -158,39 +162,58 @@ def _jobs(suite: Suite, name: str, revision: str | None, device: str) -> Iterato
                 yield Job(subject, label, made, to, material, stem)
 
 
-def _run(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
-    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
+def _run(
+    jobs: list[Job], found: Mapping[str, Result | None], out: Path | None, progress: Progress
+) -> Iterator[Result]:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
+    before = None
     for job in jobs:
+        if before not in (None, job.subject):
+            before.__dict__.pop("model", None)  # one model at a time is held in memory
+        before = job.subject
         if job.plan is None and (floor := job.material.floor_tables) is not None:
             yield _kept(job.result(FLOOR, floor, None), out, job.name.replace("as-it-is", FLOOR))
         yield found.get(job.name) or _measured(job, out, progress)
+        if out is not None and _is_first_process():
+            for partial in out.glob(f".{glob.escape(job.name)}.*.partial"):
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _found(job: Job, file: Path) -> Result | None:
     if not file.exists():
         return None
     found, wanted = read_result(file), job.result(job.label, {}, None)
-    for key in ("task", "label", "model", "scaling", "target", "parameters"):
-        if getattr(found, key) != as_read(getattr(wanted, key)):
+    for key in IDENTITY:
+        if _told_apart(getattr(found, key)) != _told_apart(as_read(getattr(wanted, key))):
             raise RopepatchError(
                 f"{file} was measured with other settings ({key})", hint="choose another --out"
             )
     return found
 
 
+def _told_apart(value: Any) -> Any:
+    """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
+    names = {"name", "text"} if isinstance(value, dict) and {"weights", "digest"} & value.keys() else set()
+    return {key: item for key, item in value.items() if key not in names} if names else value
+
+
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    keep = None if out is None else out / f".{job.name}.partial"
+    keep = None if out is None else out / f".{job.name}.{_digest_of(job)}.partial"
     name = f"{job.material.task.name}, {job.label}, {short_length(job.to)}"
-    patched: Any = nullcontext() if job.plan is None else patch(job.subject.model, job.plan)
+    model = job.subject.model
+    patched: Any = nullcontext() if job.plan is None else patch(model, job.plan)
     began = time.perf_counter()
     with patched, progress(name) as advance:
-        tables = job.material.run(job.subject.model, job.subject.tokenizer, keep, advance)
-    result = _kept(job.result(job.label, tables, round(time.perf_counter() - began, 2)), out, job.name)
-    if keep is not None and _is_first_process():
-        shutil.rmtree(keep, ignore_errors=True)
-    return result
+        tables = job.material.run(model, job.subject.tokenizer, keep, advance)
+    return _kept(job.result(job.label, tables, round(time.perf_counter() - began, 2)), out, job.name)
+
+
+def _digest_of(job: Job) -> str:
+    """Tells apart what must not be resumed from one another: settings, weights and environment."""
+    wanted = job.result(job.label, {}, None)
+    parts = [as_read(getattr(wanted, key)) for key in IDENTITY]
+    return f"{seed_of(*parts, environment(job.subject.model)):016x}"
 
 
 def _kept(result: Result, out: Path | None, name: str) -> Result:

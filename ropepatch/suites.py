@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import Length, relative_length
-from ropepatch.scaling import find_method
+from ropepatch.scaling import check_parameters
+from ropepatch.seeds import seed_of
 from ropepatch.shipped import shipped
 from ropepatch.strict import check_keys, is_count, read_yaml, refuse_unknown
 
@@ -28,6 +29,8 @@ class PerplexityTask:
         windows: Join the documents and read at most so many windows, spread over all; None for all.
         documents: Do not join, but read so many: the first that have the greatest length.
         lengths: In tokens; None for L/2, L, 2L ... the target.
+        read: Tokens of a piece of text, over which windows slide or lie side by side; None for twice the
+            greatest length. Only of `sliding` and `disjoint`.
         protocol: `one-pass`, which gives every length at once, or `sliding`, `truncated` or `disjoint`, where
             the lengths are those of the window and each is a pass of its own.
         stride: Of `sliding`, in tokens.
@@ -45,12 +48,18 @@ class PerplexityTask:
     windows: int | None = 24
     documents: int | None = None
     lengths: tuple[Length, ...] | None = None
+    read: Length | None = None
     protocol: str = "one-pass"
     stride: int | None = None
     bos: str = "document"
     gain: bool = False
 
     def __post_init__(self) -> None:
+        for key in ("text", "field", "split"):
+            if not isinstance(getattr(self, key), str | None if key == "text" else str):
+                raise RopepatchError(f"{key} must be a text, got {getattr(self, key)!r}")
+        if not isinstance(self.gain, bool):
+            raise RopepatchError(f"gain must be true or false, got {self.gain!r}")
         _check_name("protocol", self.protocol, PROTOCOLS)
         _check_name("bos", self.bos, BOS)
         for key in ("windows", "documents", "stride"):
@@ -59,12 +68,18 @@ class PerplexityTask:
             raise RopepatchError(
                 f"protocol {self.protocol} with stride {self.stride}", hint="sliding takes a stride: 256, say"
             )
+        if self.read is not None:
+            relative_length(self.read, 1)
+            if self.protocol not in ("sliding", "disjoint"):
+                raise RopepatchError(f"read needs the protocol sliding or disjoint, got {self.protocol}")
         if self.gain and self.protocol != "one-pass":
             raise RopepatchError(f"gain needs the protocol one-pass, got {self.protocol}")
         if self.bos == "window" and self.protocol == "one-pass":
             raise RopepatchError("bos window needs a protocol with windows, got one-pass")
-        if self.bos == "window" and self.documents is None:
-            raise RopepatchError("bos window needs documents", hint="documents: 10, or --documents 10")
+        if self.bos != "document" and self.documents is None:
+            raise RopepatchError(
+                f"bos {self.bos} needs documents that are not joined", hint="documents: 10, or --documents 10"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +116,17 @@ class PasskeyTask:
         for key in ("seed", "distractors"):
             if type(getattr(self, key)) is not int or getattr(self, key) < 0:
                 raise RopepatchError(f"{key} must be a whole number from 0, got {getattr(self, key)!r}")
+        if not self.depths or self.threshold == 0:
+            raise RopepatchError(
+                f"need depths and a threshold above 0, got {self.depths!r} and {self.threshold!r}"
+            )
+        if self.queries > 1 + self.distractors:
+            raise RopepatchError(
+                f"{self.queries} queries need as many keys, got {1 + self.distractors}",
+                hint="raise distractors",
+            )
+        if not isinstance(self.template, str | None):
+            raise RopepatchError(f"template must be a file, got {self.template!r}")
         for share in (*self.depths, self.threshold):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise RopepatchError(f"depths and threshold must be from 0 to 1, got {share!r}")
@@ -146,7 +172,7 @@ class Method:
     @property
     def label(self) -> str:
         """What tables and figures call it."""
-        given = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        given = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
         return f"{self.name} ({given})" if given else self.name
 
 
@@ -212,7 +238,7 @@ def _method(content: Any) -> Method:
     name = parameters.pop("name", None)
     if not isinstance(name, str):
         raise RopepatchError(f"a method must be a name, or a mapping with a name, got {content!r}")
-    find_method(name)
+    check_parameters(name, [parameter for parameter in parameters if parameter != "factor"])
     return Method(name=name, parameters=parameters)
 
 
@@ -232,6 +258,13 @@ def _task(content: Any) -> Task:
             raise RopepatchError(f"{key} must be a list, got {values[key]!r}")
     task: Task = kind(**values)
     return task
+
+
+def _short(value: Any) -> str:
+    """A value within a label; of a list its length and a hash."""
+    if isinstance(value, list | tuple):
+        return f"{len(value)} numbers {seed_of(*value) % 16**6:06x}"
+    return str(value)
 
 
 def _listed(content: dict[str, Any], key: str) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.passkey import passkey
+from ropepatch.evaluation.passkey import draw_needles, passkey
 from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.prompts import needle_prompt
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
 from ropepatch.evaluation.results import (
     Row,
@@ -25,7 +27,7 @@ from ropepatch.evaluation.results import (
 )
 from ropepatch.evaluation.sources import stream_documents
 from ropepatch.evaluation.templates import PasskeyTemplate, bundled, read_template
-from ropepatch.evaluation.texts import digest, first_documents, windows
+from ropepatch.evaluation.texts import digest, first_documents, token_ids, windows
 from ropepatch.lengths import Length, relative_length
 from ropepatch.shipped import shipped
 from ropepatch.suites import LmEvalTask, PasskeyTask, PerplexityTask
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.suites import Task
+    from ropepatch.tiny.documents import Document as TinyDocument
 
 Tables = dict[str, list[Row]]
 Advance = Callable[[int, int | None], None]
@@ -48,7 +51,7 @@ class Reading:
     """Text to read, as token ids."""
 
     task: PerplexityTask
-    pieces: Sequence[Tensor]
+    pieces: Sequence[Tensor]  # of the same length
     lengths: Sequence[int]
     trained: int
     parameters: Mapping[str, Any]
@@ -77,7 +80,7 @@ class Reading:
         curves = {length: read(self._protocol(length)) for length in self.lengths}
         return {
             "by_length": [
-                {"length": length, **loss_row(curve.between(0, self.lengths[-1]))}
+                {"length": length, **loss_row(curve.between(0, len(self.pieces[0]) + 1))}
                 for length, curve in curves.items()
             ],
             "by_document": by_document(curves[self.lengths[-1]]),
@@ -106,8 +109,8 @@ class Reading:
     def edges(self) -> list[int]:
         """Of the stretches of positions: half octaves around the trained context, from an 8th of it."""
         end = self.lengths[-1]
-        marks = (round(self.trained * 2 ** (half / 2)) for half in range(-6, 100))
-        return [0, *(mark for mark in marks if 0 < mark < end), end]
+        marks = {round(self.trained * 2 ** (half / 2)) for half in range(-6, 100)}
+        return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,20 +184,48 @@ def prepare(task: Task, model: str, tokenizer: PreTrainedTokenizerBase, *, train
         RopepatchError: No such text, one that is too short, or a template that is none.
     """
     if isinstance(task, LmEvalTask):
-        metadata = {"max_seq_lengths": [to]} | task.metadata
-        return Harness(task, to, asdict(task) | {"metadata": metadata, "max_length": to})
+        return _harness(task, tokenizer, to)
     lengths = _resolved(task.lengths, trained, to)
     if isinstance(task, PasskeyTask):
-        return _retrieval(task, lengths)
+        return _retrieval(task, tokenizer, lengths)
     if task.stride is not None and task.lengths is None:
         lengths = [length for length in lengths if length > task.stride] or lengths[-1:]
     return _reading(task, model, tokenizer, lengths, trained)
 
 
-def _retrieval(task: PasskeyTask, lengths: list[int]) -> Retrieval:
+def _harness(task: LmEvalTask, tokenizer: PreTrainedTokenizerBase, to: int) -> Harness:
+    if find_spec("lm_eval") is None:
+        raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
+    metadata = {"max_seq_lengths": [to]} | task.metadata
+    parameters = asdict(task) | {"metadata": metadata, "max_length": to}
+    if "text" in metadata:
+        parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
+    return Harness(task, to, parameters)
+
+
+def _retrieval(task: PasskeyTask, tokenizer: PreTrainedTokenizerBase, lengths: list[int]) -> Retrieval:
     template = read_template(Path(task.template)) if task.template else bundled(distractors=task.distractors)
-    parameters = asdict(task) | {"lengths": lengths, "template": asdict(template)}
-    return Retrieval(task, lengths, template, parameters)
+    written, reason = askable(task, template, tokenizer, lengths)
+    if reason is not None and (task.lengths is not None or not written):
+        raise reason
+    parameters = asdict(task) | {"lengths": written, "template": asdict(template)}
+    return Retrieval(task, written, template, parameters)
+
+
+def askable(
+    task: PasskeyTask, template: PasskeyTemplate, tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int]
+) -> tuple[list[int], RopepatchError | None]:
+    """The lengths at which the tokenizer can write a prompt, and why it cannot at the last of the others."""
+    written: list[int] = []
+    reason = None
+    for length in lengths:
+        needles = draw_needles(template, 0.5, task.distractors, seed=task.seed)
+        try:
+            needle_prompt(tokenizer, length=length, needles=needles, queries=task.queries, template=template)
+            written.append(length)
+        except RopepatchError as error:
+            reason = error
+    return written, reason
 
 
 def _reading(
@@ -204,34 +235,54 @@ def _reading(
     lengths: list[int],
     trained: int,
 ) -> Reading:
+    whole = task.protocol in ("one-pass", "truncated")
+    read = relative_length(task.read, trained) if task.read else lengths[-1] if whole else 2 * lengths[-1]
+    if read < lengths[-1]:
+        raise RopepatchError(f"read is {read} tokens, less than a window of {lengths[-1]}", hint="raise read")
     floor = None
-    pieces: list[Any]
     if task.text is None:
-        if model != "tiny":
-            raise RopepatchError(
-                "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
-            )
-        count = task.documents or task.windows or 24
-        tales = held_out_tales(tokenizer, length=lengths[-1], count=count)
-        pieces = [tale.ids for tale in tales]
-        floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+        tales = _tales(task, model, tokenizer, read)
+        ids = [tale.ids for tale in tales]
+        if task.protocol == "one-pass":
+            floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
     else:
-        documents = stream_documents(task.text, field=task.field, split=task.split)
-        if task.documents is not None:
-            pieces = first_documents(
-                tokenizer, documents, length=lengths[-1], count=task.documents, bos=task.bos == "document"
-            )
-        else:
-            pieces = windows(tokenizer, documents, length=lengths[-1], count=task.windows)
-    ids = [torch.as_tensor(piece) for piece in pieces]
+        ids = _pieces(task, tokenizer, read)
     parameters = asdict(task) | {
         "text": task.text or TALES,
         "lengths": lengths,
+        "read": read,
         "pieces": len(ids),
         "tokens": sum(map(len, ids)),
         "digest": digest(ids),
     }
-    return Reading(task, ids, lengths, trained, parameters, floor if task.protocol == "one-pass" else None)
+    return Reading(task, ids, lengths, trained, parameters, floor)
+
+
+def _tales(
+    task: PerplexityTask, model: str, tokenizer: PreTrainedTokenizerBase, read: int
+) -> list[TinyDocument]:
+    if model != "tiny":
+        raise RopepatchError(
+            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+        )
+    if task.bos == "none":
+        raise RopepatchError(
+            "the tales of tiny begin with its beginning-of-sequence token", hint="give --text"
+        )
+    return held_out_tales(tokenizer, length=read, count=task.documents or task.windows or 24)
+
+
+def _pieces(task: PerplexityTask, tokenizer: PreTrainedTokenizerBase, read: int) -> list[Tensor]:
+    """Pieces of a text, all of the same length, which counts the token that `bos` puts before them."""
+    assert task.text is not None
+    documents = stream_documents(task.text, field=task.field, split=task.split)
+    if task.documents is None:
+        joined = windows(tokenizer, documents, length=read, count=task.windows)
+        return [torch.tensor(window) for window in joined]
+    own = task.bos == "document"
+    ids = first_documents(tokenizer, documents, length=read, count=task.documents, bos=own)
+    first = tokenizer.bos_token_id if task.bos == "window" else None
+    return ids if first is None else [piece if piece[0] == first else piece[: read - 1] for piece in ids]
 
 
 def doublings(trained: int, to: int) -> list[int]:

@@ -80,6 +80,7 @@ def reading(
         "text": "books",
         "digest": "f00d",
         "pieces": 10,
+        "read": lengths[-1],
         "tokens": 10_240,
         "bos": "none",
     }

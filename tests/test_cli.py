@@ -3,14 +3,21 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from made_results import asking as made_asking
+from made_results import reading as made_reading
 from tiny_checkpoint import tiny_llama_folder
 
 from ropepatch import METHODS, RopepatchError
+from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
+from ropepatch.cli.results_text import print_results
 from ropepatch.lengths import parse_length, parse_lengths, short_length
+from ropepatch.suites import Method, PasskeyTask, PerplexityTask, Suite, read_suite
 
 COMMANDS = ["extend", "plan", "eval", "compare", "plot", "methods", "demo"]
 
@@ -148,6 +155,240 @@ def test_compare_without_digits_in_the_vocabulary_asks_for_no_pass_keys(checkpoi
     assert "warning: no pass keys are asked for: " in done.stderr
 
 
+# What the options become
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The suite and the options that a command would measure."""
+
+    def ask(*words):
+        found = []
+
+        def keep(suite, **options):
+            found.append((suite, options))
+            raise typer.Exit
+
+        monkeypatch.setattr("ropepatch.cli.evaluate.measure_and_print", keep)
+        monkeypatch.setattr("ropepatch.cli.compare.measured", keep)
+        app(list(map(str, words)), standalone_mode=False)
+        return found[0]
+
+    return ask
+
+
+def test_eval_hands_on_every_option(asked):
+    texts = ("--text", "books", "--field", "body", "--split", "train", "--documents", "5", "--bos", "window")
+    protocol = ("--lengths", "1k,256", "--protocol", "sliding", "--stride", "64")
+    method = ("--method", "yarn", "--set", "beta_fast=16", "--to", "2k")
+    suite, options = asked("eval", "some", *texts, *protocol, *method, "--revision", "branch")
+    assert suite == Suite(
+        models=("some",),
+        methods=(Method(name="yarn", parameters={"beta_fast": 16.0}),),
+        to=(2048,),
+        tasks=(
+            PerplexityTask(
+                text="books",
+                field="body",
+                split="train",
+                windows=None,
+                documents=5,
+                lengths=(256, 1024),
+                protocol="sliding",
+                stride=64,
+                bos="window",
+            ),
+        ),
+    )
+    assert options["revision"] == "branch"
+
+
+def test_eval_measures_the_gain_if_it_is_asked_for(asked):
+    for words, gain in (((), False), (("--gain",), True)):
+        suite, _ = asked("eval", "tiny", *words)
+        assert suite.tasks[0].gain is gain
+
+
+def test_eval_without_a_target_goes_to_the_greatest_length_or_to_what_the_model_reads(asked):
+    assert asked("eval", "tiny", "--lengths", "128,512")[0].to == (512,)
+    assert asked("eval", "tiny")[0].to == ("1x",)
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "models: [own]\nto: [2x]\ntasks:\n  - {task: perplexity, text: own, field: own, windows: 3}\n"
+        "  - {task: passkey}\n  - {task: lm-eval, tasks: [mine]}\n"
+    )
+    return file
+
+
+def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_the_suite(asked, suite_file):
+    texts = ("--text", "books", "--field", "body", "--split", "train")
+    suite, _ = asked("eval", "some", "--suite", suite_file, *texts)
+    reading, keys, harness = suite.tasks
+    assert suite.models == ("some",)
+    assert reading == PerplexityTask(text="books", field="body", split="train", windows=3)
+    assert keys == PasskeyTask()
+    assert harness.metadata == {"text": "books"}
+
+
+def test_a_suite_without_a_model_and_a_text_on_the_command_line_has_its_own(asked, suite_file):
+    assert asked("eval", "--suite", suite_file)[0] == read_suite(str(suite_file))
+
+
+def test_the_lengths_of_a_suite_are_its_own(asked, suite_file):
+    with pytest.raises(RopepatchError, match="--lengths beside --suite"):
+        asked("eval", "--suite", suite_file, "--lengths", "1k")
+
+
+def test_compare_hands_on_every_option(asked):
+    texts = ("--text", "books", "--field", "body", "--split", "train", "--windows", "3")
+    suite, options = asked(
+        "compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, "--trials", "2"
+    )
+    assert suite == Suite(
+        models=("tiny",),
+        methods=(Method(name="ntk"), Method(name="yarn")),
+        to=(512,),
+        tasks=(
+            PerplexityTask(text="books", field="body", split="train", windows=3),
+            PasskeyTask(lengths=(128, 256, 512), trials=2),
+        ),
+    )
+    assert options == {"out": None, "report": None, "revision": None}
+
+
+def test_compare_without_trials_asks_for_no_pass_keys(asked):
+    suite, _ = asked("compare", "tiny", "--to", "512", "--trials", "0")
+    assert [task.name for task in suite.tasks] == ["perplexity"]
+
+
+# What is printed
+
+
+RESULTS = [
+    made_reading("floor", (0.1, 0.2, 0.3), documents=True),
+    made_reading("as it is", (1.0, 2.0, 3.0), documents=True),
+    made_reading("yarn", (1.1, 1.2, 1.3), documents=True),
+    made_reading("linear", (1.5, 1.6, 1.7), documents=True),
+]
+
+
+def of_documents(result, nats):
+    return replace(
+        result, tables={**result.tables, "by_document": [{"nats": n, "tokens": 100} for n in nats]}
+    )
+
+
+@pytest.fixture
+def compared(monkeypatch, capsys):
+    """What compare prints of results."""
+
+    def compare(results, *words):
+        monkeypatch.setattr("ropepatch.cli.compare.measured", lambda suite, **options: results)
+        app(["compare", "tiny", "--to", "1k", *words], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return compare
+
+
+def test_the_table_of_compare_has_the_loss_the_distance_to_the_best_and_the_loss_inside(compared):
+    lines = [line.split() for line in compared(RESULTS).splitlines()]
+    yarn, linear, as_it_is = lines[1:4]
+    assert (yarn[:2], yarn[-1]) == (["yarn", "1.345"], "1.100")
+    assert (linear[:2], linear[5], linear[-1]) == (["linear", "1.745"], "0.400", "1.500")
+    assert (as_it_is[3], as_it_is[7], as_it_is[-1]) == ("3.045", "1.700", "1.000")
+
+
+def test_the_floor_of_compare_is_that_of_the_whole_target(compared):
+    assert compared(RESULTS).splitlines()[4].split() == ["floor", "0.300"]
+
+
+def test_compare_calls_tied_what_the_text_does_not_tell_apart_and_nothing_else(compared):
+    assert "tied" not in compared(RESULTS)
+    noisy = of_documents(RESULTS[3], [170, 120, 140, 110, 170, 120, 140, 110, 170, 120])
+    tied = [line.split()[0] for line in compared([*RESULTS[:3], noisy]).splitlines() if "tied" in line]
+    assert tied == ["linear"]
+
+
+def test_compare_gives_no_command_where_nothing_helps(compared):
+    out = compared([made_reading("as it is", (1.0, 1.0, 1.0), documents=True), *RESULTS[2:]])
+    assert "Do not extend" in out
+    assert "ropepatch extend" not in out
+
+
+def test_compare_of_one_text_as_json_has_no_interval(compared):
+    single = [of_documents(result, [100 * number]) for number, result in enumerate(RESULTS)]
+    row = json.loads(compared(single, "--json"))["ranking"]["rows"][0]
+    assert row["interval"] == [None, None]
+
+
+def test_compare_writes_the_report(compared, monkeypatch):
+    written = []
+    monkeypatch.setattr("ropepatch.cli.compare.write_report_of", lambda *words: written.append(words))
+    compared(RESULTS, "--report", "mine.html")
+    assert written == [(RESULTS, Path("mine.html"))]
+
+
+@pytest.fixture
+def printed(capsys):
+    """The words of each line that results are printed as."""
+
+    def lines(*results):
+        print_results(results)
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    return lines
+
+
+def test_the_floor_is_the_first_column(printed):
+    lines = printed(*RESULTS[1:], RESULTS[0])
+    assert lines[1][0] == "floor"
+    assert ["1024", "tokens", "1.35", "20.09", "3.67", "5.47"] in lines
+
+
+def test_the_loss_is_printed_within_the_trained_context_and_by_doublings_beyond(printed):
+    result = made_reading("as it is", (1.0, 2.0, 3.0, 4.0), lengths=(128, 256, 512, 1024))
+    lines = printed(result)
+    begin = lines.index(["nats", "per", "token,", "positions"])
+    assert lines[begin + 1 :] == [
+        ["0", "to", "256", "1.500"],
+        ["256", "to", "512", "3.000"],
+        ["512", "to", "1024", "4.000"],
+    ]
+
+
+def test_the_gain_is_printed_beyond_the_trained_context(printed):
+    lines = printed(made_reading("as it is", (1.0, 2.0, 3.0), gain=(0.25, 0.5)))
+    begin = lines.index(["nats", "gained", "from", "beyond", "the", "trained", "context"])
+    assert lines[begin + 1 :] == [["256", "to", "512", "0.250"], ["512", "to", "1024", "0.500"]]
+
+
+@pytest.mark.parametrize("protocol", ["one-pass", "truncated"])
+def test_another_protocol_than_one_pass_is_named(printed, protocol):
+    headline, _, heading, *_ = printed(made_reading("as it is", (1.0, 2.0, 3.0), protocol=protocol))
+    assert (headline[-1] == "truncated") == (protocol == "truncated")
+    assert " ".join(heading) == (
+        "perplexity of the first" if protocol == "one-pass" else "perplexity with windows of"
+    )
+
+
+def test_the_other_keys_in_the_text_are_said(printed):
+    for distractors in (0, 3):
+        (headline, *_) = printed(made_asking("as it is", (4, 4, 4), distractors=distractors))
+        assert ("3 others in the text" in " ".join(headline)) == bool(distractors)
+
+
+def test_the_longest_length_that_is_read_is_printed_with_its_threshold(printed):
+    longest, none = (
+        made_asking(label, correct, threshold=0.5)
+        for label, correct in (("yarn", (4, 4, 4)), ("as it is", (0, 0, 0)))
+    )
+    assert printed(longest, none)[-1] == ["longest", "with", "50.0%", "1024", "none"]
+
+
 def test_methods_lists_every_method_and_describes_one():
     listed = json.loads(ropepatch("methods", "--json").stdout)
     assert [method["method"] for method in listed] == list(METHODS)
@@ -179,6 +420,13 @@ def test_what_is_no_length_is_refused(text):
 @pytest.mark.parametrize("tokens", [1, 1000, 1024, 1536, 32768, 1048576, 3 * 1048576])
 def test_a_short_length_reads_back(tokens):
     assert parse_length(short_length(tokens)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(1000, "1000"), (1536, "1536"), (32768, "32k"), (1 << 20, "1m")]
+)
+def test_a_short_length_is_in_the_largest_unit_that_divides_it(tokens, text):
+    assert short_length(tokens) == text
 
 
 def test_lengths_come_back_ascending_and_each_once():

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,11 +12,19 @@ import torch
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
+from ropepatch import source
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.grid import Passkey, PasskeyGrid
+from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import read_result
-from ropepatch.measuring import AS_IT_IS, measure
+from ropepatch.evaluation.templates import PasskeyTemplate
+from ropepatch.loading import load_tokenizer
+from ropepatch.measuring import AS_IT_IS, Subject, measure
 from ropepatch.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
+from ropepatch.survey import survey_folder
+from ropepatch.tasks import doublings, prepare
 from ropepatch.tiny.held_out import held_out_tales
 
 TALES = PerplexityTask(windows=3)
@@ -233,7 +241,7 @@ def test_a_suite_without_a_model_says_so():
 @pytest.mark.parametrize(
     ("options", "protocol", "scored"),
     [
-        ({"protocol": "sliding", "stride": 32}, "sliding", 511),
+        ({"protocol": "sliding", "stride": 32}, "sliding", 1023),
         ({"protocol": "disjoint", "bos": "window"}, "disjoint", None),
         ({"protocol": "truncated"}, "truncated", None),
     ],
@@ -250,8 +258,6 @@ def test_the_protocols_of_the_papers_have_a_row_for_every_window(tiny, options, 
 
 
 def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):
-    from ropepatch.evaluation.protocols import Sliding
-
     model, tokenizer = tiny
     task = PerplexityTask(windows=4, gain=True)
     suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(task,))
@@ -294,3 +300,299 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
     for label in (AS_IT_IS, "yarn"):
         file = tmp_path / "out" / f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
         assert read_result(file).tables == jsonable(of(results[0], "perplexity", label)).tables
+
+
+# What was measured before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("task", "passkey"), ("label", "ntk"), ("target", 256), ("scaling", {"method": "yarn", "factor": 4.0})],
+)
+def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path, key, value):
+    file = results[1] / "tiny-512-perplexity-yarn.json"
+    (tmp_path / file.name).write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(RopepatchError, match=rf"other settings \({key}\)"):
+        list(measure(SUITE, out=tmp_path, progress=unmeasurable))
+
+
+def test_a_suite_that_is_measured_already_loads_no_model(results, monkeypatch):
+    monkeypatch.setattr("ropepatch.measuring.load_model", unmeasurable)
+    assert len(list(measure(replace(SUITE, tasks=(KEYS,)), out=results[1]))) == 3
+
+
+@contextmanager
+def after_one_step(name):
+    def advance(done, total):
+        raise KeyboardInterrupt
+
+    yield advance
+
+
+def test_what_was_read_before_the_suite_was_killed_is_not_read_again(tmp_path, monkeypatch):
+    suite = Suite(models=("tiny",), to=("2x",), tasks=(TALES,))
+    read, batches = LossReader.read, []
+    monkeypatch.setattr(LossReader, "read", lambda self, batch: batches.append(batch) or read(self, batch))
+    list(measure(suite))
+    whole = len(batches)
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(suite, out=tmp_path, progress=after_one_step))
+    batches.clear()
+    list(measure(suite, out=tmp_path))
+    assert len(batches) == whole - 1 > 0
+
+
+def test_what_was_read_under_one_scaling_is_not_taken_for_another(results, tmp_path):
+    one, other = (replace(SUITE, tasks=(TALES,), methods=(Method(name=name),)) for name in ("yarn", "ntk"))
+    for label in (AS_IT_IS, FLOOR):
+        name = f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
+        (tmp_path / name).write_text((results[1] / name).read_text())
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(one, out=tmp_path, progress=after_one_step))
+    found = of(list(measure(other, out=tmp_path)), "perplexity", "ntk")
+    assert jsonable(found).tables == jsonable(of(results[0], "perplexity", "ntk")).tables
+
+
+# Which jobs there are
+
+
+SHORT = PerplexityTask(windows=1, lengths=(64,))
+
+
+def test_every_target_has_a_plan_of_its_own():
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x", "4x"), tasks=(SHORT,))
+    scaled = [result for result in measure(suite) if result.label == "yarn"]
+    assert [(result.target, result.scaling["factor"]) for result in scaled] == [(512, 2.0), (1024, 4.0)]
+
+
+def test_a_job_is_announced_by_its_task_its_scaling_and_its_target():
+    named = []
+
+    def announced(name):
+        named.append(name)
+        return nullcontext(lambda done, total: None)
+
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x", "4x"), tasks=(SHORT,))
+    list(measure(suite, progress=announced))
+    assert named == [f"perplexity, {label}, {to}" for to in ("512", "1k") for label in (AS_IT_IS, "yarn")]
+
+
+def test_a_method_scales_with_the_parameters_that_it_is_given():
+    method = Method(name="yarn", parameters={"beta_fast": 8.0})
+    suite = Suite(models=("tiny",), methods=(method,), to=("2x",), tasks=(SHORT,))
+    result = of(list(measure(suite)), "perplexity", "yarn (beta_fast=8.0)")
+    assert result.scaling["parameters"]["beta_fast"] == 8.0
+
+
+def test_two_tasks_of_one_kind_have_files_of_their_own(tmp_path):
+    suite = Suite(models=("tiny",), to=("2x",), tasks=(SHORT, replace(SHORT, windows=2)))
+    list(measure(suite, out=tmp_path))
+    assert read_result(tmp_path / "tiny-512-perplexity-as-it-is.json").parameters["pieces"] == 1
+    assert read_result(tmp_path / "tiny-512-perplexity-2-as-it-is.json").parameters["pieces"] == 2
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A model trained on 64 tokens, and texts."""
+    folder = tiny_llama_folder(tmp_path_factory.mktemp("stranger") / "model")
+    (folder.parent / "text.txt").write_text("a small story about a long rope. " * 60)
+    return folder
+
+
+def test_multiples_are_of_the_context_that_the_model_was_trained_on(stranger):
+    task = PerplexityTask(text=str(stranger.parent / "text.txt"), windows=1, lengths=("0.5x", "2x"))
+    (result,) = measure(Suite(models=(str(stranger),), to=("4x",), tasks=(task,)))
+    assert (result.target, result.parameters["lengths"]) == (256, [32, 128])
+
+
+def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
+    asked = []
+
+    def find(name, revision, *, weights):
+        asked.append(revision)
+        return replace(source.find_source(name, weights=weights), revision="commit")
+
+    def plan(name, *, revision, **options):
+        asked.append(revision)
+        return ropepatch.plan(name, **options)
+
+    monkeypatch.setattr("ropepatch.measuring.find_source", find)
+    monkeypatch.setattr("ropepatch.measuring.plan", plan)
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(SHORT,))
+    result = of(list(measure(suite, revision="branch")), "perplexity", "yarn")
+    assert asked == ["branch", "branch"]
+    assert result.model["revision"] == "commit"
+
+
+def test_a_model_is_put_on_the_device():
+    found = source.find_source("tiny", weights=True)
+    assert Subject("tiny", found, survey_folder(found.folder), "meta").model.device.type == "meta"
+
+
+# What the tasks hand on
+
+
+@pytest.mark.parametrize(
+    ("options", "protocol"),
+    [
+        ({"protocol": "sliding", "stride": 32, "read": 256}, lambda window: Sliding(window, 32)),
+        ({"protocol": "truncated"}, Truncated),
+        ({"protocol": "disjoint", "read": 256}, Disjoint),
+        ({"protocol": "disjoint", "bos": "window", "read": 256}, Disjoint),
+    ],
+)
+def test_the_losses_by_window_are_those_of_its_protocol(tiny, options, protocol):
+    model, tokenizer = tiny
+    task = PerplexityTask(documents=2, lengths=("0.5x", "1x"), **options)
+    (result,) = measure(Suite(models=("tiny",), to=("1x",), tasks=(task,)))
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=256, count=2)]
+    curves = [
+        ropepatch.perplexity(model, tokenizer, tales, protocol=protocol(window), bos=task.bos)
+        for window in (128, 256)
+    ]
+    assert [row["nats"] for row in result.tables["by_length"]] == [
+        curve.between(0, 256).mean for curve in curves
+    ]
+    assert [(row["nats"], row["tokens"]) for row in result.tables["by_document"]] == list(
+        curves[-1].between(0, 256).documents
+    )
+
+
+def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
+    (_, result) = measure(Suite(models=("tiny",), to=("2x",), tasks=(PerplexityTask(windows=1),)))
+    begins = [row["begin"] for row in result.tables["by_position"]]
+    assert begins == [0, 32, 45, 64, 91, 128, 181, 256, 362]
+
+
+def test_no_gain_is_measured_within_the_trained_context():
+    task = PerplexityTask(windows=1, gain=True)
+    for result in measure(Suite(models=("tiny",), to=("1x",), tasks=(task,))):
+        assert "gain" not in result.tables
+
+
+def test_windows_no_longer_than_the_stride_are_left_out():
+    task = PerplexityTask(documents=1, protocol="sliding", stride=128)
+    (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+    assert result.parameters["lengths"] == [256, 512]
+
+
+def test_a_target_below_half_the_trained_context_is_the_only_length():
+    assert doublings(256, 64) == [64]
+
+
+class HandedError(Exception):
+    """Raised in place of a measurement, with what it was given."""
+
+
+def handed(*args, **options):
+    raise HandedError(*args, options)
+
+
+def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
+    (tmp_path / "mine.yaml").write_text("needle: '{name} has {key}.'\nquestion: What has {name}? It has\n")
+    monkeypatch.setattr("ropepatch.tasks.passkey", handed)
+    task = PasskeyTask(
+        lengths=("2x",),
+        depths=(0.5,),
+        trials=3,
+        seed=7,
+        template=str(tmp_path / "mine.yaml"),
+        distractors=2,
+        queries=2,
+    )
+    with pytest.raises(HandedError) as caught:
+        list(measure(Suite(models=("tiny",), to=("2x",), tasks=(task,))))
+    options = caught.value.args[-1]
+    assert options.pop("progress")
+    assert options.pop("template").needle == "{name} has {key}."
+    given = {"lengths": [512], "depths": (0.5,), "trials": 3, "seed": 7, "distractors": 2, "queries": 2}
+    assert options == given
+
+
+def test_the_bundled_words_name_the_keys_where_there_are_several(tiny):
+    for distractors in (0, 2):
+        task = PasskeyTask(distractors=distractors)
+        material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+        assert ("{name}" in material.template.needle) == bool(distractors)
+
+
+def test_a_result_holds_the_words_of_its_template(tiny, tmp_path):
+    (tmp_path / "mine.yaml").write_text("needle: 'A {key}.'\n")
+    task = PasskeyTask(template=str(tmp_path / "mine.yaml"))
+    material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+    assert material.parameters["template"]["needle"] == "A {key}."
+
+
+def test_a_length_counts_as_read_from_the_threshold_of_the_task_on(monkeypatch):
+    half = PasskeyGrid(
+        {(512, 0.5): Passkey(1, 2)}, PasskeyTemplate(), seed=0, trials=2, distractors=0, queries=1
+    )
+    monkeypatch.setattr("ropepatch.tasks.passkey", lambda *args, **options: half)
+    for threshold, length in ((0.5, 512), (0.51, None)):
+        task = PasskeyTask(lengths=("2x",), depths=(0.5,), trials=2, threshold=threshold)
+        (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+        assert result.tables["effective_length"] == [{"length": length, "threshold": threshold}]
+
+
+def test_every_setting_of_lm_eval_is_handed_on(monkeypatch):
+    monkeypatch.setattr("ropepatch.evaluation.harness.run_tasks", handed)
+    task = LmEvalTask(tasks=("mine",), metadata={"depths": [0.5]}, limit=3)
+    with pytest.raises(HandedError) as caught:
+        list(measure(Suite(models=("tiny",), to=("2x",), tasks=(task,))))
+    *_, tasks, options = caught.value.args
+    assert tasks == ("mine",)
+    assert options["metadata"] == {"max_seq_lengths": [512], "depths": [0.5]}
+    assert (options["limit"], options["max_length"]) == (3, 512)
+
+
+def test_the_lengths_that_a_task_of_lm_eval_is_given_go_before_the_target(tiny):
+    task = LmEvalTask(tasks=("mine",), metadata={"max_seq_lengths": [64]})
+    material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+    assert material.parameters["metadata"] == {"max_seq_lengths": [64]}
+
+
+def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
+    monkeypatch.setattr("ropepatch.tasks.stream_documents", handed)
+    task = PerplexityTask(text="some/books", field="body", split="train")
+    with pytest.raises(HandedError) as caught:
+        prepare(task, "tiny", tiny[1], trained=256, to=512)
+    assert caught.value.args == ("some/books", {"field": "body", "split": "train"})
+
+
+def test_the_batches_are_dealt_to_all_processes(monkeypatch):
+    monkeypatch.setattr("ropepatch.tasks.perplexity", handed)
+    with pytest.raises(HandedError) as caught:
+        list(measure(replace(SUITE, methods=(), tasks=(SHORT,))))
+    assert caught.value.args[-1]["split"] is True
+
+
+def test_documents_go_before_windows(tiny):
+    material = prepare(PerplexityTask(documents=2), "tiny", tiny[1], trained=256, to=512)
+    assert material.parameters["pieces"] == 2
+
+
+@pytest.mark.parametrize("options", [{"documents": 1}, {"windows": 1}])
+def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
+    task = PerplexityTask(text=str(stranger.parent / "text.txt"), lengths=(16, 64, 128), **options)
+    material = prepare(task, "model", load_tokenizer(stranger), trained=64, to=256)
+    assert [len(piece) for piece in material.pieces] == [128]
+
+
+@pytest.mark.parametrize("bos", ["document", "none"])
+def test_documents_begin_with_the_token_for_it_if_it_is_wanted(stranger, bos):
+    tokenizer = load_tokenizer(stranger)
+    task = PerplexityTask(text=str(stranger.parent / "text.txt"), documents=1, bos=bos)
+    material = prepare(task, "model", tokenizer, trained=64, to=64)
+    assert (material.pieces[0][0] == tokenizer.bos_token_id) == (bos == "document")
+
+
+def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
+    tokenizer, digests = load_tokenizer(stranger), []
+    for end in ("rope", "sail"):
+        file = tmp_path / f"{end}.txt"
+        file.write_text("a small story about a long rope. " * 5 + end * 10)
+        task = PerplexityTask(text=str(file), windows=None, lengths=(10,))
+        material = prepare(task, "model", tokenizer, trained=64, to=64)
+        assert material.parameters["pieces"] > 1
+        digests.append(material.parameters["digest"])
+    assert digests[0] != digests[1]

@@ -36,10 +36,10 @@ def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Resu
     )
 
 
-def keys(label, correct) -> Result:
+def keys(label, correct, of=20) -> Result:
     rows = [
-        {"length": 128, "correct": 1, "n": 20},
-        {"length": TARGET, "correct": correct, "n": 20},
+        {"length": 128, "correct": 1, "n": of},
+        {"length": TARGET, "correct": correct, "n": of},
     ]
     return Result(
         task="passkey",
@@ -85,7 +85,7 @@ def test_of_tied_scalings_the_one_that_finds_more_keys_is_recommended():
     results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
     ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("b", 19))
     assert ranking.recommended == "b"
-    assert "finds more pass keys" in ranking.advice[1]
+    assert "finds the most pass keys" in ranking.advice[1]
     assert [row.keys for row in ranking.rows] == [(17, 20), (19, 20), (0, 20)]
 
 
@@ -112,11 +112,33 @@ def test_keys_that_are_lost_are_said():
     assert not any("train it" in line for line in ranked(*results, keys("base", 0), keys("a", 18)).advice)
 
 
+def test_a_scaling_that_loses_nothing_inside_has_no_price():
+    assert not any("price" in line for line in ranked(reading("base", 3.0), reading("a", 1.0)).advice)
+
+
+def test_exactly_the_share_of_keys_that_counts_as_reading_is_enough():
+    advice = ranked(reading("base", 9.0), reading("a", 1.0), keys("a", 107, of=125)).advice
+    assert 107 / 125 == 0.856
+    assert not any("train it" in line for line in advice)
+
+
+def test_the_gain_is_that_of_the_scaling_that_is_recommended():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    advice = ranked(*results, keys("a", 17), keys("b", 19)).advice
+    assert advice[0].startswith("Take b: 7.950 nats")
+
+
+def test_the_interval_of_a_scaling_is_that_of_its_own_mean():
+    for row in ranked(reading("base", 3.0), reading("b", 1.2), reading("a", 1.0)).rows:
+        assert sum(row.interval) / 2 == pytest.approx(row.nats, abs=0.01)
+
+
 @pytest.mark.parametrize("nats", [1.0, 1.5])
 def test_where_no_scaling_beats_the_model_as_it_is_the_advice_is_not_to_extend(nats):
     ranking = ranked(reading("base", 1.0), reading("a", nats), reading("b", 2.0))
     assert ranking.recommended is None
     assert ranking.advice[0].startswith("Do not extend")
+    assert f"(a by {1.0 - nats:+.3f} nats" in ranking.advice[0]
 
 
 def test_a_gain_within_the_doubt_is_no_reason_to_extend():

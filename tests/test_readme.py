@@ -228,8 +228,8 @@ def test_the_costs_are_those_of_the_benchmarks():
     )
     grid, whole = asking["grid"], asking["total"]
     rows.append(
-        f"| pass keys, {len(grid['lengths'])} lengths to {grid['lengths'][-1]} tokens x {len(grid['depths'])} "
-        f"depths x {grid['trials']} | {spread(whole['seconds']['passkey'], '.1f')} s | "
+        f"| pass keys, {len(grid['lengths'])} lengths to {grid['lengths'][-1]} tokens x "
+        f"{len(grid['depths'])} depths x {grid['trials']} | {spread(whole['seconds']['passkey'], '.1f')} s | "
         f"{spread(whole['ratio'], '.2f')} x faster than one `generate` per key |"
     )
     rows += [

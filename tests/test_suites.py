@@ -54,6 +54,8 @@ def test_a_suite_is_read_as_written(suite_file):
 def test_a_method_is_called_by_its_name_and_what_it_was_given():
     assert Method(name="yarn", parameters={"beta_fast": 16}).label == "yarn (beta_fast=16)"
     assert Method(name="yarn").label == "yarn"
+    both = {"beta_fast": 16, "beta_slow": 2}
+    assert Method(name="yarn", parameters=both).label == "yarn (beta_fast=16, beta_slow=2)"
 
 
 @pytest.mark.parametrize("name", suite_names())
@@ -101,6 +103,13 @@ def test_the_first_lines_of_a_suite_are_its_command():
         (("tasks: [some_task]", "tasks: some_task"), "tasks must be a list"),
         (("metadata: {seed: 3}", "metadata: 3"), "metadata must be a mapping"),
         (("{task: passkey, depths: [0, 0.5], trials: 2}", "passkey"), "a task must be a mapping"),
+        (("windows: 3", "documents: 0"), "documents must be a whole number above 0"),
+        (("windows: 3", "protocol: disjoint, bos: window"), "bos window needs documents"),
+        (("depths: [0, 0.5]", "depths: [true]"), "from 0 to 1, got True"),
+        (("trials: 2", "threshold: 1.5"), "from 0 to 1, got 1.5"),
+        (("trials: 2", "queries: 0"), "queries must be a whole number above 0"),
+        (("trials: 2", "distractors: -1"), "distractors must be a whole number from 0"),
+        (("metadata: {seed: 3}", "limit: 0"), "limit must be a whole number above 0"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(suite_file, change, message):
@@ -108,6 +117,23 @@ def test_a_mistake_is_named_with_its_file(suite_file, change, message):
     with pytest.raises(RopepatchError, match=r"mine\.yaml: ") as caught:
         read_suite(suite_file(SUITE.replace(*change)))
     assert message in str(caught.value)
+
+
+def test_a_mistake_keeps_its_hint(suite_file):
+    with pytest.raises(RopepatchError) as caught:
+        read_suite(suite_file(SUITE.replace("windows: 3", "protocol: sliding")))
+    assert caught.value.hint == "sliding takes a stride: 256, say"
+
+
+def test_a_suite_without_a_task_is_refused():
+    with pytest.raises(RopepatchError, match="at least one target and one task"):
+        Suite(to=("1x",), tasks=())
+
+
+def test_a_suite_may_be_a_yml_file(tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text(SUITE)
+    assert read_suite(str(file)).models == ("tiny",)
 
 
 def test_two_tasks_may_differ_in_their_settings_only(suite_file):
@@ -129,7 +155,7 @@ def test_a_missing_file_is_no_suite(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"), [("4x", 1024), ("1.5x", 384), (300, 300), ("2k", 2048), ("0.5x", 128)]
+    ("text", "tokens"), [("4x", 1024), ("1.5x", 384), (300, 300), ("2k", 2048), ("0.3x", 77), ("1.25x", 320)]
 )
 def test_lengths_may_be_multiples_of_the_trained_context(text, tokens):
     assert relative_length(text, 256) == tokens

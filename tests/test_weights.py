@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ropepatch import RopepatchError
 from ropepatch import weights as weights_module
-from ropepatch.weights import INDEX, SINGLE, check_fit, clone_files, read_headers
+from ropepatch.weights import INDEX, SINGLE, Weights, check_fit, clone_files, fingerprint, read_headers
 
 
 @pytest.fixture
@@ -244,3 +244,47 @@ def test_a_tensor_that_config_json_asks_for_is_missed(single):
     with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.layers\.9\.mlp\.weight"):
         check_fit(weights, expected)
     check_fit(weights, expected, frozenset({"model.layers.9.mlp.weight"}))
+
+
+def print_of(*files: Path) -> str:
+    return fingerprint(Weights(files, {}))
+
+
+@pytest.fixture
+def three_mib(tmp_path) -> Path:
+    """A file longer than what the fingerprint reads at one time."""
+    (tmp_path / SINGLE).write_bytes(bytes(3 << 20))
+    return tmp_path / SINGLE
+
+
+def test_a_copy_of_the_weights_has_their_fingerprint(three_mib, tmp_path):
+    (tmp_path / "copy").mkdir()
+    copy = tmp_path / "copy" / three_mib.name
+    copy.write_bytes(three_mib.read_bytes())
+    assert print_of(copy) == print_of(three_mib)
+
+
+@pytest.mark.parametrize("at", [0, 3 << 19, (3 << 20) - 1])
+def test_the_fingerprint_tells_a_byte_at_the_beginning_in_the_middle_and_at_the_end(three_mib, at):
+    before, content = print_of(three_mib), bytearray(three_mib.read_bytes())
+    content[at] = 1
+    three_mib.write_bytes(content)
+    assert print_of(three_mib) != before
+
+
+def test_the_fingerprint_tells_how_long_a_file_is(three_mib):
+    before = print_of(three_mib)
+    three_mib.write_bytes(bytes(4 << 20))
+    assert print_of(three_mib) != before
+
+
+def test_the_fingerprint_tells_what_a_file_is_called(three_mib):
+    before = print_of(three_mib)
+    assert print_of(three_mib.rename(three_mib.with_name("other.safetensors"))) != before
+
+
+def test_the_fingerprint_is_of_every_file(three_mib, tmp_path):
+    (tmp_path / "second").write_bytes(b"a")
+    before = print_of(three_mib, tmp_path / "second")
+    (tmp_path / "second").write_bytes(b"b")
+    assert print_of(three_mib, tmp_path / "second") != before

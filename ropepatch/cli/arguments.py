@@ -32,7 +32,7 @@ def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
     Raises:
         RopepatchError: If a pair has no `=`, or its value is of another type.
     """
-    from ropepatch.scaling import find_method
+    from ropepatch.scaling import check_parameters, find_method
 
     types = get_type_hints(find_method(method))
     parameters: dict[str, Any] = {}
@@ -41,6 +41,7 @@ def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
         if not equals:
             raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
         parameters[name] = _value(method, name, text, types[name]) if name in types else text
+    check_parameters(method, [name for name in parameters if name != "factor"])
     return parameters
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,31 +79,35 @@ def compare(
         first = next(result for result in results if result.task == "perplexity")
         floor = [r.tables["by_length"][-1]["nats"] for r in results if r.label == FLOOR]
         _print_ranking(ranking, first.target, first.model["trained"], floor)
-        command = f"ropepatch extend {model} --to {to} --method {ranking.recommended}"
-        print("\n".join(["", *ranking.advice, *([f"  {command}"] if ranking.recommended else [])]))
+        print("\n".join(["", *ranking.advice, *_command(model, revision, to, ranking.recommended)]))
     write_report_of(results, report)
 
 
 def _askable_lengths(model: str, revision: str | None, to: int) -> tuple[int, ...]:
     """The lengths at which the tokenizer can write a pass key prompt; says so if there is none."""
-    from ropepatch.evaluation.prompts import passkey_prompt
+    from ropepatch.evaluation.templates import PasskeyTemplate
     from ropepatch.loading import load_tokenizer
     from ropepatch.source import find_source
+    from ropepatch.suites import PasskeyTask
     from ropepatch.survey import survey_folder
-    from ropepatch.tasks import doublings
+    from ropepatch.tasks import askable, doublings
 
     folder = find_source(model, revision, weights=True).folder
-    tokenizer = load_tokenizer(folder)
-    lengths, reason = [], ""
-    for length in doublings(survey_folder(folder).rope.original_max_position_embeddings, to):
-        try:
-            passkey_prompt(tokenizer, length=length, depth=0.5, key="01234")
-            lengths.append(length)
-        except RopepatchError as error:
-            reason = str(error)
-    if not lengths:
+    lengths = doublings(survey_folder(folder).rope.original_max_position_embeddings, to)
+    written, reason = askable(PasskeyTask(), PasskeyTemplate(), load_tokenizer(folder), lengths)
+    if not written:
         print(f"warning: no pass keys are asked for: {reason}", file=sys.stderr)
-    return tuple(lengths)
+    return tuple(written)
+
+
+def _command(model: str, revision: str | None, to: str, method: str | None) -> list[str]:
+    """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
+    from ropepatch.planning import plan
+
+    if method is None or not plan(model, to=parse_length(to), method=method, revision=revision).exportable:
+        return []
+    words = ["ropepatch", "extend", model, "--to", to, "--method", method]
+    return [f"  {shlex.join([*words, *(['--revision', revision] if revision else [])])}"]
 
 
 def _finite(value: Any) -> Any:

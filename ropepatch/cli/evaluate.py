@@ -56,6 +56,12 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Do not join: read so many, the first that have the greatest length."),
     ] = None,
+    read: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens of a piece of text, for windows that slide or are disjoint; 2 x --lengths."
+        ),
+    ] = None,
     protocol: Annotated[
         str, typer.Option(help="one-pass, sliding, truncated or disjoint; see eval/README.md.")
     ] = "one-pass",
@@ -77,6 +83,8 @@ def evaluate(
     into windows of the largest length; every window is read once, and its first N tokens give the perplexity
     at length N. (The tales of tiny are read one by one.)
     """
+    if windows and documents:
+        raise RopepatchError("--windows beside --documents", hint="either join the documents or do not")
     task = {
         "text": text,
         "field": field,
@@ -84,13 +92,28 @@ def evaluate(
         "windows": None if documents else windows or 24,
         "documents": documents,
         "lengths": tuple(parse_lengths(lengths)) if lengths else None,
+        "read": parse_length(read) if read else None,
         "protocol": protocol,
         "stride": stride,
         "bos": bos,
         "gain": gain,
     }
     if suite:
-        given = {"--method": method, "--to": to, "--set": settings, "--lengths": lengths}
+        given = {
+            "--method": method,
+            "--to": to,
+            "--set": settings,
+            "--lengths": lengths,
+            "--windows": windows,
+            "--documents": documents,
+            "--read": read,
+            "--protocol": protocol != "one-pass",
+            "--stride": stride,
+            "--bos": bos != "document",
+            "--gain": gain,
+            "--field": field != "text" and not text,
+            "--split": split != "test" and not text,
+        }
         chosen = _suite(suite, model, task, [option for option, value in given.items() if value])
     else:
         chosen = _perplexity(model, task, method or [], to, settings)
@@ -106,7 +129,7 @@ def _suite(name: str, model: str | None, task: dict[str, Any], refused: list[str
             given = {key: task[key] for key in ("text", "field", "split")}
             return dataclasses.replace(planned, **given)
         if task["text"] and isinstance(planned, LmEvalTask):
-            return dataclasses.replace(planned, metadata={"text": task["text"]} | planned.metadata)
+            return dataclasses.replace(planned, metadata=planned.metadata | {"text": task["text"]})
         return planned
 
     if refused:

@@ -52,6 +52,8 @@ def measured(suite: Suite, *, out: Path | None, report: Path | None, revision: s
         raise RopepatchError(
             f"{report} already exists", hint="choose another --report; nothing is overwritten"
         )
+    if report is not None and not report.absolute().parent.is_dir():
+        raise RopepatchError(f"no folder {report.parent} for the report", hint="make it first")
     if out is not None and out.exists() and not out.is_dir():
         raise RopepatchError(f"{out} is a file", hint="--out is a folder")
     results = []

@@ -28,7 +28,9 @@ def print_results(results: Sequence[Result]) -> None:
         for heading, cells in LINES[group.task](list(columns.values())):
             table.add_row(heading, *cells)
         print("\n" * bool(number) + _headline(group))
-        width = 42 + 22 * len(columns)  # cells are never cut: a narrow terminal folds lines instead
+        width = 44 + sum(
+            max(20, len(name)) + 2 for name in columns
+        )  # cells are never cut: a narrow terminal folds lines instead
         Console(highlight=False, markup=False, emoji=False, width=width).print(table)
 
 
@@ -36,7 +38,7 @@ def _headline(group: Comparison) -> str:
     model, given = f"{group.model}, trained on {group.trained} tokens", group.parameters
     if group.task == "perplexity":
         protocol = "" if given["protocol"] == "one-pass" else f", {given['protocol']}"
-        return f"{model}: {given['text']}, {given['pieces']} x {given['lengths'][-1]} tokens{protocol}"
+        return f"{model}: {given['text']}, {given['pieces']} x {given['read']} tokens{protocol}"
     if group.task == "passkey":
         others = f", {given['distractors']} others in the text" if given["distractors"] else ""
         return f"{model}: pass keys, {given['trials']} per depth{others}"

@@ -104,14 +104,22 @@ def _advice(
     to, trained = measured.target, measured.model["trained"]
     by_label = {row.label: row for row in rows}
     scalings = [row for row in rows if row.label != base]
-    gain, (low, _) = difference(sums[base], sums[scalings[0].label])
+    if sums[base].num_documents < 2:
+        return None, ("One piece of text tells no scaling from another: give more.",)
+    gain, (low, high) = difference(sums[base], sums[scalings[0].label])
     if low <= 0:
         return None, (
-            f"Do not extend: over {to} tokens none of these scalings reads this text better than the model "
-            f"as it is ({scalings[0].label} by {gain:+.3f} nats, an interval that holds 0 or is below).",
+            f"Do not extend: over {to} tokens none of these scalings is seen to read this text better than "
+            f"the model as it is ({scalings[0].label} by {gain:+.3f} nats, 95 % interval {low:+.3f} to "
+            f"{high:+.3f}).",
         )
     best = scalings[0].label
-    tied = [row for row in scalings if difference(sums[row.label], sums[best])[1][0] <= 0]
+    tied = [
+        row
+        for row in scalings
+        if difference(sums[row.label], sums[best])[1][0] <= 0
+        and difference(sums[base], sums[row.label])[1][0] > 0
+    ]
     chosen = min(tied, key=lambda row: (-(row.keys or (0, 1))[0], row.inside, row.nats))
     gain = sums[base].mean - chosen.nats
     advice = [
@@ -119,12 +127,10 @@ def _advice(
     ]
     if len(tied) > 1:
         others = ", ".join(row.label for row in tied if row is not chosen)
-        reason = (
-            "it finds more pass keys"
-            if any((row.keys or (0, 1))[0] < (chosen.keys or (0, 1))[0] for row in tied)
-            else f"it loses the least within {trained} tokens"
-        )
-        advice.append(f"This text does not tell it from {others}; of these, {reason}.")
+        most = [row for row in tied if row.keys == chosen.keys]
+        reasons = ["finds the most pass keys"] * (len(most) < len(tied))
+        reasons += [f"loses the least within {trained} tokens"] * (len(most) > 1)
+        advice.append(f"This text does not tell it from {others}; of these, it {' and '.join(reasons)}.")
     price = chosen.inside - by_label[base].inside
     if price > 0:
         advice.append(f"Its price: {price:+.3f} nats within the first {trained} tokens.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -68,20 +69,30 @@ def find_method(name: str) -> type[Scaling]:
     raise RopepatchError(f"unknown method {name!r}", hint=f"{suggestion}methods: {', '.join(METHODS)}")
 
 
-def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
-    """The method of that name with these parameters.
+def check_parameters(name: str, parameters: Iterable[str]) -> None:
+    """Refuse what is no parameter of a method.
 
     Raises:
-        RopepatchError: On an unknown method or parameter, or one that is missing or outside its domain.
+        RopepatchError: On an unknown method or parameter.
     """
-    method = find_method(name)
-    known = {f.name: f for f in fields(method) if f.name != "factor"}
+    known = [f.name for f in fields(find_method(name)) if f.name != "factor"]
     for parameter in parameters:
         if parameter not in known:
             near = difflib.get_close_matches(parameter, known)
             suggestion = f"did you mean {near[0]}? " if near else ""
             listed = f"its parameters: {', '.join(known)}" if known else "it has none"
             raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=suggestion + listed)
+
+
+def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
+    """The method of that name with these parameters.
+
+    Raises:
+        RopepatchError: On an unknown method or parameter, or one that is missing or outside its domain.
+    """
+    check_parameters(name, parameters)
+    method = find_method(name)
+    known = {f.name: f for f in fields(method) if f.name != "factor"}
     required = [n for n, f in known.items() if f.default is MISSING and n not in parameters]
     if required:
         raise RopepatchError(
