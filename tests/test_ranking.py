@@ -1,5 +1,7 @@
 """The ranking of scalings, on results whose order is known."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,9 +38,9 @@ def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Resu
     )
 
 
-def keys(label, correct, of=20) -> Result:
+def keys(label, correct, of=20, inside=None) -> Result:
     rows = [
-        {"length": 128, "correct": 1, "n": of},
+        {"length": 128, "correct": of if inside is None else inside, "n": of},
         {"length": TARGET, "correct": correct, "n": of},
     ]
     return Result(
@@ -131,6 +133,31 @@ def test_the_gain_is_that_of_the_scaling_that_is_recommended():
 def test_the_interval_of_a_scaling_is_that_of_its_own_mean():
     for row in ranked(reading("base", 3.0), reading("b", 1.2), reading("a", 1.0)).rows:
         assert sum(row.interval) / 2 == pytest.approx(row.nats, abs=0.01)
+
+
+def test_a_model_that_finds_no_keys_within_its_own_context_is_not_blamed_for_the_rest():
+    results = [reading("base", 9.0), reading("a", 1.0)]
+    advice = ranked(*results, keys("base", 0, inside=17), keys("a", 0, inside=20)).advice
+    assert advice[-1] == "Pass keys tell nothing: as it is, the model does not find them within 256 tokens."
+    assert "train it" in ranked(*results, keys("base", 0, inside=18), keys("a", 0)).advice[-1]
+
+
+def test_a_tied_scaling_must_itself_beat_the_model_as_it_is():
+    noisy = [reading("base", 1.2, spread=0.1), reading("a", 1.0, spread=0.1)]
+    worse = reading("b", 1.05, own=1.0, inside=0.4, spread=0.1)
+    ranking = ranked(*noisy, worse, keys("base", 0), keys("a", 18), keys("b", 20))
+    assert ranking.rows[1].tied
+    assert ranking.recommended == "a"
+
+
+def test_one_piece_of_text_gives_no_verdict():
+    def single(label, nats):
+        result = reading(label, nats)
+        return replace(result, tables=result.tables | {"by_document": result.tables["by_document"][:1]})
+
+    ranking = ranked(single("base", 9.0), single("a", 1.0))
+    assert ranking.recommended is None
+    assert "give more" in ranking.advice[0]
 
 
 @pytest.mark.parametrize("nats", [1.0, 1.5])

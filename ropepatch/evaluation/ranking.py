@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
 
 Interval = tuple[float, float]
+THRESHOLD = 0.856  # the share found that counts as reading a length, RULER's (arXiv:2404.06654)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +96,12 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
                 keys=_keys(retrieval[label]) if label in retrieval else None,
             )
         )
-    return Ranking(tuple(rows), *_advice(rows, sums, base, reading[base]))
+    retrieves = base in retrieval and _retrieves(retrieval[base], within=reading[base].model["trained"])
+    return Ranking(tuple(rows), *_advice(rows, sums, base, reading[base], retrieves=retrieves))
 
 
 def _advice(
-    rows: list[Ranked], sums: dict[str, Perplexity], base: str, measured: Result
+    rows: list[Ranked], sums: dict[str, Perplexity], base: str, measured: Result, *, retrieves: bool
 ) -> tuple[str | None, tuple[str, ...]]:
     to, trained = measured.target, measured.model["trained"]
     by_label = {row.label: row for row in rows}
@@ -134,7 +136,11 @@ def _advice(
     price = chosen.inside - by_label[base].inside
     if price > 0:
         advice.append(f"Its price: {price:+.3f} nats within the first {trained} tokens.")
-    if chosen.keys is not None and chosen.keys[0] < 0.856 * chosen.keys[1]:
+    if chosen.keys is not None and not retrieves:
+        advice.append(
+            f"Pass keys tell nothing: as it is, the model does not find them within {trained} tokens."
+        )
+    elif chosen.keys is not None and chosen.keys[0] < THRESHOLD * chosen.keys[1]:
         advice.append(
             f"It finds {chosen.keys[0]} of {chosen.keys[1]} pass keys at {to} tokens: train it, or choose a "
             "nearer target."
@@ -150,6 +156,12 @@ def _sums(result: Result) -> Perplexity:
 def _inside(result: Result) -> float:
     rows = [row for row in result.tables["by_position"] if row["end"] <= result.model["trained"]]
     return mean_nats(rows)
+
+
+def _retrieves(result: Result, *, within: int) -> bool:
+    """Whether a model finds the pass keys at some length that it was trained to read."""
+    rows = [row for row in result.tables["by_length"] if row["length"] <= within]
+    return any(row["correct"] >= THRESHOLD * row["n"] for row in rows)
 
 
 def _keys(result: Result) -> tuple[int, int]:
