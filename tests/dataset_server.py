@@ -1,15 +1,13 @@
 """A Hub of one dataset in a thread: as much of its HTTP as streaming with `datasets` speaks."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from urllib.parse import parse_qs, unquote
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from hub_server import COMMIT, etag, listening
 
 
 class DatasetHub:
@@ -63,19 +61,15 @@ class DatasetHub:
         place = {"path": str(path.relative_to(self.folder))}
         if path.is_dir():
             return place | {"type": "directory", "oid": "0" * 40, "size": 0}
-        return place | {"type": "file", "oid": _etag(path), "size": path.stat().st_size}
+        return place | {"type": "file", "oid": etag(path), "size": path.stat().st_size}
 
     def _file(self, name: str) -> tuple[int, dict[str, str], bytes]:
         if not (self.folder / name).is_file():
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if name == self.dead:
             return 500, {}, b""
-        headers = {"ETag": f'"{_etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
         return 200, headers, (self.folder / name).read_bytes()
-
-
-def _etag(file: Path) -> str:
-    return hashlib.sha1(file.read_bytes()).hexdigest()
 
 
 @contextmanager
@@ -109,14 +103,5 @@ def serving(hub: DatasetHub) -> Iterator[DatasetHub]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with listening(Handler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

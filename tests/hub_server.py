@@ -50,16 +50,17 @@ class Hub:
 
     def _tree(self) -> list[dict]:
         files = sorted(self.folder.iterdir())
-        return [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _etag(f)} for f in files]
+        return [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": etag(f)} for f in files]
 
     def _file(self, name: str) -> tuple[int, dict[str, str], bytes]:
         if not (self.folder / name).is_file():
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        headers = {"ETag": f'"{_etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
         return 200, headers, (self.folder / name).read_bytes()
 
 
-def _etag(file: Path) -> str:
+def etag(file: Path) -> str:
+    """What names a file's content."""
     return hashlib.sha1(file.read_bytes()).hexdigest()
 
 
@@ -91,13 +92,19 @@ def serving(hub: Hub) -> Iterator[Hub]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with listening(Handler) as hub.url:
+        yield hub
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address on this machine at which a thread answers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield hub
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

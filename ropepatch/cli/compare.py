@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.cli.measured import OutFolder, Report, TextField, TextSplit, measured, write_report_of
+from ropepatch.cli.measured import (
+    OutFolder,
+    Report,
+    TextField,
+    TextSource,
+    TextSplit,
+    measured,
+    write_report_of,
+)
 from ropepatch.cli.running import is_first_process
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length
@@ -32,13 +40,7 @@ def compare(
     methods: Annotated[
         str, typer.Option(help="Separated by commas; see `ropepatch methods`.")
     ] = "linear,ntk,ntk-by-parts,llama3,yarn",
-    text: Annotated[
-        str | None,
-        typer.Option(
-            help="A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`. "
-            "tiny has tales of its own."
-        ),
-    ] = None,
+    text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "test",
     windows: Annotated[int, typer.Option(min=1, help="Read at most so many windows of the text.")] = 24,

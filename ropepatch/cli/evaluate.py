@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson, Revision, Settings, parse_settings
-from ropepatch.cli.measured import OutFolder, Report, TextField, TextSplit, measure_and_print
+from ropepatch.cli.measured import OutFolder, Report, TextField, TextSource, TextSplit, measure_and_print
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length, parse_lengths
 
@@ -31,13 +31,7 @@ def evaluate(
     suite: Annotated[
         str | None, typer.Option(help="Run a suite: its name, or a YAML file. See `eval/suites`.")
     ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            help="A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`. "
-            "tiny has tales of its own."
-        ),
-    ] = None,
+    text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "test",
     lengths: Annotated[

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
     from ropepatch.suites import Suite
 
+TextSource = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        help="A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`. "
+        "tiny has tales of its own.",
+    ),
+]
 TextField = Annotated[str, typer.Option("--field", help="The column or key of a document's text.")]
 TextSplit = Annotated[str, typer.Option("--split", help="Of a `datasets` id or a saved set.")]
 OutFolder = Annotated[
