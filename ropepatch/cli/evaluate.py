@@ -26,7 +26,7 @@ Examples:
 
 def evaluate(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A checkpoint folder, a Hub id, or tiny.")
+        str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")
     ] = None,
     suite: Annotated[
         str | None, typer.Option(help="Run a suite: its name, or a YAML file. See `eval/suites`.")

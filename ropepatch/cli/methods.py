@@ -23,7 +23,7 @@ Examples:
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One method, with its parameters.")
+        str | None, typer.Argument(metavar="NAME", help="One method, with its parameters.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ Examples:
 
 
 def plot(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="JSON files of `eval --out`.")],
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="JSON files of `eval --out`.")],
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("figures"),
 ) -> None:
     """Draw results: loss by length and position, pass keys, and what the scalings do to the frequencies."""
