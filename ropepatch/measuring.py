@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
-from ropepatch.evaluation.ranks import rank_and_ranks
+from ropepatch.evaluation.ranks import is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, read_result
 from ropepatch.lengths import relative_length, short_length
 from ropepatch.loading import load_model, load_tokenizer
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ropepatch.tasks import Material
 
 AS_IT_IS = "as it is"
-IDENTITY = ("task", "label", "model", "scaling", "target", "parameters")  # of a result
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
 
@@ -67,6 +66,10 @@ class Subject:
         model: PreTrainedModel = loaded
         return model
 
+    def forget_model(self) -> None:
+        """Free its memory; the model is loaded again if it is asked for."""
+        self.__dict__.pop("model", None)
+
     @cached_property
     def record(self) -> dict[str, Any]:
         """What results say of it."""
@@ -91,23 +94,26 @@ class Job:
     plan: Plan | None
     to: int
     material: Material
-    name: str  # of its result file, without .json
+    place: str  # the beginning of its files' names: model, target and task
 
-    def result(self, label: str, tables: Any, seconds: float | None) -> Result:
-        """The result with its provenance."""
+    @property
+    def name(self) -> str:
+        """Of its result file, without .json."""
+        return f"{self.place}-{_slug(self.label)}"
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """All of its result that does not have to be measured."""
         made = None if self.plan is None else self.plan.to_dict()
         kept = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
-        return Result(
-            task=self.material.task.name,
-            label=label,
-            model=self.subject.record,
-            scaling=None if made is None else {key: made[key] for key in kept},
-            target=self.to,
-            parameters=self.material.parameters,
-            tables=tables,
-            env=environment(self.subject.model) if seconds is not None else {},
-            seconds=seconds,
-        )
+        return {
+            "task": self.material.task.name,
+            "label": self.label,
+            "model": self.subject.record,
+            "scaling": None if made is None else {key: made[key] for key in kept},
+            "target": self.to,
+            "parameters": self.material.parameters,
+        }
 
 
 def measure(
@@ -157,9 +163,12 @@ def _jobs(suite: Suite, name: str, revision: str | None, device: str) -> Iterato
             material = prepare(task, name, subject.tokenizer, trained=subject.trained, to=to)
             number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
             for label, made in plans.items():
-                parts = (Path(name).name, short_length(to), f"{task.name}{number}", label)
-                stem = "-".join(re.sub(r"[^\w.=]+", "-", part).strip("-") for part in parts)
-                yield Job(subject, label, made, to, material, stem)
+                place = "-".join(map(_slug, (Path(name).name, short_length(to), f"{task.name}{number}")))
+                yield Job(subject, label, made, to, material, place)
+
+
+def _slug(part: str) -> str:
+    return re.sub(r"[^\w.=]+", "-", part).strip("-")
 
 
 def _run(
@@ -170,12 +179,13 @@ def _run(
     before = None
     for job in jobs:
         if before not in (None, job.subject):
-            before.__dict__.pop("model", None)  # one model at a time is held in memory
+            before.forget_model()
         before = job.subject
         if job.plan is None and (floor := job.material.floor_tables) is not None:
-            yield _kept(job.result(FLOOR, floor, None), out, job.name.replace("as-it-is", FLOOR))
+            result = Result(**job.asked | {"label": FLOOR}, tables=floor, env={})
+            yield _kept(result, out, f"{job.place}-{FLOOR}")
         yield found.get(job.name) or _measured(job, out, progress)
-        if out is not None and _is_first_process():
+        if out is not None and is_first_process():
             for partial in out.glob(f".{glob.escape(job.name)}.*.partial"):
                 shutil.rmtree(partial, ignore_errors=True)
 
@@ -183,9 +193,9 @@ def _run(
 def _found(job: Job, file: Path) -> Result | None:
     if not file.exists():
         return None
-    found, wanted = read_result(file), job.result(job.label, {}, None)
-    for key in IDENTITY:
-        if _told_apart(getattr(found, key)) != _told_apart(as_read(getattr(wanted, key))):
+    found = read_result(file)
+    for key, wanted in job.asked.items():
+        if _told_apart(getattr(found, key)) != _told_apart(as_read(wanted)):
             raise RopepatchError(
                 f"{file} was measured with other settings ({key})", hint="choose another --out"
             )
@@ -199,28 +209,21 @@ def _told_apart(value: Any) -> Any:
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    keep = None if out is None else out / f".{job.name}.{_digest_of(job)}.partial"
     name = f"{job.material.task.name}, {job.label}, {short_length(job.to)}"
     model = job.subject.model
+    env = environment(model)
+    # Settings, weights and environment tell apart what must not be resumed from one another.
+    digest = f"{seed_of(as_read(job.asked), env):016x}"
+    keep = None if out is None else out / f".{job.name}.{digest}.partial"
     patched: Any = nullcontext() if job.plan is None else patch(model, job.plan)
     began = time.perf_counter()
     with patched, progress(name) as advance:
         tables = job.material.run(model, job.subject.tokenizer, keep, advance)
-    return _kept(job.result(job.label, tables, round(time.perf_counter() - began, 2)), out, job.name)
-
-
-def _digest_of(job: Job) -> str:
-    """Tells apart what must not be resumed from one another: settings, weights and environment."""
-    wanted = job.result(job.label, {}, None)
-    parts = [as_read(getattr(wanted, key)) for key in IDENTITY]
-    return f"{seed_of(*parts, environment(job.subject.model)):016x}"
+    seconds = round(time.perf_counter() - began, 2)
+    return _kept(Result(**job.asked, tables=tables, env=env, seconds=seconds), out, job.name)
 
 
 def _kept(result: Result, out: Path | None, name: str) -> Result:
-    if out is not None and _is_first_process():
+    if out is not None and is_first_process():
         result.write(out / f"{name}.json")
     return result
-
-
-def _is_first_process() -> bool:
-    return rank_and_ranks(True)[0] == 0

@@ -206,6 +206,18 @@ class Suite:
                 raise RopepatchError(f"two {key} are the same: {values}")
 
 
+def check_text(text: str | None, model: str | None) -> None:
+    """Refuse to read nothing.
+
+    Raises:
+        RopepatchError: No text, for a model that has none of its own.
+    """
+    if text is None and model != "tiny":
+        raise RopepatchError(
+            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+        )
+
+
 def suite_names() -> list[str]:
     """The suites that come with ropepatch."""
     return sorted(file.stem for file in shipped("eval/suites").glob("*.yaml"))

@@ -12,9 +12,8 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.passkey import draw_needles, passkey
+from ropepatch.evaluation.passkey import passkey, trial_prompt
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.prompts import needle_prompt
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
 from ropepatch.evaluation.results import (
     Row,
@@ -30,7 +29,7 @@ from ropepatch.evaluation.templates import PasskeyTemplate, bundled, read_templa
 from ropepatch.evaluation.texts import digest, first_documents, token_ids, windows
 from ropepatch.lengths import Length, relative_length
 from ropepatch.shipped import shipped
-from ropepatch.suites import LmEvalTask, PasskeyTask, PerplexityTask
+from ropepatch.suites import LmEvalTask, PasskeyTask, PerplexityTask, check_text
 from ropepatch.tiny.held_out import held_out_tales
 
 if TYPE_CHECKING:
@@ -219,9 +218,17 @@ def askable(
     written: list[int] = []
     reason = None
     for length in lengths:
-        needles = draw_needles(template, 0.5, task.distractors, seed=task.seed)
         try:
-            needle_prompt(tokenizer, length=length, needles=needles, queries=task.queries, template=template)
+            trial_prompt(
+                tokenizer,
+                template,
+                length=length,
+                depth=0.5,
+                trial=0,
+                seed=task.seed,
+                distractors=task.distractors,
+                queries=task.queries,
+            )
             written.append(length)
         except RopepatchError as error:
             reason = error
@@ -261,10 +268,7 @@ def _reading(
 def _tales(
     task: PerplexityTask, model: str, tokenizer: PreTrainedTokenizerBase, read: int
 ) -> list[TinyDocument]:
-    if model != "tiny":
-        raise RopepatchError(
-            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
-        )
+    check_text(task.text, model)
     if task.bos == "none":
         raise RopepatchError(
             "the tales of tiny begin with its beginning-of-sequence token", hint="give --text"

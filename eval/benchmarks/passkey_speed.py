@@ -33,9 +33,8 @@ import torch
 from reporting import environment, spread, table, write
 
 import ropepatch
-from ropepatch.evaluation.passkey import PasskeyGrid, draw_needles, passkey
-from ropepatch.evaluation.prompts import PasskeyTemplate, Prompt, needle_prompt
-from ropepatch.seeds import seed_of
+from ropepatch.evaluation.passkey import PasskeyGrid, passkey, trial_prompt
+from ropepatch.evaluation.prompts import PasskeyTemplate, Prompt
 
 TARGET_RATIO = 3.0
 SEED = 0
@@ -54,8 +53,7 @@ def prompts_of(tokenizer: Any, length: int, trials: int) -> list[Prompt]:
 
 
 def prompt_of(tokenizer: Any, length: int, depth: float, trial: int) -> Prompt:
-    needles = draw_needles(WORDS, depth, 0, seed_of("passkey", SEED, length, depth, trial))
-    return needle_prompt(tokenizer, length=length, needles=needles, template=WORDS)
+    return trial_prompt(tokenizer, WORDS, length=length, depth=depth, trial=trial, seed=SEED)
 
 
 def generated(model: Any, tokenizer: Any, length: int, trials: int) -> dict[float, int]:

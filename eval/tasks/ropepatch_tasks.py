@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from itertools import product
 from pathlib import Path
@@ -15,10 +14,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.prompts import passkey_prompt
+from ropepatch.evaluation.passkey import trial_prompt
 from ropepatch.evaluation.templates import PasskeyTemplate
 from ropepatch.evaluation.texts import read_documents
-from ropepatch.seeds import seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +47,7 @@ def passkey_trials(
     tokenizer, words = _tokenizer(metadata), PasskeyTemplate()
     rows = []
     for length, depth, trial in product(lengths, sorted(map(float, depths)), range(trials)):
-        key = words.draw_key(random.Random(seed_of("passkey", seed, length, depth, trial)))
-        prompt = passkey_prompt(tokenizer, length=length, depth=depth, key=key, template=words)
+        prompt = trial_prompt(tokenizer, words, length=length, depth=depth, trial=trial, seed=seed)
         context, answer = _written(tokenizer, prompt)
         rows.append({"prompt": context, "answer": answer, "length": length, "depth": depth})
     return _test_split(rows)

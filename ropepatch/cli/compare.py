@@ -20,8 +20,6 @@ from ropepatch.cli.measured import (
     measured,
     write_report_of,
 )
-from ropepatch.cli.running import is_first_process
-from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length
 
 if TYPE_CHECKING:
@@ -57,13 +55,11 @@ def compare(
     """
     from ropepatch.evaluation.comparisons import FLOOR
     from ropepatch.evaluation.ranking import rank
+    from ropepatch.evaluation.ranks import is_first_process
     from ropepatch.measuring import AS_IT_IS
-    from ropepatch.suites import Method, PasskeyTask, PerplexityTask, Suite, Task
+    from ropepatch.suites import Method, PasskeyTask, PerplexityTask, Suite, Task, check_text
 
-    if text is None and model != "tiny":
-        raise RopepatchError(
-            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
-        )
+    check_text(text, model)
     names = tuple(Method(name=name.strip()) for name in methods.split(","))
     tasks: list[Task] = [PerplexityTask(text=text, field=field, split=split, windows=windows)]
     target = parse_length(to)

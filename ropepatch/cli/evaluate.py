@@ -140,14 +140,11 @@ def _perplexity(
     model: str | None, task: dict[str, Any], names: list[str], to: str | None, settings: list[str] | None
 ) -> Suite:
     """The suite of one perplexity task."""
-    from ropepatch.suites import Method, PerplexityTask, Suite
+    from ropepatch.suites import Method, PerplexityTask, Suite, check_text
 
     if model is None:
         raise RopepatchError("MODEL is missing", hint="a checkpoint folder, a Hub id, or tiny")
-    if task["text"] is None and model != "tiny":
-        raise RopepatchError(
-            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
-        )
+    check_text(task["text"], model)
     if names and to is None:
         raise RopepatchError("--method needs a target", hint="--to 32k")
     if to is not None and not names:

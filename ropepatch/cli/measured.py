@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropepatch.cli.results_text import print_results
-from ropepatch.cli.running import device, is_first_process, progress
+from ropepatch.cli.running import device, progress
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def measure_and_print(
     suite: Suite, *, out: Path | None, report: Path | None, revision: str | None, as_json: bool
 ) -> None:
     """Measure a suite, print its tables or JSON, and write the report."""
+    from ropepatch.evaluation.ranks import is_first_process
+
     results = measured(suite, out=out, report=report, revision=revision)
     if not is_first_process():
         return
@@ -54,6 +56,7 @@ def measure_and_print(
 
 def measured(suite: Suite, *, out: Path | None, report: Path | None, revision: str | None) -> list[Result]:
     """The results of a suite; a report that cannot be written is refused before."""
+    from ropepatch.evaluation.ranks import is_first_process
     from ropepatch.measuring import measure
 
     if report is not None and report.exists():

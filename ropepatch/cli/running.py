@@ -19,16 +19,13 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def is_first_process() -> bool:
-    """Whether this process is the one that prints and writes."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr; yields a callback that takes how much is done and how much there is, if known."""
     from rich.console import Console
     from rich.progress import Progress
+
+    from ropepatch.evaluation.ranks import is_first_process
 
     shown = sys.stderr.isatty() and is_first_process()
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:

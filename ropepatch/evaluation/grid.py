@@ -38,6 +38,9 @@ class Passkey:
         return least(self.correct), 1 - least(self.n - self.correct)
 
 
+THRESHOLD = 0.856  # the share found that counts as reading a length, RULER's (arXiv:2404.06654)
+
+
 @dataclass(frozen=True)
 class PasskeyGrid:
     """What was retrieved at every length and depth, and what was asked.
@@ -76,7 +79,7 @@ class PasskeyGrid:
             )
         return Passkey(sum(cell.correct for cell in read), sum(cell.n for cell in read))
 
-    def effective_length(self, threshold: float = 0.856) -> int | None:
+    def effective_length(self, threshold: float = THRESHOLD) -> int | None:
         """The largest length whose accuracy is at or above the threshold, None if there is none.
 
         So RULER defines it (arXiv:2404.06654); its threshold is what Llama-2-7B-chat reaches at 4k there.
@@ -87,7 +90,8 @@ class PasskeyGrid:
         """
         if not 0 < threshold <= 1:
             raise RopepatchError(
-                f"the threshold must be above 0 and at most 1, got {threshold}", hint="the default is 0.856"
+                f"the threshold must be above 0 and at most 1, got {threshold}",
+                hint=f"the default is {THRESHOLD}",
             )
         reached = (length for length in self.lengths if self.at(length).accuracy >= threshold)
         return max(reached, default=None)

@@ -18,6 +18,7 @@ from huggingface_hub import constants
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.losses import evaluating
+from ropepatch.evaluation.results import Row, finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +50,6 @@ NEEDS_NETWORK = {
     "ruler_qa_hotpot": "HotpotQA, a file on the Hub",
 }
 UNASKED = -1.0  # what RULER's tasks report for lengths that nobody asked for
-
-Row = dict[str, Any]
 
 
 def run_tasks(
@@ -273,8 +272,7 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
 
 
 def _number(value: object) -> float | None:
-    number = float(value) if isinstance(value, int | float) else float("nan")
-    return number if abs(number) < float("inf") else None
+    return finite(float(value)) if isinstance(value, int | float) else None
 
 
 def _first_line(error: Exception) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.whole_files import whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,15 +61,12 @@ class KeptLosses:
             RopepatchError: The disk does not take them.
         """
         file = self._folder / f"{key}.safetensors"
-        partial = file.with_name(f".{key[:16]}.{secrets.token_hex(4)}.partial")
         nll = torch.cat(losses)
         try:
-            save_file({"nll": nll}, partial, metadata={"sha256": _checksum(nll)})
-            partial.replace(file)
+            with whole_file(file) as partial:
+                save_file({"nll": nll}, partial, metadata={"sha256": _checksum(nll)})
         except (OSError, SafetensorError) as error:
             raise _disk_error(self._folder, error) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def _checksum(nll: Tensor) -> str:

@@ -91,12 +91,18 @@ def passkey(
         for length in tokens:
             cells = [(length, depth) for depth in places for _ in range(trials)]
             prompts = [
-                needle_prompt(tokenizer, length=length, needles=needles, queries=queries, template=words)
-                for depth in places
-                for needles in (
-                    draw_needles(words, depth, distractors, seed_of("passkey", seed, length, depth, trial))
-                    for trial in range(trials)
+                trial_prompt(
+                    tokenizer,
+                    words,
+                    length=length,
+                    depth=depth,
+                    trial=trial,
+                    seed=seed,
+                    distractors=distractors,
+                    queries=queries,
                 )
+                for depth in places
+                for trial in range(trials)
             ]
             rows = max(1, tokens_per_batch // length)
             verdicts = (
@@ -113,6 +119,26 @@ def passkey(
     n = trials * queries
     read = {(length, depth): Passkey(correct[length, depth], n) for length in tokens for depth in places}
     return PasskeyGrid(read, words, seed, trials, distractors, queries)
+
+
+def trial_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    words: PasskeyTemplate,
+    *,
+    length: int,
+    depth: float,
+    trial: int,
+    seed: int,
+    distractors: int = 0,
+    queries: int = 1,
+) -> Prompt:
+    """The prompt of one trial, which follows from these alone; see `passkey`.
+
+    Raises:
+        RopepatchError: A prompt that cannot be made (see `needle_prompt`).
+    """
+    needles = draw_needles(words, depth, distractors, seed_of("passkey", seed, length, depth, trial))
+    return needle_prompt(tokenizer, length=length, needles=needles, queries=queries, template=words)
 
 
 def draw_needles(words: PasskeyTemplate, depth: float, distractors: int, seed: int) -> list[Needle]:

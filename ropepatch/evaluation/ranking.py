@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity, difference
+from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.results import mean_nats
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
 
 Interval = tuple[float, float]
-THRESHOLD = 0.856  # the share found that counts as reading a length, RULER's (arXiv:2404.06654)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +115,8 @@ def _advice(
             f"the model as it is ({scalings[0].label} by {gain:+.3f} nats, 95 % interval {low:+.3f} to "
             f"{high:+.3f}).",
         )
-    best = scalings[0].label
-    tied = [
-        row
-        for row in scalings
-        if difference(sums[row.label], sums[best])[1][0] <= 0
-        and difference(sums[base], sums[row.label])[1][0] > 0
-    ]
+    # The best scaling is now the first of all rows, to which they are tied or not.
+    tied = [row for row in scalings if row.tied and difference(sums[base], sums[row.label])[1][0] > 0]
     chosen = min(tied, key=lambda row: (-(row.keys or (0, 1))[0], row.inside, row.nats))
     gain = sums[base].mean - chosen.nats
     advice = [

@@ -22,6 +22,11 @@ def rank_and_ranks(split: bool) -> tuple[int, int]:
     return 0, 1
 
 
+def is_first_process() -> bool:
+    """Whether this process is the one that prints and writes."""
+    return rank_and_ranks(True)[0] == 0
+
+
 def dealt(
     items: Sequence[Item], work: Callable[[Item], Found], *, key: Callable[[Item], str], split: bool
 ) -> list[Found]:

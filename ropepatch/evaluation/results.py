@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-import secrets
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from types import UnionType
@@ -16,6 +15,7 @@ import transformers
 
 import ropepatch
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.whole_files import whole_file
 from ropepatch.strict import check_keys
 
 if TYPE_CHECKING:
@@ -81,12 +81,8 @@ class Result:
 
     def write(self, file: Path) -> None:
         """Write the file whole or not at all."""
-        partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
-        try:
+        with whole_file(file) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def as_read(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +11,7 @@ import jinja2
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.evaluation.whole_files import whole_file
 from ropepatch.folders import absent
 from ropepatch.lengths import short_length
 from ropepatch.plots import (
@@ -88,14 +88,11 @@ def write_report(results: Sequence[Result], file: str | Path, *, title: str | No
     if not results:
         raise RopepatchError("no results to report", hint="measure first: ropepatch eval MODEL --report FILE")
     page = _page(results, title)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        partial.write_text(page, encoding="utf-8", errors="replace")
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise RopepatchError(f"cannot write {path}: {error.strerror}", hint="choose another file") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
