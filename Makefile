@@ -1,16 +1,17 @@
-# make demo   extend the bundled checkpoint and measure it before and after; figures in .demo
+# make demo   extend the bundled checkpoint without and with training, and measure it; figures in .demo
 # make test   run the tests
 # make lint   format, lint and types
 # make documents   rewrite the tables and figures of the documents from eval/results
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-EXTRAS_demo := [plot]
+EXTRAS_demo := [plot,train]
 EXTRAS_test := [dev]
 
 demo: .venv/demo/installed
 	@rm -rf .demo
 	.venv/demo/bin/ropepatch demo --out .demo
+	.venv/demo/bin/ropepatch extend tiny --recipe tiny --eval demo --out .demo/adapted
 
 test: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/bin/pytest --numprocesses 2 --dist worksteal

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
+    from ropepatch.adapted import load_adapter
     from ropepatch.checkpoint import extend
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ropepatch.planning import Plan, plan
     from ropepatch.rope import Frequencies, Rope
     from ropepatch.scaling import METHODS, Scaling, make_scaling
+    from ropepatch.training.adapting import adapt
+    from ropepatch.training.recipe import read_recipe
 
 __version__ = "0.1.0"
 
@@ -25,6 +28,9 @@ _HOME = {
     "Patch": "ropepatch.patching",
     "Plan": "ropepatch.planning",
     "Rope": "ropepatch.rope",
+    "adapt": "ropepatch.training.adapting",
+    "load_adapter": "ropepatch.adapted",
+    "read_recipe": "ropepatch.training.recipe",
     "Scaling": "ropepatch.scaling",
     "active": "ropepatch.patching",
     "extend": "ropepatch.checkpoint",
@@ -45,13 +51,16 @@ __all__ = [
     "RopepatchError",
     "Scaling",
     "active",
+    "adapt",
     "extend",
     "load",
+    "load_adapter",
     "make_scaling",
     "passkey",
     "patch",
     "perplexity",
     "plan",
+    "read_recipe",
 ]
 
 

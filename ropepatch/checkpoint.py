@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.adapters import blueprint, load_config, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent, new_folder
+from ropepatch.loading import no_progress_bars
 from ropepatch.planning import Plan
 from ropepatch.source import find_source, read_json
 from ropepatch.survey import survey_folder
-from ropepatch.verification import verify
+from ropepatch.verification import verify, verify_trained
 from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
+from ropepatch.whole_files import whole_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Not carried over: remote code, other forms of the weights, the base's card, and what is written anew.
 LEFT_OUT = {".py", ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
@@ -70,8 +76,51 @@ def extend(
         _write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        _write_json(partial / "ropepatch.json", _record(plan, verdict) | history)
+        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | history)
     return folder
+
+
+def save_trained(
+    plan: Plan,
+    model: PreTrainedModel,
+    out: Path,
+    *,
+    record: dict[str, Any],
+    enclose: Callable[[Path], None] = lambda folder: None,
+) -> Path:
+    """Write a model trained under a plan, proven by reloading it with stock transformers.
+
+    Args:
+        plan: Whose patch is on the model.
+        model: The model, all of its weights its own.
+        out: The folder to make; it must not exist.
+        record: What `ropepatch.json` says beside the plan.
+        enclose: Called with the folder before it takes its name, to put more into it.
+
+    Raises:
+        RopepatchError: If the folder exists or cannot be written, or the result differs from the model.
+    """
+    folder = absent(out)
+    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    earlier = source.folder / "ropepatch.json"
+    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
+    with new_folder(folder) as partial:
+        with no_progress_bars():
+            model.save_pretrained(partial)
+        (partial / "generation_config.json").unlink(missing_ok=True)
+        _copy_small_files(source.folder, partial)
+        _write_configuration(source.folder, plan.survey.raw, partial, plan)
+        verdict = verify_trained(partial, model, plan)
+        enclose(partial)
+        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | history)
+    return folder
+
+
+def amend_record(folder: Path, **more: Any) -> None:
+    """Add to what the `ropepatch.json` of a checkpoint says."""
+    file = folder / "ropepatch.json"
+    with whole_file(file) as partial:
+        _write_json(partial, read_json(file) | more)
 
 
 def _check_space(weights: Weights, partial: Path, *, link: bool) -> None:
@@ -104,7 +153,8 @@ def _write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan:
         _write_json(partial / "generation_config.json", generation)
 
 
-def _record(plan: Plan, verdict: dict[str, Any]) -> dict[str, Any]:
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """What `ropepatch.json` says of a plan, and the versions that carried it out."""
     import torch
     import transformers
 
@@ -115,7 +165,7 @@ def _record(plan: Plan, verdict: dict[str, Any]) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
     }
-    return plan.to_dict() | {"verified": verdict, "versions": versions}
+    return plan.to_dict() | {"versions": versions}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     hint = "mend config.json or the weights so that transformers loads them"
-    with stock_code(f"load {folder}", hint), _no_progress_bars():
+    with stock_code(f"load {folder}", hint), no_progress_bars():
         model, report = load(folder, dtype="auto", use_safetensors=True, output_loading_info=True, **SAFELY)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
@@ -67,7 +67,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Without transformers' own bars, which do not know whether anybody watches."""
     logging: Any = transformers_logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

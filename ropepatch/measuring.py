@@ -1,4 +1,4 @@
-"""Run a suite: every task on every model, as it is and scaled, one result each, resumed where it stopped."""
+"""Run a suite: every task on every model, as it is, scaled and adapted, one result each, resumed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ropepatch.adapters import load_config, stock_table, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.ranks import is_first_process
@@ -23,7 +26,7 @@ from ropepatch.loading import load_model, load_tokenizer
 from ropepatch.patching import patch
 from ropepatch.planning import Plan, plan
 from ropepatch.seeds import seed_of
-from ropepatch.source import Source, find_source
+from ropepatch.source import Source, find_source, read_json
 from ropepatch.survey import Survey, survey_folder
 from ropepatch.tasks import prepare
 from ropepatch.weights import fingerprint, read_headers
@@ -31,7 +34,7 @@ from ropepatch.weights import fingerprint, read_headers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.suites import Suite
+    from ropepatch.suites import Suite, Task
     from ropepatch.tasks import Material
 
 AS_IT_IS = "as it is"
@@ -41,12 +44,22 @@ Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], No
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model that is measured; its weights are loaded when they are needed."""
+    """A model that is measured; its weights are loaded when they are needed.
+
+    Args:
+        name: As the user gave it.
+        source: Where its weights are.
+        survey: Of its rope before any scaling.
+        device: Where the model is put.
+        base: What the weights were adapted from. Results then name the base, which they stand beside, and its
+            tokenizer reads the texts.
+    """
 
     name: str
     source: Source
     survey: Survey
     device: str
+    base: Subject | None = None
 
     @property
     def trained(self) -> int:
@@ -56,7 +69,7 @@ class Subject:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Its tokenizer."""
-        return load_tokenizer(self.source.folder)
+        return load_tokenizer(self.source.folder) if self.base is None else self.base.tokenizer
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -73,11 +86,14 @@ class Subject:
     @cached_property
     def record(self) -> dict[str, Any]:
         """What results say of it."""
+        weights = fingerprint(read_headers(self.source.folder))
+        if self.base is not None:
+            return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
         rope = self.survey.rope
         return {
             "name": self.name,
             "revision": self.source.revision,
-            "weights": fingerprint(read_headers(self.source.folder)),
+            "weights": weights,
             "trained": self.trained,
             "rotary_dim": rope.rotary_dim,
             "rope_theta": rope.rope_theta,
@@ -86,12 +102,19 @@ class Subject:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """One task on one model under one scaling."""
+class Variant:
+    """A model under one scaling; of an adapted one, whose checkpoint has it, the plan is only recorded."""
 
     subject: Subject
     label: str
     plan: Plan | None
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One task on one variant."""
+
+    variant: Variant
     to: int
     material: Material
     place: str  # the beginning of its files' names: model, target and task
@@ -99,17 +122,18 @@ class Job:
     @property
     def name(self) -> str:
         """Of its result file, without .json."""
-        return f"{self.place}-{_slug(self.label)}"
+        return f"{self.place}-{_slug(self.variant.label)}"
 
     @cached_property
     def asked(self) -> dict[str, Any]:
         """All of its result that does not have to be measured."""
-        made = None if self.plan is None else self.plan.to_dict()
+        subject, plan = self.variant.subject, self.variant.plan
+        made = None if plan is None else plan.to_dict()
         kept = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
         return {
             "task": self.material.task.name,
-            "label": self.label,
-            "model": self.subject.record,
+            "label": self.variant.label,
+            "model": subject.record,
             "scaling": None if made is None else {key: made[key] for key in kept},
             "target": self.to,
             "parameters": self.material.parameters,
@@ -141,34 +165,107 @@ def measure(
     """
     if not suite.models:
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
-    jobs = [job for name in suite.models for job in _jobs(suite, name, revision, device)]
-    for name, count in Counter(job.name for job in jobs).items():
-        if count > 1:
-            raise RopepatchError(f"two results would be called {name}", hint="give models different names")
-    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
-    return _run(jobs, found, out, progress)
+    jobs: list[Job] = []
+    for name in suite.models:
+        subject = _subject(name, revision, device)
+        for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
+            plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
+                method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
+                for method in suite.methods
+            }
+            variants = [Variant(subject, label, made) for label, made in plans.items()]
+            jobs += _jobs(suite.tasks, variants, to)
+    return _resumed(jobs, out, progress)
 
 
-def _jobs(suite: Suite, name: str, revision: str | None, device: str) -> Iterator[Job]:
+def measure_extension(
+    suite: Suite,
+    made: Plan,
+    adapted: Path | None = None,
+    *,
+    label: str = "adapted",
+    out: Path | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+) -> Iterator[Result]:
+    """The results of one extension, side by side: the model as it is, patched, and adapted.
+
+    All are measured with the same texts, lengths and pass keys: those of the model as it is, for the target
+    of the plan.
+
+    Args:
+        suite: Its tasks; the models, methods and targets are those of the plan.
+        made: The plan.
+        adapted: The checkpoint whose weights were trained under the plan; None to measure the others alone.
+        label: What tables and figures call the adapted one.
+        out: As in `measure`. What was measured before the adaptation is not measured again after it.
+        device: Where the models are put.
+        progress: As in `measure`.
+
+    Raises:
+        RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
+            than the plan.
+    """
+    subject = _subject(made.model, made.revision, device)
+    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, made.scaling.name, made)]
+    if adapted is not None:
+        after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
+        _check_frequencies(after.source.folder, made)
+        variants.append(Variant(after, label, made))
+    return _resumed(_jobs(suite.tasks, variants, made.target), out, progress)
+
+
+def _check_frequencies(folder: Path, made: Plan) -> None:
+    table = stock_table(text_config(load_config(read_json(folder / "config.json"))), made.site)
+    planned = (made.exported or made.export()).frequencies  # of a length-dependent method, those up to L
+    if (
+        not torch.equal(table.inv_freq, planned.inv_freq)
+        or table.attention_factor != planned.attention_factor
+    ):
+        raise RopepatchError(
+            f"{folder} does not have the frequencies of {made.scaling.name} to {made.target} tokens",
+            hint="give the checkpoint that was made by this plan",
+        )
+
+
+def _subject(name: str, revision: str | None, device: str) -> Subject:
     source = find_source(name, revision, weights=True)
-    subject = Subject(name, source, survey_folder(source.folder), device)
-    for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
-        plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
-            method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
-            for method in suite.methods
-        }
-        seen: Counter[str] = Counter()
-        for task in suite.tasks:
-            seen[task.name] += 1
-            material = prepare(task, name, subject.tokenizer, trained=subject.trained, to=to)
-            number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
-            for label, made in plans.items():
-                place = "-".join(map(_slug, (Path(name).name, short_length(to), f"{task.name}{number}")))
-                yield Job(subject, label, made, to, material, place)
+    return Subject(name, source, survey_folder(source.folder), device)
+
+
+def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[Job]:
+    """Every task on every variant of one model, in an order that loads each one's weights once."""
+    model = variants[0].subject
+    seen: Counter[str] = Counter()
+    prepared: dict[str, Material] = {}
+    for task in tasks:
+        seen[task.name] += 1
+        number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
+        place = "-".join(map(_slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
+        prepared[place] = prepare(task, model.name, model.tokenizer, trained=model.trained, to=to)
+    return [
+        Job(variant, to, material, place)
+        for subject in dict.fromkeys(variant.subject for variant in variants)
+        for place, material in prepared.items()
+        for variant in variants
+        if variant.subject is subject
+    ]
 
 
 def _slug(part: str) -> str:
     return re.sub(r"[^\w.=]+", "-", part).strip("-")
+
+
+def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
+    """The results of the jobs, once all that can be checked before is."""
+    floors = dict.fromkeys(f"{job.place}-{FLOOR}" for job in jobs)
+    for name, count in Counter([*floors, *(job.name for job in jobs)]).items():
+        if count > 1:
+            raise RopepatchError(
+                f"two results would be called {name}", hint="give models and labels different names"
+            )
+    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
+    return _run(jobs, found, out, progress)
 
 
 def _run(
@@ -178,10 +275,11 @@ def _run(
         out.mkdir(parents=True, exist_ok=True)
     before = None
     for job in jobs:
-        if before not in (None, job.subject):
+        variant = job.variant
+        if before not in (None, variant.subject):
             before.forget_model()
-        before = job.subject
-        if job.plan is None and (floor := job.material.floor_tables) is not None:
+        before = variant.subject
+        if variant.plan is None and (floor := job.material.floor_tables) is not None:
             result = Result(**job.asked | {"label": FLOOR}, tables=floor, env={})
             yield _kept(result, out, f"{job.place}-{FLOOR}")
         yield found.get(job.name) or _measured(job, out, progress)
@@ -191,6 +289,7 @@ def _run(
 
 
 def _found(job: Job, file: Path) -> Result | None:
+    """The result in a file, model and text called what they are called now."""
     if not file.exists():
         return None
     found = read_result(file)
@@ -199,7 +298,7 @@ def _found(job: Job, file: Path) -> Result | None:
             raise RopepatchError(
                 f"{file} was measured with other settings ({key})", hint="choose another --out"
             )
-    return found
+    return replace(found, **as_read(job.asked))
 
 
 def _told_apart(value: Any) -> Any:
@@ -209,16 +308,17 @@ def _told_apart(value: Any) -> Any:
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    name = f"{job.material.task.name}, {job.label}, {short_length(job.to)}"
-    model = job.subject.model
+    subject, plan = job.variant.subject, job.variant.plan
+    name = f"{job.material.task.name}, {job.variant.label}, {short_length(job.to)}"
+    model = subject.model
     env = environment(model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(as_read(job.asked), env):016x}"
     keep = None if out is None else out / f".{job.name}.{digest}.partial"
-    patched: Any = nullcontext() if job.plan is None else patch(model, job.plan)
+    patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
     began = time.perf_counter()
     with patched, progress(name) as advance:
-        tables = job.material.run(model, job.subject.tokenizer, keep, advance)
+        tables = job.material.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
     return _kept(Result(**job.asked, tables=tables, env=env, seconds=seconds), out, job.name)
 

@@ -237,7 +237,7 @@ def read_suite(name: str) -> Suite:
         check_keys(Suite, content)
         return Suite(
             models=tuple(map(str, _listed(content, "models"))),
-            methods=tuple(map(_method, _listed(content, "methods"))),
+            methods=tuple(map(read_method, _listed(content, "methods"))),
             to=_lengths("to", _listed(content, "to")),
             tasks=tuple(map(_task, _listed(content, "tasks"))),
         )
@@ -245,7 +245,12 @@ def read_suite(name: str) -> Suite:
         raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
 
 
-def _method(content: Any) -> Method:
+def read_method(content: Any) -> Method:
+    """A method from YAML: its name, or a mapping with a name and parameters.
+
+    Raises:
+        RopepatchError: No such method, or a parameter it does not have.
+    """
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     if not isinstance(name, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from ropepatch.loading import load_model
 from ropepatch.patching import patch
 from ropepatch.planning import Plan
 from ropepatch.source import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROBE_TOKENS = 48
 TOLERANCE = 1e-5  # of logits; the same operations in the same order are expected to agree to the bit
@@ -37,6 +40,37 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
     Raises:
         RopepatchError: If anything differs.
     """
+    raw = _check_frequencies(written, plan)
+    if "quantization_config" in raw:
+        return {"frequencies": "equal", "logits": "not compared: quantised weights"}
+    if 2 * num_bytes > _available_bytes():
+        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
+    # The source first: where stock transformers cannot run it, the error names the user's folder.
+    model = load_model(source)
+    patch(model, plan)
+    return _compare(_logits(model, plan.target, source.name), written, plan)
+
+
+def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
+    """Reload a written checkpoint with stock transformers and compare it with the patched model in memory.
+
+    Args:
+        written: The folder to judge.
+        model: What it was written from, with the patch of the plan on it.
+        plan: What it should compute.
+
+    Returns:
+        What was compared and how closely it agreed.
+
+    Raises:
+        RopepatchError: If anything differs.
+    """
+    _check_frequencies(written, plan)
+    return _compare(_logits(model.eval(), plan.target, written.name), written, plan)
+
+
+def _check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
+    """The content of config.json, if stock transformers computes the plan's frequencies from it."""
     assert plan.exported is not None
     raw = read_json(written / "config.json")
     config = text_config(load_config(raw))
@@ -48,12 +82,11 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
         raise _differs("frequencies", (table.inv_freq - expected.inv_freq).abs().max().item())
     if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):
         raise _differs("frequencies for the other layers", float("nan"))
-    if "quantization_config" in raw:
-        return {"frequencies": "equal", "logits": "not compared: quantised weights"}
-    if 2 * num_bytes > _available_bytes():
-        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
-    # The source first: where stock transformers cannot run it, the error names the user's folder.
-    patched, reloaded = _logits(source, plan, plan.target), _logits(written, None, plan.target)
+    return raw
+
+
+def _compare(patched: Tensor, written: Path, plan: Plan) -> dict[str, Any]:
+    reloaded = _logits(load_model(written), plan.target, written.name)
     difference = (reloaded - patched).abs().max().item()
     dynamic = plan.rope_parameters["rope_type"] == "dynamic"
     if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):
@@ -62,16 +95,13 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
 
 
 @torch.inference_mode()
-def _logits(folder: Path, plan: Plan | None, target: int) -> Tensor:
+def _logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     """Of random tokens spread evenly over the target: [1, T, V] float32."""
-    model = load_model(folder)
-    if plan is not None:
-        patch(model, plan)
     vocabulary = text_config(model.config).vocab_size
     ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
     # The mask is explicit because jumps in the positions would be taken for packed documents.
-    with stock_code(f"run {folder.name}"):
+    with stock_code(f"run {name}"):
         out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
     logits: Tensor = out.logits.float()
     return logits

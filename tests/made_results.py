@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ropepatch.evaluation.passkey import Passkey
@@ -166,3 +167,9 @@ def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | N
         env=ENV,
         seconds=3.5,
     )
+
+
+def adapted(result: Result) -> Result:
+    """The same of weights that were trained."""
+    weights = {"weights": "sha256:4567", "adapted_from": result.model["weights"]}
+    return replace(result, model=dict(result.model) | weights)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_results import asking, loss, model_record, reading, scoring
+from made_results import adapted, asking, loss, model_record, reading, scoring
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
@@ -24,6 +24,7 @@ from ropepatch.plots import (
     figures,
     looks,
     looks_of,
+    pictures_of_results,
     plot_cells,
     plot_gain,
     plot_loss,
@@ -411,6 +412,35 @@ def test_a_name_of_a_figure_is_a_file_in_its_folder():
         assert "/" not in name
         assert not name.startswith(".")
         assert name.isprintable()
+
+
+def test_what_a_scaling_did_is_drawn_once_before_and_after_a_training():
+    before, after = (reading(name, [1.0] * 3, method="yarn") for name in ("yarn", "yarn + mine"))
+    both = figures([reading("as it is", [1.0] * 3), before, adapted(after)])
+    assert [name for name in both if "waves" in name or "wavelengths" in name] == ["wavelengths-yarn"]
+    assert "wavelengths-yarn-mine" in figures([adapted(after)])
+    other = figures([reading("ntk", [1.0] * 3, method="ntk"), adapted(after)])
+    assert [name for name in other if "wavelengths" in name] == ["wavelengths-ntk", "wavelengths-yarn-mine"]
+
+
+def test_the_trained_context_is_that_before_the_adaptation():
+    before = reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2])
+    for results, words in (
+        ([before], "{}."),
+        ([before, adapted(replace(before, label="mine"))], "{} before the adaptation."),
+    ):
+        (group,) = comparisons(results)
+        captions = [picture.caption for picture in pictures_of_results(group, looks_of(results))]
+        assert captions[0].endswith(words.format("dashed: the trained context of 256 tokens"))
+        assert captions[1].endswith(words.format("dashed: the trained context of 256 tokens"))
+        beyond = words.format("beyond the trained one")[:-1]
+        assert captions[2] == f"What a token gains from the context {beyond}; below 0 that context does harm."
+
+
+def test_before_and_after_have_colours_of_their_own():
+    before = reading("yarn", [1.0] * 3, method="yarn")
+    found = looks_of([reading("as it is", [1.0] * 3), before, adapted(replace(before, label="mine"))])
+    assert [look.colour for look in found.values()] == [PLAIN, *COLOURS[:2]]
 
 
 # Colours and names

@@ -190,3 +190,44 @@ def test_the_loss_within_the_trained_context_is_weighted_by_tokens():
 def test_what_cannot_be_compared_is_refused(results, message):
     with pytest.raises(RopepatchError, match=message):
         ranked(*results)
+
+
+# With scalings that were trained
+
+
+def trained(result):
+    return replace(result, model=result.model | {"weights": "after", "adapted_from": "before"})
+
+
+def test_a_model_that_was_trained_already_is_told_to_train_longer():
+    results = [reading("base", 9.0), reading("a", 2.0), trained(reading("a + mine", 1.0))]
+    advice = ranked(*results, keys("base", 0), keys("a", 3), keys("a + mine", 17)).advice
+    assert advice[0].startswith("Take a + mine: 8.000 nats")
+    assert advice[-1] == (
+        "It finds 17 of 20 pass keys at 1024 tokens: train longer, or choose a nearer target."
+    )
+
+
+def test_nobody_is_told_to_train_what_was_trained_in_vain():
+    results = [reading("base", 9.0), reading("a", 1.0), trained(reading("a + mine", 2.0))]
+    ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("a + mine", 3))
+    assert ranking.recommended == "a"
+    assert "train longer, or" in ranking.advice[-1]
+
+
+def test_where_training_does_not_help_either_the_advice_says_so():
+    results = [reading("base", 1.0), reading("a", 1.5), trained(reading("a + mine", 1.2))]
+    advice = ranked(*results).advice
+    assert advice[0].startswith(
+        "Do not extend: over 1024 tokens none of these scalings, trained or not, is seen"
+    )
+    untrained = [result for result in results if not result.adapted]
+    assert "none of these scalings is seen" in ranked(*untrained).advice[0]
+
+
+def test_weights_that_were_only_copied_were_not_trained():
+    copied = reading("a", 2.0)
+    copied = replace(copied, model=copied.model | {"weights": "before", "adapted_from": "before"})
+    assert not copied.adapted
+    advice = ranked(reading("base", 9.0), copied, keys("base", 0), keys("a", 3)).advice
+    assert "train it, or" in advice[-1]

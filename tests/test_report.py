@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_results import asking, model_record, reading, scoring
+from made_results import adapted, asking, model_record, reading, scoring
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
@@ -107,6 +108,126 @@ def read(page) -> Reader:
 def plain(page: str) -> str:
     """The text of a page, on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+# What it says of an extension, before and after its training
+
+EXTENSION = [
+    reading("floor", [0.4, 0.39, 0.38], documents=True),
+    reading("as it is", [0.6, 2.0, 12.0], documents=True),
+    reading("yarn", [0.65, 0.6, 0.55], method="yarn", documents=True),
+    adapted(reading("yarn + mine", [0.61, 0.5, 0.45], method="yarn", documents=True)),
+    asking("as it is", [4, 0, 0]),
+    asking("yarn", [4, 4, 1], method="yarn"),
+    adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
+]
+
+
+def test_training_free_and_trained_are_told_apart():
+    begin, *_ = outcome(comparisons(EXTENSION))
+    assert begin == (
+        "tiny was trained on 256 tokens. Measured here: 1 scaling of its rope to 1k tokens, training-free: "
+        "yarn; trained for 1k tokens: yarn + mine."
+    )
+
+
+def test_what_was_trained_is_named_before_and_after():
+    _, sentences, _ = outcome(comparisons(EXTENSION))
+    assert sentences == (
+        "Over 1k tokens, yarn + mine reads best: 0.450 nats per token (95 % interval 0.350 to 0.550), a "
+        "perplexity of 1.568; the model as it is, 12.000, a perplexity of 1.6e5; yarn, 0.550, a perplexity "
+        "of 1.733. By its training yarn + mine gains +0.100 nats per token over yarn (95 % interval +0.100 "
+        "to +0.100). No model can be below 0.380. Of the pass keys at 1k tokens, yarn + mine finds 9 of 12 "
+        "(95 % interval 47% to 91%), the model as it is finds 0 of 12 (95 % interval 0% to 24%) and yarn "
+        "finds 3 of 12 (95 % interval 9% to 53%)."
+    )
+
+
+def of_documents(result, nats):
+    documents = [{"nats": 100 * n, "tokens": 100} for n in nats]
+    return replace(result, tables={**result.tables, "by_document": documents})
+
+
+@pytest.mark.parametrize(
+    ("nats", "words"),
+    [
+        ([0.5, 0.6, 0.65], r"\+0.017 nats per token over yarn \(.* to \+0.\d+\), which may be nothing\."),
+        ([0.7, 0.6, 0.55], r"-0.017 nats per token over yarn \(.* to \+0.\d+\), which may be nothing\."),
+        ([0.7, 0.7, 0.7], r"-0.100 nats per token over yarn \(.* -0.100 to -0.100\): it does harm\."),
+        ([0.5, 0.5, 0.5], r"\+0.100 nats per token over yarn \(.* \+0.100 to \+0.100\)\."),
+    ],
+)
+def test_what_the_training_brought_is_said_with_its_doubt(nats, words):
+    before = of_documents(reading("yarn", [0.6] * 3, method="yarn"), [0.6] * 3)
+    after = of_documents(adapted(reading("yarn + mine", [0.6] * 3, method="yarn")), nats)
+    sentences = outcome(comparisons([before, after]))[1]
+    assert re.search(f"By its training yarn \\+ mine gains {words}", sentences)
+
+
+def test_a_scaling_that_was_read_from_a_file_is_the_same():
+    made, read = (
+        reading("yarn", [0.6] * 3, method="yarn", documents=True).scaling
+        | {"parameters": {"factors": numbers}}
+        for numbers in ((1.0, 2.0), [1.0, 2.0])
+    )
+    before, after = (reading(name, [0.6] * 3, documents=True) for name in ("yarn", "yarn + mine"))
+    results = [replace(before, scaling=read), adapted(replace(after, scaling=made))]
+    assert "over yarn" in outcome(comparisons(results))[1]
+
+
+def test_one_document_tells_nothing_of_the_training():
+    before = of_documents(reading("yarn", [0.6] * 3, method="yarn"), [0.6])
+    after = of_documents(adapted(reading("yarn + mine", [0.5] * 3, method="yarn")), [0.5])
+    assert "By its training" not in " ".join(outcome(comparisons([before, after])))
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_without_documents_nothing_is_said_of_the_training(keep):
+    results = [
+        reading("yarn", [0.6] * 3, method="yarn", documents=keep == 0),
+        adapted(reading("yarn + mine", [0.5] * 3, method="yarn", documents=keep == 1)),
+    ]
+    assert "By its training" not in " ".join(outcome(comparisons(results)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        reading("ntk", [0.6] * 3, method="ntk", documents=True),
+        reading("yarn", [0.6] * 3, method="yarn", documents=True, model=model_record() | {"weights": "else"}),
+        reading("as it is", [0.6] * 3, documents=True),
+    ],
+)
+def test_only_the_same_scaling_of_the_same_weights_is_what_was_trained(other):
+    after = adapted(reading("yarn + mine", [0.5] * 3, method="yarn", documents=True))
+    assert "By its training" not in " ".join(outcome(comparisons([other, after])))
+
+
+def test_an_adapted_model_alone_is_not_called_training_free():
+    begin, *_ = outcome(comparisons([EXTENSION[1], EXTENSION[3]]))
+    assert begin.endswith("Measured here: trained for 1k tokens: yarn + mine.")
+
+
+def test_the_training_that_does_harm_is_named_too():
+    results = [
+        reading("as it is", [0.6, 2.0, 12.0]),
+        reading("ntk", [0.6, 0.5, 0.4], method="ntk"),
+        reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
+        adapted(reading("yarn + mine", [0.61, 0.7, 0.8], method="yarn")),
+    ]
+    sentences = outcome(comparisons(results))[1]
+    assert "ntk reads best" in sentences
+    assert "; yarn, 0.550, a perplexity of 1.733; yarn + mine, 0.800, a perplexity of 2.226." in sentences
+
+
+def test_an_extension_has_one_table_of_all_three(tmp_path):
+    page = write_report(EXTENSION, tmp_path / "report.html").read_text(encoding="utf-8")
+    tables = Reader(page).tables
+    assert [row[0] for row in tables["Nats per token"][1:]] == ["as it is", "yarn", "yarn + mine", "floor"]
+    assert [row[0] for row in tables["The outcome at the target"][1:]] == ["as it is", "yarn", "yarn + mine"]
+    assert page.count("<summary>yarn</summary>") == 1
+    assert "<summary>yarn + mine</summary>" not in page
+    assert "<dt>model adapted_from</dt><dd>sha256:0123</dd>" in page
 
 
 # What it says

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.sources import stream_documents
+from ropepatch.evaluation.sources import local_files, stream_documents
 
 SUFFIXES = ["txt", "txt.gz", "jsonl", "jsonl.gz", "json"]
 
@@ -35,6 +35,14 @@ def write(file: Path, content: bytes) -> Path:
 
 def write_lines(file: Path, *rows: object) -> Path:
     return write(file, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def dataset_of() -> Callable:
+    import datasets
+
+    datasets.disable_progress_bars()
+    return datasets.Dataset.from_dict
 
 
 # text files
@@ -312,15 +320,114 @@ def test_memory_is_that_of_a_document_and_not_of_the_file(tmp_path, suffix):
     assert peak < 20 * len(tale)  # the file: 400
 
 
+# bad rows that are left out
+
+
+def lenient(source: str | Path, **options: str) -> tuple[list[str | list[int]], list[str]]:
+    """The documents, and what was said of the rows that were left out."""
+    said: list[str] = []
+    return list(stream_documents(source, on_bad=said.append, **options)), said
+
+
+def test_bad_lines_are_left_out_and_each_is_told_of(tmp_path):
+    lines = [b'{"text": "one"}', b"no JSON", b"[1]", b'{"title": "a"}', b'{"text": 3}', b'{"text": "\xff"}']
+    file = write(
+        tmp_path / "a.jsonl", b"\n".join([b'{"text": "caf\xe9"}', *lines, b"", b'{"input_ids": [4]}'])
+    )
+    documents, said = lenient(file)
+    assert documents == ["one", [4]]
+    expected = [
+        "a.jsonl is not UTF-8 text: byte 0xe9 at offset 13",
+        "a.jsonl, line 3 is not JSON: Expecting value: line 1 column 1 (char 0)",
+        "a.jsonl, line 4 must be a JSON object, got [1]",
+        "a.jsonl, line 5 has no field 'text', nor input_ids",
+        "a.jsonl, line 6: text must be a text or a list of token ids, got 3",
+        "a.jsonl is not UTF-8 text: byte 0xff at offset 82",
+    ]
+    assert said == [f"{tmp_path}/{reason}" for reason in expected]
+    assert file.read_bytes()[82] == 0xFF
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_of_a_text_file_the_text_with_a_bad_byte_is_left_out_and_no_other(tmp_path, suffix):
+    content = b"one<|endoftext|>t\xffw\no\xff\nmore<|endoftext|>three\n<|endoftext|>\xfe"
+    documents, said = lenient(write(tmp_path / f"a.{suffix}", content))
+    assert documents == ["one", "three"]
+    assert [reason.partition("text: ")[2] for reason in said] == [
+        "byte 0xff at offset 17",
+        f"byte 0xfe at offset {len(content) - 1}",
+    ]
+
+
+@by_hand
+@given(st.lists(st.fixed_dictionaries({}, optional={"text": json_values}) | json_values, max_size=6))
+def test_what_is_left_out_is_what_alone_would_be_refused(tmp_path, rows):
+    good, bad = [], 0
+    for row in rows:
+        try:
+            good += read(write_lines(tmp_path / "one.jsonl", row))
+        except RopepatchError as refused:
+            bad += "blank" not in str(refused)
+    if good:
+        documents, said = lenient(write_lines(tmp_path / "a.jsonl", *rows))
+        assert (documents, len(said)) == (good, bad)
+
+
+def test_where_all_rows_are_bad_the_error_says_how_many_and_why_the_first(tmp_path):
+    file = write(tmp_path / "a.jsonl", b'{"title": "x"}\nno JSON\n\n{"text": " "}\n')
+    with pytest.raises(
+        RopepatchError, match=r"all 2 rows of .* are bad; the first: .*line 1 has no field 'text'"
+    ):
+        lenient(file)
+
+
+def test_a_thousand_bad_rows_at_the_beginning_are_enough(tmp_path):
+    good = [{"text": "a"}]
+    assert lenient(write_lines(tmp_path / "a.jsonl", *[0] * 999, *good))[0] == ["a"]
+    with pytest.raises(
+        RopepatchError, match=r"the first 1000 rows of .* are bad; the first: .*line 1 must be"
+    ):
+        lenient(write_lines(tmp_path / "a.jsonl", *[0] * 1000, *good))
+    assert len(lenient(write_lines(tmp_path / "a.jsonl", *good, *[0] * 2000))[1]) == 2000
+
+
+def test_rows_of_a_saved_set_without_a_text_are_left_out_and_a_column_that_is_not_there_is_fatal(
+    tmp_path, dataset_of
+):
+    dataset_of({"text": ["one", None, "two"]}).save_to_disk(tmp_path / "set")
+    documents, said = lenient(tmp_path / "set")
+    assert documents == ["one", "two"]
+    assert said == [f"{tmp_path / 'set'}, row 1: text must be a text or a list of token ids, got None"]
+    with pytest.raises(RopepatchError, match="set, row 0 has no field 'body', nor input_ids") as caught:
+        lenient(tmp_path / "set", field="body")
+    assert caught.value.hint == "it has ['text']"
+
+
+def test_a_damaged_file_is_no_bad_row(tmp_path):
+    write(tmp_path / "a.txt", b"one")
+    (tmp_path / "b.txt.gz").write_bytes(WHOLE[:-3])
+    with pytest.raises(RopepatchError, match=r"cannot read .*b\.txt\.gz"):
+        lenient(tmp_path)
+
+
+# which files
+
+
+def test_the_files_of_a_source_are_those_that_are_read_and_none_for_an_id(tmp_path, dataset_of):
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    text = write(tmp_path / "folder" / "deep" / "a.txt", b"one")
+    lines = write_lines(tmp_path / "folder" / "b.jsonl", {"text": "two"})
+    write(tmp_path / "folder" / "notes.md", b"no")
+    assert local_files(text) == [text]
+    assert local_files(str(tmp_path / "folder")) == [lines, text]
+    dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
+    assert {file.suffix for file in local_files(tmp_path / "set") or []} == {".arrow", ".json"}
+    assert local_files("owner/name:config") is None
+    with pytest.raises(RopepatchError, match="no such file or folder"):
+        local_files(tmp_path / "nowhere")
+
+
 # saved sets and tables
-
-
-@pytest.fixture(scope="module")
-def dataset_of() -> Callable:
-    import datasets
-
-    datasets.disable_progress_bars()
-    return datasets.Dataset.from_dict
 
 
 def test_a_saved_set_gives_its_texts(tmp_path, dataset_of):
@@ -414,6 +521,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.sources import stream_documents
 time.sleep = lambda seconds: None  # the Hub's client waits between attempts
 for source, options, count in json.loads(sys.argv[1]):
+    if options.get("on_bad"):
+        options["on_bad"] = list().append
     try:
         print(json.dumps(list(islice(stream_documents(source, **options), count))))
     except RopepatchError as error:
@@ -425,6 +534,7 @@ ASKED = {
     "train": (NAME, {"split": "train", "field": "title"}, None),
     "tokens": (f"{NAME}:tokens", {}, None),
     "dead": (f"{NAME}:dead", {}, None),
+    "dead, lenient": (f"{NAME}:dead", {"on_bad": True}, None),
     "other name": ("someone/else", {}, None),
     "other split": (NAME, {"split": "dev"}, None),
     "other config": (f"{NAME}:words", {}, None),
@@ -495,6 +605,7 @@ def test_a_hub_that_fails_in_the_middle_is_one_error_with_a_hint(answers, hub):
     assert "dead/test-0.parquet" in hub.read
     assert answers["dead"]["error"].startswith(f"cannot read {NAME} from the Hub: ")
     assert "network" in answers["dead"]["hint"]
+    assert answers["dead, lenient"] == answers["dead"]  # no bad row
 
 
 @pytest.mark.parametrize(

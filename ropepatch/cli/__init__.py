@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ropepatch.cli import compare, demo, evaluate, extend, methods, plan, plot
+from ropepatch.cli import compare, demo, evaluate, extend, methods, plan, plot, recipes
 from ropepatch.errors import RopepatchError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=compare.EXAMPLES)(compare.compare)
 app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=methods.EXAMPLES)(methods.methods)
+app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 
 

@@ -75,6 +75,22 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(number) for number in text.split(","))
 
 
+def parse_share(text: str) -> float:
+    """A share from `2%` or `0.02`.
+
+    Raises:
+        RopepatchError: If the text is neither, or below 0.
+    """
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise RopepatchError(f"{text!r} is not a share", hint="write 2% or 0.02")
+    return share
+
+
 def print_warnings(plan: Plan) -> None:
     """What the user should know, on stderr."""
     for warning in plan.warnings:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ropepatch.cli.arguments import AsJson, Revision, Settings, parse_settings
-from ropepatch.cli.measured import OutFolder, Report, TextField, TextSource, TextSplit, measure_and_print
+from ropepatch.cli.measured import (
+    OutFolder,
+    Report,
+    TextField,
+    TextSource,
+    TextSplit,
+    measure_and_print,
+    named_suite,
+)
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length, parse_lengths
 
@@ -105,35 +112,16 @@ def evaluate(
             "--stride": stride,
             "--bos": bos != "document",
             "--gain": gain,
-            "--field": field != "text" and not text,
-            "--split": split != "test" and not text,
         }
-        chosen = _suite(suite, model, task, [option for option, value in given.items() if value])
+        if refused := [option for option, value in given.items() if value]:
+            raise RopepatchError(
+                f"{', '.join(refused)} beside --suite",
+                hint="the suite says it: copy its YAML file and change that",
+            )
+        chosen = named_suite(suite, model=model, text=text, field=field, split=split)
     else:
         chosen = _perplexity(model, task, method or [], to, settings)
     measure_and_print(chosen, out=out, report=report, revision=revision, as_json=as_json)
-
-
-def _suite(name: str, model: str | None, task: dict[str, Any], refused: list[str]) -> Suite:
-    """A suite, with the text and the model of the command line in place of its own."""
-    from ropepatch.suites import LmEvalTask, PerplexityTask, Task, read_suite
-
-    def with_text(planned: Task) -> Task:
-        if task["text"] and isinstance(planned, PerplexityTask):
-            given = {key: task[key] for key in ("text", "field", "split")}
-            return dataclasses.replace(planned, **given)
-        if task["text"] and isinstance(planned, LmEvalTask):
-            return dataclasses.replace(planned, metadata=planned.metadata | {"text": task["text"]})
-        return planned
-
-    if refused:
-        raise RopepatchError(
-            f"{', '.join(refused)} beside --suite",
-            hint="the suite says it: copy its YAML file and change that",
-        )
-    suite = read_suite(name)
-    models = (model,) if model else suite.models
-    return dataclasses.replace(suite, tasks=tuple(map(with_text, suite.tasks)), models=models)
 
 
 def _perplexity(

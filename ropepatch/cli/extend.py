@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,22 +15,56 @@ from ropepatch.cli.arguments import (
     Revision,
     Settings,
     parse_settings,
+    parse_share,
     print_warnings,
 )
+from ropepatch.cli.measured import TextField, TextSource, TextSplit, measure_extension_and_print, named_suite
+from ropepatch.cli.running import is_first
+from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length, short_length
+
+if TYPE_CHECKING:
+    from ropepatch.planning import Plan
+    from ropepatch.suites import Suite
+    from ropepatch.training.recipe import Recipe
+    from ropepatch.training.watching import Gate
 
 EXAMPLES = """\b
 Examples:
   ropepatch extend ./llama-2-7b --to 32k
   ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
-  ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights"""
+  ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
+  ropepatch extend tiny --to 2k --recipe tiny --eval demo
+  ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%"""
 
 
 def extend(
     model: Model,
-    to: Annotated[str, typer.Option(help="The target context, e.g. 32k.")],
-    method: Annotated[str, typer.Option(help="See `ropepatch methods`.")] = "yarn",
+    to: Annotated[
+        str | None, typer.Option(help="The target context, e.g. 32k; that of the recipe if not given.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="See `ropepatch methods`; that of the recipe, or yarn, if not given.")
+    ] = None,
     settings: Settings = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Train it at the new context; see `ropepatch recipes`."),
+    ] = None,
+    max_short_loss_increase: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Exit 1 if training raised the loss within the old context by more, e.g. 2%.",
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option("--eval", metavar="SUITE", help="Measure before and after; see `eval/suites`."),
+    ] = None,
+    text: TextSource = None,
+    field: TextField = "text",
+    split: TextSplit = "test",
     out: Annotated[
         Path | None, typer.Option(help="The folder to make; MODEL-METHOD-TO here if not given.")
     ] = None,
@@ -46,10 +80,118 @@ def extend(
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint with a longer context, training-free, that stock transformers loads."""
-    parameters = parse_settings(method, settings)
-    target = parse_length(to)
+    """Write a checkpoint with a longer context that stock transformers loads.
 
+    Without a recipe it is training-free. With one the model is trained at the new context: the same command
+    goes on where it was interrupted, and several processes share the work under torchrun or accelerate.
+    """
+    from ropepatch.planning import plan as make_plan
+    from ropepatch.source import read_json
+
+    most = None if max_short_loss_increase is None else parse_share(max_short_loss_increase)
+    taught = _recipe(recipe, gated=most is not None, link_weights=link_weights)
+    asked = None if suite is None else named_suite(suite, text=text, field=field, split=split)
+    name = method or (taught.method.name if taught else "yarn")
+    parameters = parse_settings(name, settings)
+    if taught and name == taught.method.name:
+        parameters = taught.method.parameters | parameters
+    wanted = to or (str(taught.to) if taught else None)
+    if wanted is None:
+        raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")
+    made = make_plan(model, to=parse_length(wanted), method=name, revision=revision, **parameters)
+    if dry_run:
+        print(made.to_json() if as_json else made)
+        return
+    if made.exportable and is_first():
+        print_warnings(made)
+    if asked:
+        _check_suite(asked, made, taught)
+    folder = out or Path(f"{Path(model).name}-{name}-{short_length(made.target)}")
+    gate = None
+    if taught:
+        folder, gate = _train(made, taught, folder, most)
+    else:
+        folder = _write(made, folder, link_weights=link_weights)
+    if asked:
+        label = f"{name} + {Path(recipe).stem}" if recipe else "adapted"
+        _measure(asked, made, folder, trained=taught is not None, label=label, as_json=as_json)
+    if not is_first():
+        return
+    record = read_json(folder / "ropepatch.json")
+    if as_json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        _print_outcome(folder, made, record)
+    if gate is not None:
+        print(gate, file=sys.stderr)
+        if most is not None and not gate.passed:
+            raise typer.Exit(1)
+
+
+def _recipe(name: str | None, *, gated: bool, link_weights: bool) -> Recipe | None:
+    if name is None:
+        if gated:
+            raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
+        return None
+    if link_weights:
+        raise RopepatchError("--link-weights beside --recipe, which makes new weights", hint="leave one out")
+    from ropepatch.training.recipe import read_recipe
+
+    return read_recipe(name)
+
+
+def _check_suite(suite: Suite, made: Plan, recipe: Recipe | None) -> None:
+    """Refuse now what could not be measured after the training."""
+    from ropepatch.measuring import measure_extension
+
+    if recipe and recipe.save == "adapter":
+        raise RopepatchError(
+            "--eval beside save: adapter", hint="a suite measures whole checkpoints: save: merged"
+        )
+    measure_extension(suite, made)
+
+
+def _train(made: Plan, recipe: Recipe, folder: Path, most: float | None) -> tuple[Path, Gate]:
+    try:
+        from ropepatch.training.adapting import adapt
+    except ImportError as error:
+        raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
+
+    def say(line: str) -> None:
+        if is_first():
+            print(line, file=sys.stderr, flush=True)
+
+    adapted = adapt(made, recipe, folder, max_short_loss_increase=most, say=say)
+    return adapted.folder, adapted.gate
+
+
+def _measure(suite: Suite, made: Plan, folder: Path, *, trained: bool, label: str, as_json: bool) -> None:
+    """Before and after; results, report and a summary go into the checkpoint's folder."""
+    from importlib.util import find_spec
+
+    from ropepatch.checkpoint import amend_record
+    from ropepatch.evaluation.summaries import summary
+
+    drawable = find_spec("matplotlib") and find_spec("jinja2")
+    report = folder / "evaluation.html"
+    if is_first():
+        report.unlink(missing_ok=True)  # of an earlier call, which was interrupted
+    results = measure_extension_and_print(
+        suite,
+        made,
+        folder if trained else None,
+        label=label,
+        out=folder / "evaluation",
+        report=report if drawable and is_first() else None,
+        as_json=as_json,
+    )
+    if is_first():
+        amend_record(folder, evaluation=summary(results))
+        if not drawable:
+            print('no report: pip install "ropepatch[plot]"', file=sys.stderr)
+
+
+def _write(made: Plan, folder: Path, *, link_weights: bool) -> Path:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -61,16 +203,7 @@ def extend(
     )
 
     from ropepatch.checkpoint import extend as write
-    from ropepatch.planning import plan as make_plan
-    from ropepatch.source import read_json
 
-    made = make_plan(model, to=target, method=method, revision=revision, **parameters)
-    if dry_run:
-        print(made.to_json() if as_json else made)
-        return
-    folder = out or Path(f"{Path(model).name}-{method}-{short_length(target)}")
-    if made.exportable:
-        print_warnings(made)
     columns = (
         TextColumn("weights"),
         BarColumn(),
@@ -82,17 +215,17 @@ def extend(
         *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
         task = bar.add_task("weights", total=None)
-        written = write(
+        return write(
             made,
             folder,
             link_weights=link_weights,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    record = read_json(written / "ropepatch.json")
-    if as_json:
-        print(json.dumps(record, indent=2, ensure_ascii=False))
-        return
+
+
+def _print_outcome(written: Path, made: Plan, record: dict[str, Any]) -> None:
     window = made.rope.original_max_position_embeddings
     print(f"{written}: {window} -> {made.target} tokens, {made.scaling.name}")
-    print(f"reloaded with stock transformers: frequencies {record['verified']['frequencies']}, ", end="")
-    print(f"logits {record['verified']['logits']}")
+    if "verified" in record:
+        print(f"reloaded with stock transformers: frequencies {record['verified']['frequencies']}, ", end="")
+        print(f"logits {record['verified']['logits']}")

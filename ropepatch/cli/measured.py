@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
+    from ropepatch.planning import Plan
     from ropepatch.suites import Suite
 
 TextSource = Annotated[
@@ -34,6 +35,31 @@ OutFolder = Annotated[
     typer.Option("--out", help="A folder for the results; what it holds already is not measured again."),
 ]
 Report = Annotated[Path | None, typer.Option("--report", help="Write an HTML file with tables and figures.")]
+
+
+def named_suite(name: str, *, model: str | None = None, text: str | None, field: str, split: str) -> Suite:
+    """A suite, with the model and the text of the command line, if given, in place of its own.
+
+    Raises:
+        RopepatchError: No such suite, or a field or a split of no text.
+    """
+    from ropepatch.suites import LmEvalTask, PerplexityTask, Task, read_suite
+
+    if text is None and (field, split) != ("text", "test"):
+        raise RopepatchError(
+            "--field and --split are of --text, which is missing", hint="a suite says them of its own text"
+        )
+
+    def with_text(planned: Task) -> Task:
+        if text and isinstance(planned, PerplexityTask):
+            return replace(planned, text=text, field=field, split=split)
+        if text and isinstance(planned, LmEvalTask):
+            return replace(planned, metadata=planned.metadata | {"text": text})
+        return planned
+
+    suite = read_suite(name)
+    models = (model,) if model else suite.models
+    return replace(suite, tasks=tuple(map(with_text, suite.tasks)), models=models)
 
 
 def measure_and_print(
@@ -56,9 +82,49 @@ def measure_and_print(
 
 def measured(suite: Suite, *, out: Path | None, report: Path | None, revision: str | None) -> list[Result]:
     """The results of a suite; a report that cannot be written is refused before."""
-    from ropepatch.evaluation.ranks import is_first_process
     from ropepatch.measuring import measure
 
+    check_places(out, report)
+    return _announced(measure(suite, out=out, revision=revision, device=device(), progress=progress))
+
+
+def measure_extension_and_print(
+    suite: Suite,
+    plan: Plan,
+    adapted: Path | None,
+    *,
+    label: str = "adapted",
+    out: Path | None,
+    report: Path | None,
+    as_json: bool = False,
+) -> list[Result]:
+    """Measure an extension before and after, print its tables unless JSON is wanted, and write the report.
+
+    Args:
+        suite: Its tasks; see `named_suite`.
+        plan: What the rope was scaled by.
+        adapted: The folder of the weights that were trained under it; None where there are none.
+        label: What these are called.
+        out: A folder for the results; what it holds already is not measured again.
+        report: An HTML file to write.
+        as_json: Print nothing: the command prints what is returned.
+    """
+    from ropepatch.evaluation.ranks import is_first_process
+    from ropepatch.measuring import measure_extension
+
+    check_places(out, report)
+    results = _announced(
+        measure_extension(suite, plan, adapted, label=label, out=out, device=device(), progress=progress)
+    )
+    if is_first_process():
+        if not as_json:
+            print_results(results)
+        write_report_of(results, report)
+    return results
+
+
+def check_places(out: Path | None, report: Path | None) -> None:
+    """Refuse a folder for results that is none, and a report that cannot be written."""
     if report is not None and report.exists():
         raise RopepatchError(
             f"{report} already exists", hint="choose another --report; nothing is overwritten"
@@ -67,8 +133,14 @@ def measured(suite: Suite, *, out: Path | None, report: Path | None, revision: s
         raise RopepatchError(f"no folder {report.parent} for the report", hint="make it first")
     if out is not None and out.exists() and not out.is_dir():
         raise RopepatchError(f"{out} is a file", hint="--out is a folder")
+
+
+def _announced(measuring: Iterator[Result]) -> list[Result]:
+    """All results, each announced on stderr as it comes."""
+    from ropepatch.evaluation.ranks import is_first_process
+
     results = []
-    for result in measure(suite, out=out, revision=revision, device=device(), progress=progress):
+    for result in measuring:
         results.append(result)
         if is_first_process() and result.seconds is not None:
             print(f"{result.task}, {result.label}, {result.target} tokens", file=sys.stderr, flush=True)

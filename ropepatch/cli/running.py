@@ -19,6 +19,11 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def is_first() -> bool:
+    """Whether this is the process that prints, also before torch.distributed knows of the others."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr; yields a callback that takes how much is done and how much there is, if known."""

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ropepatch.evaluation.results import as_read
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -52,6 +54,15 @@ class Comparison:
             for row in rows
             if row["length"] == length
         }
+
+
+def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
+    """The name of the result with the scaling of an adapted one and the weights that it was adapted from."""
+    scaling, weights = as_read(adapted.scaling), adapted.model["adapted_from"]
+    for name, result in results.items():
+        if result.model.get("weights") == weights and as_read(result.scaling) == scaling:
+            return name
+    return None
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:

@@ -75,12 +75,13 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
         RopepatchError: No scaling, no base, or results that are not of the same texts.
     """
     reading = {r.label: r for r in results if r.task == "perplexity" and r.label not in ignored}
+    adapted = any(r.adapted for r in reading.values())
     retrieval = {r.label: r for r in results if r.task == "passkey"}
     if base not in reading or len(reading) < 2:
         raise RopepatchError("nothing to rank: need the model as it is and at least one scaling")
     if len({r.parameters["digest"] for r in reading.values()}) > 1:
         raise RopepatchError("the results are of different texts", hint="compare them in one suite")
-    sums = {label: _sums(result) for label, result in reading.items()}
+    sums = {label: document_sums(result) for label, result in reading.items()}
     order = sorted(sums, key=lambda label: sums[label].mean)
     rows = []
     for label in order:
@@ -97,11 +98,18 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
             )
         )
     retrieves = base in retrieval and _retrieves(retrieval[base], within=reading[base].model["trained"])
-    return Ranking(tuple(rows), *_advice(rows, sums, base, reading[base], retrieves=retrieves))
+    advice = _advice(rows, sums, base, reading[base], retrieves=retrieves, adapted=adapted)
+    return Ranking(tuple(rows), *advice)
 
 
 def _advice(
-    rows: list[Ranked], sums: dict[str, Perplexity], base: str, measured: Result, *, retrieves: bool
+    rows: list[Ranked],
+    sums: dict[str, Perplexity],
+    base: str,
+    measured: Result,
+    *,
+    retrieves: bool,
+    adapted: bool,
 ) -> tuple[str | None, tuple[str, ...]]:
     to, trained = measured.target, measured.model["trained"]
     by_label = {row.label: row for row in rows}
@@ -111,9 +119,9 @@ def _advice(
     gain, (low, high) = difference(sums[base], sums[scalings[0].label])
     if low <= 0:
         return None, (
-            f"Do not extend: over {to} tokens none of these scalings is seen to read this text better than "
-            f"the model as it is ({scalings[0].label} by {gain:+.3f} nats, 95 % interval {low:+.3f} to "
-            f"{high:+.3f}).",
+            f"Do not extend: over {to} tokens none of these scalings{', trained or not,' * adapted} is seen "
+            f"to read this text better than the model as it is ({scalings[0].label} by {gain:+.3f} nats, "
+            f"95 % interval {low:+.3f} to {high:+.3f}).",
         )
     # The best scaling is now the first of all rows, to which they are tied or not.
     tied = [row for row in scalings if row.tied and difference(sums[base], sums[row.label])[1][0] > 0]
@@ -137,13 +145,14 @@ def _advice(
         )
     elif chosen.keys is not None and chosen.keys[0] < THRESHOLD * chosen.keys[1]:
         advice.append(
-            f"It finds {chosen.keys[0]} of {chosen.keys[1]} pass keys at {to} tokens: train it, or choose a "
-            "nearer target."
+            f"It finds {chosen.keys[0]} of {chosen.keys[1]} pass keys at {to} tokens: "
+            f"{'train longer' if adapted else 'train it'}, or choose a nearer target."
         )
     return chosen.label, tuple(advice)
 
 
-def _sums(result: Result) -> Perplexity:
+def document_sums(result: Result) -> Perplexity:
+    """What was read of every document, for differences in pairs."""
     documents = tuple((row["nats"], row["tokens"]) for row in result.tables["by_document"])
     return Perplexity(sum(nats for nats, _ in documents), sum(tokens for _, tokens in documents), documents)
 

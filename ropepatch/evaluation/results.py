@@ -15,8 +15,8 @@ import transformers
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.whole_files import whole_file
 from ropepatch.strict import check_keys
+from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,9 @@ class Result:
 
     Attributes:
         task: ``perplexity``, ``passkey`` or ``lm-eval``.
-        label: What tables and figures call it: the method, or ``as it is``.
-        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens).
+        label: What tables and figures call it: the method, ``as it is``, or the name of an adaptation.
+        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens); of
+            weights that were made from it also ``adapted_from``, the fingerprint of its own.
         scaling: ``method``, its parameters and frequencies; None for the model as it is.
         target: The context in tokens that is asked about.
         parameters: All that decides what is measured: protocol, lengths, seed, the text and its hash.
@@ -74,6 +75,11 @@ class Result:
 
     def __post_init__(self) -> None:
         _check_schema(self.schema)
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the weights are no longer those of the model that it names."""
+        return self.model.get("adapted_from") not in (None, self.model.get("weights"))
 
     def to_json(self) -> str:
         """The text of its file."""

@@ -18,22 +18,29 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-SEPARATOR = "<|endoftext|>"
+SEPARATOR = b"<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
+HOPELESS = 1000  # bad rows with no good one before them: a stream would be read to its end in vain
 EXPECTED = (
     "give a text or JSONL file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset id owner/name"
 )
 
+Read = str | list[int] | RopepatchError  # a document, or what is wrong with the row in its place
+
 
 def stream_documents(
-    source: str | Path, *, field: str = "text", split: str = "test"
+    source: str | Path,
+    *,
+    field: str = "text",
+    split: str = "test",
+    on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[str | list[int]]:
     """The documents of a source, texts or token ids, each read when it is asked for.
 
@@ -52,34 +59,77 @@ def stream_documents(
         field: Of objects and rows, the field that holds a text or a list of token ids; where it is absent
             ``input_ids`` is read.
         split: Of a dataset with splits.
+        on_bad: Is told in one line of each bad row, which is then left out; None to raise. A bad row is a
+            line that is no JSON object, a row without the field, a value that is neither text nor token ids,
+            or a text or line with bytes that are not UTF-8.
 
     Raises:
-        RopepatchError: At once: no such source, split or package, no documents, or a fault in the first. When
-            it is reached: bytes that are not UTF-8, a line that is no JSON object, a row without the field, a
-            value that is neither text nor token ids, or a Hub that no longer answers.
+        RopepatchError: At once: no such source, split or package, no documents, a column that is not there,
+            or, without ``on_bad``, a fault in the first; with it, if all rows are bad, or the first thousand.
+            When it is reached: without ``on_bad`` a bad row; a file that cannot be read, or a Hub that no
+            longer answers.
     """
-    documents = (document for document in _open(source, field, split) if not _is_blank(document))
+    bad: list[str] = []
+    documents = _sound(_open(source, field, split), bad, on_bad)
     first = next(documents, None)
+    if first is None and bad:
+        among = "all" if len(bad) < HOPELESS else "the first"
+        raise RopepatchError(
+            f"{among} {len(bad)} rows of {source} are bad; the first: {bad[0]}", hint="check field and format"
+        )
     if first is None:
         raise RopepatchError(f"no text in {source}: all of it is blank", hint=EXPECTED)
     return chain([first], documents)
 
 
-def _is_blank(document: str | list[int]) -> bool:
-    return not (document.strip() if isinstance(document, str) else document)
+def local_files(source: str | Path) -> list[Path] | None:
+    """The files that `stream_documents` reads a source from; None for the id of a dataset on the Hub.
+
+    Raises:
+        RopepatchError: No such source.
+    """
+    with _looking_for(source):
+        path = _local(source)
+        if path is None:
+            return None
+        return _files_in(path) if path.is_dir() else [path]
 
 
-def _open(source: str | Path, field: str, split: str) -> Iterator[str | list[int]]:
+def _sound(
+    rows: Iterator[Read], bad: list[str], on_bad: Callable[[str], None] | None
+) -> Iterator[str | list[int]]:
+    """The documents that are not blank; ``bad`` is filled up to the first."""
+    none_yet = True
+    for row in rows:
+        if isinstance(row, RopepatchError):
+            if on_bad is None:
+                raise row
+            on_bad(str(row))
+            if none_yet:
+                bad.append(str(row))
+                if len(bad) == HOPELESS:
+                    return
+        elif row.strip() if isinstance(row, str) else row:
+            none_yet = False
+            yield row
+
+
+def _open(source: str | Path, field: str, split: str) -> Iterator[Read]:
+    with _looking_for(source):
+        path = _local(source)
+        if path is None:
+            name, _, config = str(source).partition(":")
+            return _read_hub(name, config or None, field, split)
+        return _read_folder(path, field, split) if path.is_dir() else _read_file(path, field)
+
+
+def _local(source: str | Path) -> Path | None:
+    """The path of a source that is on this machine; None for what can only be an id of the Hub."""
     if source == "":  # the folder we are in, as a path
         raise RopepatchError("the source is an empty name", hint=EXPECTED)
-    try:
-        path = Path(source).expanduser()
-        if path.is_dir():
-            return _read_folder(path, field, split)
-        if path.exists():
-            return _read_file(path, field)
-    except (OSError, RuntimeError, ValueError) as error:  # too long a name, a closed folder, ~ of nobody, NUL
-        raise RopepatchError(f"cannot look for {str(source)!r}: {error}", hint=EXPECTED) from error
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
     named = HUB_ID.fullmatch(str(source))
     if isinstance(source, Path) or not named or FILE_NAME.fullmatch(named["name"]):
         raise RopepatchError(f"no such file or folder: {source}", hint=EXPECTED)
@@ -88,19 +138,36 @@ def _open(source: str | Path, field: str, split: str) -> Iterator[str | list[int
             f"{named['name']} is a path on this machine, which has no config",
             hint=f"leave out :{named['config']}",
         )
-    return _read_hub(named["name"], named["config"], field, split)
+    return None
 
 
-def _read_folder(folder: Path, field: str, split: str) -> Iterator[str | list[int]]:
-    if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        return _read_saved(folder, field, split)
-    found = {path for pattern in IN_FOLDERS for path in folder.rglob(pattern) if path.is_file()}
+@contextmanager
+def _looking_for(source: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, a closed folder, ~ of nobody, NUL
+        raise RopepatchError(f"cannot look for {str(source)!r}: {error}", hint=EXPECTED) from error
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    patterns = ["*.arrow", "*.json"] if _is_saved(folder) else IN_FOLDERS
+    found = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
     if not found:
         raise RopepatchError(f"no text in {folder}: it has no *.txt or *.jsonl file", hint=EXPECTED)
-    return chain.from_iterable(_read_file(path, field) for path in sorted(found))
+    return sorted(found)
 
 
-def _read_file(file: Path, field: str) -> Iterator[str | list[int]]:
+def _read_folder(folder: Path, field: str, split: str) -> Iterator[Read]:
+    if _is_saved(folder):
+        return _read_saved(folder, field, split)
+    return chain.from_iterable(_read_file(path, field) for path in _files_in(folder))
+
+
+def _read_file(file: Path, field: str) -> Iterator[Read]:
     kind = Path(file.name.removesuffix(".gz")).suffix
     if kind in (".jsonl", ".json"):
         return _read_objects(file, field)
@@ -109,52 +176,61 @@ def _read_file(file: Path, field: str) -> Iterator[str | list[int]]:
     return _read_texts(file)
 
 
-def _read_texts(file: Path) -> Iterator[str]:
-    lines: list[str] = []
-    for line in _read_lines(file):  # no marker reaches over the end of a line
+def _read_texts(file: Path) -> Iterator[Read]:
+    offset, lines = 0, list[bytes]()
+    for line in chain(_read_lines(file), [SEPARATOR]):  # no marker reaches over the end of a line
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
-            yield "".join([*lines, end]).strip()
-            lines = []
+            text = b"".join([*lines, end])
+            try:
+                yield _decode(text, file, offset).strip()
+            except RopepatchError as bad:
+                yield bad
+            offset, lines = offset + len(text) + len(SEPARATOR), []
         lines.append(rest)
-    yield "".join(lines).strip()
 
 
-def _read_objects(file: Path, field: str) -> Iterator[str | list[int]]:
+def _read_objects(file: Path, field: str) -> Iterator[Read]:
+    offset = 0
     for number, line in enumerate(_read_lines(file), start=1):
-        if not line.strip():
-            continue
         place = f"{file}, line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RopepatchError(
-                f"{place} is not JSON: {error}", hint='each line must be an object such as {"text": "..."}'
-            ) from error
-        if not isinstance(row, dict):
-            raise RopepatchError(
-                f"{place} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
-            )
-        yield _document(row, field, place)
+            text = _decode(line, file, offset)
+            if text.strip():
+                yield _document(_object(text, place), field, place)
+        except RopepatchError as bad:
+            yield bad
+        offset += len(line)
 
 
-def _read_lines(file: Path) -> Iterator[str]:
-    offset = 0
+def _object(text: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RopepatchError(
+            f"{place} is not JSON: {error}", hint='each line must be an object such as {"text": "..."}'
+        ) from error
+    if not isinstance(row, dict):
+        raise RopepatchError(
+            f"{place} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
+        )
+    return row
+
+
+def _read_lines(file: Path) -> Iterator[bytes]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            for line in stream:
-                yield _decode(line, file, offset)
-                offset += len(line)
+            yield from stream
     except (OSError, EOFError, zlib.error) as error:
         raise RopepatchError(f"cannot read {file}: {error}", hint="copy it again") from error
 
 
-def _decode(line: bytes, file: Path, offset: int) -> str:
+def _decode(content: bytes, file: Path, offset: int) -> str:
     try:
-        text = line.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RopepatchError(
-            f"{file} is not UTF-8 text: byte 0x{line[error.start]:02x} at offset {offset + error.start}",
+            f"{file} is not UTF-8 text: byte 0x{content[error.start]:02x} at offset {offset + error.start}",
             hint=f"convert it, e.g. iconv -f latin1 -t utf-8 {file.name}",
         ) from error
     text = text if offset else text.removeprefix("\ufeff")
@@ -187,7 +263,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _read_saved(folder: Path, field: str, split: str) -> Iterator[str | list[int]]:
+def _read_saved(folder: Path, field: str, split: str) -> Iterator[Read]:
     datasets = _datasets()
     with _explaining(str(folder), "save it again with save_to_disk"):
         dataset = datasets.load_from_disk(str(folder))
@@ -198,7 +274,7 @@ def _read_saved(folder: Path, field: str, split: str) -> Iterator[str | list[int
         yield from _read_rows(dataset.with_format(None), field, str(folder))
 
 
-def _read_table(file: Path, kind: str, field: str) -> Iterator[str | list[int]]:
+def _read_table(file: Path, kind: str, field: str) -> Iterator[Read]:
     datasets = _datasets()
     with _explaining(str(file), f"it must be a {kind} file that datasets can read"):
         files = {"train": [glob.escape(str(file.absolute()))]}
@@ -206,19 +282,24 @@ def _read_table(file: Path, kind: str, field: str) -> Iterator[str | list[int]]:
         yield from _read_rows(dataset, field, str(file))
 
 
-def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[str | list[int]]:
+def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Read]:
     datasets = _datasets()
     with _explaining(f"{name} from the Hub", OF_THE_HUB):
         dataset = datasets.load_dataset(name, config, split=split, streaming=True)
         yield from _read_rows(dataset, field, name)
 
 
-def _read_rows(dataset: Any, field: str, name: str) -> Iterator[str | list[int]]:
+def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Read]:
     columns = dataset.column_names or []  # None where only the rows tell
     wanted = field if field in columns else TOKEN_IDS
     rows = dataset.select_columns([wanted]) if wanted in columns else dataset
     for number, row in enumerate(rows):
-        yield _document(row, field, f"{name}, row {number}")
+        try:
+            yield _document(row, field, f"{name}, row {number}")
+        except RopepatchError as bad:
+            if columns and wanted not in columns:  # nor has any other row
+                raise
+            yield bad
 
 
 def _datasets() -> Any:

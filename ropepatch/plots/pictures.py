@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ropepatch.evaluation.comparisons import Comparison, comparisons
+from ropepatch.evaluation.comparisons import Comparison, comparisons, training_free
 from ropepatch.lengths import short_length
 from ropepatch.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.plots.losses import plot_gain, plot_perplexity, plot_positions
@@ -72,7 +72,11 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
 def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> list[tuple[Rescaling, Look]]:
     """What the scalings of some comparisons did, each once, as far as the results say it."""
     named = {name: result for group in groups for name, result in group.results.items()}
-    changes = ((Rescaling.measured(result), look[name]) for name, result in named.items())
+    changes = (
+        (Rescaling.measured(result), look[name])
+        for name, result in named.items()
+        if not (result.adapted and training_free(named, result))
+    )
     return [(change, colour) for change, colour in changes if change is not None]
 
 
@@ -82,7 +86,9 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
     Raises:
         RopepatchError: If matplotlib is not installed.
     """
-    trained = f"the trained context of {short_length(comparison.trained)} tokens"
+    adapted = any(result.adapted for result in comparison.results.values())
+    then = " before the adaptation" * adapted  # when the trained context was that
+    trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
     found: list[Picture] = []
     if comparison.task == "perplexity" and comparison.rows("by_length"):
         caption = f"Perplexity by length, on a logarithmic axis; bands: 95 % intervals; dashed: {trained}."
@@ -91,9 +97,8 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
         caption = f"Mean loss of the tokens at these positions; bands: 95 % intervals; dashed: {trained}."
         found.append(Picture("positions", plot_positions(comparison, look), caption))
     if comparison.task == "perplexity" and comparison.rows("gain"):
-        caption = (
-            "What a token gains from the context beyond the trained one; below 0 that context does harm."
-        )
+        gained = f"What a token gains from the context beyond the trained one{then}"
+        caption = f"{gained}; below 0 that context does harm."
         found.append(Picture("gain", plot_gain(comparison, look), caption))
     if comparison.task == "passkey" and comparison.rows("cells"):
         caption = f"Pass keys found, by the length of the prompt and the depth of the key; dashed: {trained}."

@@ -11,7 +11,6 @@ import jinja2
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
-from ropepatch.evaluation.whole_files import whole_file
 from ropepatch.folders import absent
 from ropepatch.lengths import short_length
 from ropepatch.plots import (
@@ -30,6 +29,7 @@ from ropepatch.report.tables import (
     summary_table,
 )
 from ropepatch.report.words import TASKS, method_of, outcome, provenance, variants
+from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

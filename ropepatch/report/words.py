@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.comparisons import training_free
+from ropepatch.evaluation.curves import difference
+from ropepatch.evaluation.ranking import document_sums, rank
 from ropepatch.lengths import short_length
 from ropepatch.report.tables import perplexity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.ranking import Ranking
@@ -46,13 +48,8 @@ DERIVED = (
 def outcome(groups: Sequence[Comparison]) -> list[str]:
     """What was found on one model for one target: what was measured, what came out, what to do."""
     model, trained, target = groups[0].model, groups[0].trained, short_length(groups[0].target)
-    scaled = [name for name, result in _results(groups).items() if result.scaling is not None]
-    measured = (
-        f"{_count(len(scaled), 'scaling')} of its rope to {target} tokens: {_listed(scaled)}"
-        if scaled
-        else f"the model as it is, to {target} tokens"
-    )
-    begin = f"{model} was trained on {short_length(trained)} tokens. Measured here: {measured}."
+    begin = f"{model} was trained on {short_length(trained)} tokens. "
+    begin += f"Measured here: {_measured(_results(groups), target)}."
     sentences: list[str] = []
     advice: Sequence[str] = ()
     reading = next((group for group in groups if group.task == "perplexity" and group.lengths()), None)
@@ -68,11 +65,33 @@ def outcome(groups: Sequence[Comparison]) -> list[str]:
     return [" ".join(part) for part in ([begin], sentences, advice) if part]
 
 
+def _measured(results: Mapping[str, Result], target: str) -> str:
+    adapted = [name for name, result in results.items() if result.adapted]
+    scaled = [name for name, result in results.items() if result.scaling and not result.adapted]
+    words = []
+    if scaled:
+        free = ", training-free" * bool(adapted)
+        words = [f"{_count(len(scaled), 'scaling')} of its rope to {target} tokens{free}: {_listed(scaled)}"]
+    if adapted:
+        words.append(f"trained for {target} tokens: {_listed(adapted)}")
+    return "; ".join(words) or f"the model as it is, to {target} tokens"
+
+
+def _told(group: Comparison) -> list[str]:
+    """Those that are always named: the model as it is, and whatever was trained, before and after."""
+    adapted = {name: result for name, result in group.results.items() if result.adapted}
+    before = {training_free(group.results, result) for result in adapted.values()}
+    return [
+        name
+        for name, result in group.results.items()
+        if result.scaling is None or name in adapted or name in before
+    ]
+
+
 def _loss(group: Comparison) -> tuple[str, list[str]]:
     length = group.lengths()[-1]
     rows = group.at(length)
     best = min(rows, key=lambda name: rows[name]["nats"])
-    plain = [name for name in rows if group.results[name].scaling is None and name != best]
     numbers = f"{rows[best]['nats']:.3f} nats per token{_interval(rows[best])}"
     reads = "reads best" if len(rows) > 1 else "is"
     sentence = f"Over {short_length(length)} tokens, {_called(best)} {reads}: {numbers}, a perplexity of "
@@ -80,15 +99,32 @@ def _loss(group: Comparison) -> tuple[str, list[str]]:
     if len(rows) == 1:
         sentence = f"Over {short_length(length)} tokens it loses {numbers}, a perplexity of "
         sentence += perplexity(rows[best]["nats"])
-    for name in plain:
+    for name in (name for name in _told(group) if name in rows and name != best):
         sentence += (
             f"; {_called(name)}, {rows[name]['nats']:.3f}, a perplexity of {perplexity(rows[name]['nats'])}"
         )
-    sentences = [f"{sentence}."]
+    sentences = [f"{sentence}.", *_training(group)]
     if group.floor is not None:
         bound = [row["nats"] for row in group.floor.tables["by_length"] if row["length"] == length]
         sentences += [f"No model can be below {nats:.3f}." for nats in bound]
     return best, sentences
+
+
+def _training(group: Comparison) -> Iterator[str]:
+    """What every adaptation brought, document by document, where the results say it."""
+    for name, result in group.results.items():
+        before = training_free(group.results, result) if result.adapted else None
+        if before is None or any("by_document" not in group.results[k].tables for k in (name, before)):
+            continue
+        first, then = (document_sums(group.results[k]) for k in (before, name))
+        if then.num_documents < 2:
+            continue
+        gain, (low, high) = difference(first, then)
+        verdict = "" if low > 0 else ": it does harm" if high < 0 else ", which may be nothing"
+        yield (
+            f"By its training {name} gains {gain:+.3f} nats per token over {before} "
+            f"(95 % interval {low:+.3f} to {high:+.3f}){verdict}."
+        )
 
 
 def _keys(group: Comparison, reader: str | None) -> list[str]:
@@ -96,7 +132,7 @@ def _keys(group: Comparison, reader: str | None) -> list[str]:
     rows = group.at(length)
     most = max(rows, key=lambda name: rows[name]["correct"] / rows[name]["n"])
     named = [name for name in dict.fromkeys([reader, most]) if name in rows]
-    named += [name for name in rows if group.results[name].scaling is None and name not in named]
+    named += [name for name in _told(group) if name in rows and name not in named]
     found = [f"{_called(name)} finds {_found(rows[name])}" for name in named]
     return [f"Of the pass keys at {short_length(length)} tokens, {_listed(found)}."]
 

@@ -1,0 +1,192 @@
+"""Adaptations side by side: methods at equal tokens, short and true length at equal tokens and at equal time.
+
+    python eval/adaptation.py --out RUNS --json eval/results/adaptation.json
+    python eval/adaptation.py --out RUNS --json FILE --only "yarn;linear" --threads 1
+
+Each run trains by the recipe `tiny` with what RUNS changes, and is then measured on tales it has not seen,
+beside the floor that no model can beat, and by pass keys. `babyllama` trains on real stories (../shared).
+Restartable: a run that is in the file is not made again, and one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ropepatch
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.sources import stream_documents
+from ropepatch.evaluation.texts import windows
+from ropepatch.tiny.held_out import held_out_tales
+from ropepatch.training.recipe import Recipe, read_recipe
+from ropepatch.training.sections import Data, Texts, Watch
+from ropepatch.whole_files import whole_file
+
+TARGET, TRAINED = 2048, 256
+SPANS = [(0, 256), (256, 512), (512, 1024), (1024, 2048), (0, 2048)]
+LENGTHS, TRIALS = [128, 256, 512, 1024, 2048], 20
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
+BABYLLAMA = SHARED / "checkpoints" / "babyllama-361"
+# A step of 8 rows of 256 tokens takes this share of the time of one row of 2048: `--time` measures it.
+TIME_OF_SHORT_ROWS = 0.53
+
+
+@dataclass(frozen=True)
+class Run:
+    """What differs from the recipe `tiny`."""
+
+    method: str = "yarn"
+    windows: tuple[str, ...] | None = None
+    share_of_steps: float = 1.0
+
+    def recipe(self) -> Recipe:
+        """The recipe of this run."""
+        recipe = read_recipe("tiny")
+        steps = round(recipe.max_steps * self.share_of_steps)
+        data = recipe.data if self.windows is None else replace(recipe.data, windows=self.windows)
+        return replace(recipe, data=data, trainer={**recipe.trainer, "max_steps": steps})
+
+
+RUNS = {
+    "yarn": Run(),
+    "linear": Run(method="linear"),
+    "ntk": Run(method="ntk"),
+    "short": Run(windows=("1x",)),
+    "true": Run(windows=("8x",)),
+    "true, time of short": Run(windows=("8x",), share_of_steps=TIME_OF_SHORT_ROWS),
+}
+
+
+def stories() -> Recipe:
+    """babyllama-361 on the stories it was trained on, all joined."""
+    return replace(
+        read_recipe("tiny"),
+        data=Data(
+            sources=(Texts(text=str(STORIES)),), windows=("1x", "8x"), tokens_per_batch="2k", boundaries=False
+        ),
+        watch=Watch(every=100, windows=16, passkey_trials=0),
+    )
+
+
+def curve_of(model: Any, pieces: list[torch.Tensor]) -> dict[str, float]:
+    """Nats per token by stretch of positions."""
+    curve = ropepatch.perplexity(model, None, pieces)
+    return {f"{begin} to {end}": curve.between(begin, end).mean for begin, end in SPANS}
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    """The losses and the pass keys of a checkpoint."""
+    model, tokenizer = ropepatch.load(folder)
+    tales = held_out_tales(tokenizer, length=TARGET, count=24)
+    grid = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, trials=TRIALS)
+    return {
+        "nats": curve_of(model, [tale.ids for tale in tales]),
+        "keys": {f"{n} at {depth}": f"{cell.correct}/{cell.n}" for (n, depth), cell in grid.cells.items()},
+        "keys_by_length": {str(n): grid.at(n).correct / grid.at(n).n for n in LENGTHS},
+        "keys_least": min(cell.correct / cell.n for cell in grid.cells.values()),
+    }
+
+
+def make(name: str, recipe: Recipe, model: str | Path, method: str, out: Path) -> dict[str, Any]:
+    """One run, trained and with its history."""
+    folder = out / name.replace(", ", "-").replace(" ", "-")
+    plan = ropepatch.plan(model, to=TARGET, method=method)
+    ropepatch.adapt(plan, recipe, folder, say=lambda line: print(name, line, file=sys.stderr, flush=True))
+    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
+    history = json.loads((folder / "adaptation" / "history.json").read_text(encoding="utf-8"))
+    kept = {key: record[key] for key in ("steps", "tokens", "seconds", "gate")}
+    measured = [row for row in history if "short_loss" in row]
+    keys = ("step", "short_loss", "target_loss", "target_passkey")
+    return kept | {
+        "folder": str(folder),
+        "method": method,
+        "windows": list(recipe.data.windows),
+        "history": [{key: row[key] for key in keys if key in row} for row in measured],
+    }
+
+
+def judge_stories(folder: Path) -> dict[str, Any]:
+    """babyllama before, training-free and after, on the same held-out stories."""
+    base, tokenizer = ropepatch.load(BABYLLAMA)
+    pieces = windows(tokenizer, stream_documents(STORIES), length=TARGET, count=None)[:16]
+    held_out = [torch.tensor(piece) for piece in pieces]
+    first = [ids[:TRAINED] for ids in held_out]
+    # The text of the long stretch, read by the base model within its context: 256 tokens at a time.
+    same = [ids[begin : begin + TRAINED] for ids in held_out for begin in range(1024, TARGET, TRAINED)]
+    within = {
+        "0 to 256": ropepatch.perplexity(base, None, first).at(TRAINED).mean,
+        "1024 to 2048, 256 tokens at a time": ropepatch.perplexity(base, None, same).at(TRAINED).mean,
+    }
+    with ropepatch.patch(base, ropepatch.plan(BABYLLAMA, to=TARGET, method="yarn")):
+        free = curve_of(base, held_out)
+    after = curve_of(ropepatch.load(folder)[0], held_out)
+    return {"windows": len(held_out), "base": within, "training-free": free, "adapted": after}
+
+
+def step_times(rounds: int = 12) -> float:
+    """The time of a step of 8 x 256 tokens over one of 1 x 2048, forward and backward, medians."""
+    model, _ = ropepatch.load("tiny")
+    model.train()
+    ids = torch.randint(1024, (1, TARGET))
+    seconds: dict[int, list[float]] = {TRAINED: [], TARGET: []}
+    for _ in range(rounds):
+        for window in seconds:
+            began = time.perf_counter()
+            model(ids.view(-1, window), labels=ids.view(-1, window)).loss.backward()
+            seconds[window].append(time.perf_counter() - began)
+    short, true = (sorted(seconds[window])[rounds // 2] for window in (TRAINED, TARGET))
+    return short / true
+
+
+def results_in(file: Path) -> dict[str, Any]:
+    """What is known already."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"runs": {}}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
+    parser.add_argument("--json", type=Path, required=True, help="the file of results")
+    parser.add_argument("--only", help="names of runs, separated by ;")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--time", action="store_true", help="measure the time of short rows over true ones")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.time:
+        print(step_times())
+        return
+    names = arguments.only.split(";") if arguments.only else [*RUNS, "babyllama"]
+    for name in names:
+        if name in results_in(arguments.json)["runs"]:
+            continue
+        if name == "babyllama":
+            row = make(name, stories(), BABYLLAMA, "yarn", arguments.out)
+            row |= judge_stories(Path(row.pop("folder")))
+        else:
+            run = RUNS[name]
+            row = make(name, run.recipe(), "tiny", run.method, arguments.out)
+            row |= judge(Path(row.pop("folder")))
+        found = results_in(arguments.json)  # to which another process may have added a run meanwhile
+        base, tokenizer = ropepatch.load("tiny")
+        tales = held_out_tales(tokenizer, length=TARGET, count=24)
+        floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+        found["floor"] = {f"{begin} to {end}": floor.between(begin, end).mean for begin, end in SPANS}
+        found["threads"] = arguments.threads
+        found["env"] = environment(base)
+        found["runs"][name] = row
+        with whole_file(arguments.json) as partial:
+            partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

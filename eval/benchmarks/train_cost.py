@@ -1,0 +1,191 @@
+"""What a training step costs in time and memory, against transformers' own loss.
+
+    taskset -c 1 python eval/benchmarks/train_cost.py [--rounds N] [--json FILE]
+
+A step is forward, backward and AdamW of a LoRA (rank 16 on queries, keys, values and outputs, norms trained
+whole) on a random LLaMA, for one row. Stock: what transformers' Trainer does with PEFT, the model called
+with `labels`, which makes the logits of all tokens; it keeps no cache here, which is in its favour. Ours:
+`causal_lm_loss` with the head that `linear_head` finds. Both step the same model in turn, in rounds of
+shuffled order; figures are medians of the ratios within a round, and losses and gradients of both must agree.
+Memory is the peak of a process of its own over two steps, less what it holds when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from reporting import environment, spread, table, write
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ropepatch.training.fused_loss import CHUNK
+from ropepatch.training.loss import causal_lm_loss, linear_head
+
+TARGET = {"speed: ours / stock": 0.95, "memory: ours / stock": 0.5}
+AGREEMENT = 1e-4  # relative, of the loss and of the norm of the gradients
+SEED, ROUNDS, TOKENS = 0, 9, 4096
+PROCEDURES = ("stock", "ours")
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+    "tie_word_embeddings": False,
+}
+LORA: dict[str, Any] = {
+    "r": 16,
+    "lora_alpha": 32,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "modules_to_save": ["input_layernorm", "post_attention_layernorm", "norm"],
+}
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=TOKENS))
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **LORA)).train()
+
+
+def make_batch() -> dict[str, Tensor]:
+    ids = torch.randint(SHAPE["vocab_size"], (1, TOKENS))
+    labels = ids.clone()
+    labels[0, 0] = -100
+    return {"input_ids": ids, "labels": labels, "position_ids": torch.arange(TOKENS)[None]}
+
+
+def loss_functions(model: nn.Module) -> dict[str, Callable[[dict[str, Tensor]], Tensor]]:
+    return {
+        "stock": lambda batch: model(**batch, use_cache=False, num_items_in_batch=TOKENS - 1).loss,
+        "ours": partial(causal_lm_loss, model, num_items=TOKENS - 1, head=linear_head(model)),
+    }
+
+
+class Step:
+    """One step of a procedure; all of a process share a model and an optimiser."""
+
+    def __init__(self) -> None:
+        self.model, self.batch = make_model(), make_batch()
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=1e-5)
+        self.losses = loss_functions(self.model)
+
+    def __call__(self, procedure: str, *, update: bool = True) -> tuple[float, float]:
+        """Loss, and the norm of the gradients."""
+        self.optimizer.zero_grad()
+        loss = self.losses[procedure](self.batch)
+        loss.backward()
+        norm = torch.stack([parameter.grad.norm() for parameter in self.trained]).norm()
+        if update:
+            self.optimizer.step()
+        return loss.item(), norm.item()
+
+
+def time_both(rounds: int) -> dict[str, Any]:
+    step, order = Step(), random.Random(SEED)
+    (loss, norm), (our_loss, our_norm) = (step(procedure, update=False) for procedure in PROCEDURES)
+    difference = max(abs(our_loss / loss - 1), abs(our_norm / norm - 1))
+    if not difference <= AGREEMENT:
+        raise SystemExit(f"loss or gradients differ by {difference:.2e}: not the same work")
+    seconds: dict[str, list[float]] = {procedure: [] for procedure in PROCEDURES}
+    for _ in range(rounds):
+        for procedure in order.sample(PROCEDURES, len(PROCEDURES)):
+            begin = time.perf_counter()
+            step(procedure)
+            seconds[procedure].append(time.perf_counter() - begin)
+    return {
+        "rounds": rounds,
+        "tokens_per_second": {name: spread([TOKENS / x for x in values]) for name, values in seconds.items()},
+        "ours / stock": spread([a / b for a, b in zip(seconds["stock"], seconds["ours"], strict=True)]),
+        "largest relative difference of loss and gradients": float(f"{difference:.3g}"),
+    }
+
+
+def resident_mib(field: str) -> float:
+    """VmRSS (now) or VmHWM (peak) of this process; unlike ru_maxrss, not inherited from its parent."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def measure_memory(procedure: str) -> dict[str, float]:
+    """Of one procedure in this process, which does nothing else."""
+    step = Step()
+    loaded = resident_mib("VmRSS")
+    step(procedure)
+    loss, _ = step(procedure)
+    peak = resident_mib("VmHWM")
+    return {"loaded_mib": loaded, "peak_mib": peak, "net_mib": peak - loaded, "loss": loss}
+
+
+def compare_memory() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for procedure in PROCEDURES:
+        command = [sys.executable, __file__, "--measure", procedure]
+        found[procedure] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    difference = abs(found["ours"]["loss"] / found["stock"]["loss"] - 1)
+    if not difference <= AGREEMENT:
+        raise SystemExit(f"the losses of the second step differ by {difference:.2e}: not the same work")
+    ratio = found["ours"]["net_mib"] / found["stock"]["net_mib"]
+    return found | {"ours / stock": float(f"{ratio:.4g}")}
+
+
+def render(result: dict[str, Any]) -> str:
+    speed, memory = result["speed"], result["memory"]
+    rows = [("", "stock", "ours", "ours / stock", "quartiles")]
+    ratio, medians = (
+        speed["ours / stock"],
+        [speed["tokens_per_second"][name]["median"] for name in PROCEDURES],
+    )
+    quartiles = f"{ratio['q1']:.2f}-{ratio['q3']:.2f}"
+    rows.append(("tokens per second", *(f"{x:.0f}" for x in medians), f"{ratio['median']:.2f}", quartiles))
+    net = (f"{memory[name]['net_mib']:.0f}" for name in PROCEDURES)
+    rows.append(("MiB above the loaded model", *net, f"{memory['ours / stock']:.3f}", ""))
+    return f"{table(rows)}\ntargets: speed at least 0.95, memory at most 0.5"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--measure", choices=PROCEDURES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.measure:
+        print(json.dumps(measure_memory(arguments.measure)))
+        return
+    result = {
+        "benchmark": "train_cost",
+        "target": TARGET,
+        "agreement": AGREEMENT,
+        "seed": SEED,
+        "model": SHAPE,
+        "lora": LORA,
+        "tokens": TOKENS,
+        "chunk": CHUNK,
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "memory": compare_memory(),
+        "speed": time_both(arguments.rounds),
+        "environment": environment(),
+    }
+    print(render(result))
+    if arguments.json:
+        write(arguments.json, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What of a model is trained: a low-rank adapter with embeddings and norms, or all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ropepatch.training.sections import Lora
+
+
+def trainable(model: Any, lora: Lora | None) -> nn.Module:
+    """The model with its adapter, or the model itself with all weights trainable.
+
+    What is trained is in float32: steps of 2e-5 are lost in bfloat16, which keeps 8 bits. Frozen weights stay
+    in the dtype they were loaded in.
+
+    Raises:
+        RopepatchError: If PEFT is missing, or the model has none of the target modules.
+    """
+    if lora is None:
+        whole: nn.Module = model.float().requires_grad_(True)
+        return whole
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise RopepatchError(
+            "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
+        ) from error
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets,
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+        modules_to_save=_saved_whole(model, lora) or None,
+        ensure_weight_tying=lora.train_embeddings and _is_tied(model),
+    )
+    try:
+        adapted: Any = get_peft_model(model, config)
+    except ValueError as error:
+        names = targets if isinstance(targets, str) else ", ".join(targets)
+        raise RopepatchError(
+            f"no adapter on {names} fits this model: {' '.join(str(error).split())[:200]}",
+            hint="name linear layers of the model in lora.target_modules, or all-linear",
+        ) from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    module: nn.Module = adapted
+    return module
+
+
+def merged(model: Any) -> PreTrainedModel:
+    """The model with its adapter merged into the weights; a model without one is returned as it is."""
+    whole: PreTrainedModel = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    return whole
+
+
+def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.Optimizer:
+    """AdamW with another learning rate for B than for A (LoRA+, arXiv:2402.12354)."""
+    from peft.optimizers import create_loraplus_optimizer
+
+    made: torch.optim.Optimizer = create_loraplus_optimizer(
+        model=model,
+        optimizer_cls=torch.optim.AdamW,
+        lr=arguments.learning_rate,
+        loraplus_lr_ratio=ratio,
+        loraplus_weight_decay=arguments.weight_decay,
+        betas=(arguments.adam_beta1, arguments.adam_beta2),
+        eps=arguments.adam_epsilon,
+    )
+    return made
+
+
+def _saved_whole(model: Any, lora: Lora) -> list[str]:
+    """The last parts of the names of the modules that are trained whole."""
+    names = set()
+    for path, module in model.named_modules():
+        is_norm = type(module).__name__.endswith("Norm")
+        is_embedding = module in (model.get_input_embeddings(), model.get_output_embeddings())
+        if (is_norm and lora.train_norms) or (is_embedding and lora.train_embeddings):
+            names.add(path.rpartition(".")[2])
+    return sorted(names)
+
+
+def _is_tied(model: Any) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight

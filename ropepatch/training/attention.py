@@ -1,0 +1,144 @@
+"""Attention within the segments of a packed row, whatever their position ids say, without a [T, T] mask.
+
+Stock sdpa takes positions that jump for packed documents, and builds a [T, T] mask for packed ones. Here the
+segments are given (`cu_seq_lens_q`), and stock sdpa runs on each as on a sequence of its own.
+
+Shapes: H heads, T tokens of all segments, D dimensions of a head; S segments of n tokens each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from reprlib import repr as short
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from ropepatch.adapters import base_model, text_config
+from ropepatch.errors import RopepatchError
+
+NAME = "ropepatch_packed"
+BLOCK = 1024  # queries of a sliding window that are read at a time
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
+
+
+@contextmanager
+def packed_attention(model: nn.Module) -> Iterator[None]:
+    """Switch one model to attention within segments, for the forward and backward passes of training.
+
+    A forward pass then takes one row: `input_ids` and `position_ids` [1, T] with `cu_seq_lens_q` from 0 to T,
+    no mask and no cached past. Any other is refused: evaluate outside.
+
+    A backward pass belongs inside: activation checkpointing runs the forward pass again in it.
+
+    Args:
+        model: A causal language model, possibly inside a PEFT model.
+
+    Raises:
+        RopepatchError: The model does more than attend causally through sdpa.
+    """
+    base = base_model(model)
+    _check(base)
+    models = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
+    before = [each.config._attn_implementation for each in models]
+    try:
+        for each in models:
+            each.config._attn_implementation_internal = NAME  # the setter would reach further configurations
+        yield
+    finally:
+        for each, value in zip(models, before, strict=True):
+            each.config._attn_implementation_internal = value
+
+
+def _check(base: PreTrainedModel) -> None:
+    config = text_config(base.config)
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
+    causal = [getattr(part, "is_causal", True) for part in (config, *base.modules())]
+    reasons = {
+        f"it has layers of the type {', '.join(others)}": others,
+        "it carries a state from token to token": getattr(base, "_is_stateful", False),
+        "it does not support sdpa": not base._supports_sdpa,
+        "its attention is no interchangeable function": not base._can_set_attn_implementation(),
+        "some of its attention is not causal": not all(causal),
+        "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise RopepatchError(
+                f"{config.model_type} cannot be trained on packed rows: {reason}",
+                hint="adapt a LLaMA-like model",
+            )
+
+
+def _no_mask(
+    *, attention_mask: Tensor | None = None, local_size: int | None = None, device: Any = None, **_: Any
+) -> Tensor:
+    """In the place of a mask, [1, 1, 0, window]: stock attention fails on it rather than leave a segment."""
+    if attention_mask is not None:
+        raise _misuse("an attention mask")
+    return torch.empty(1, 1, 0, local_size or 0, dtype=torch.bool, device=device)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What queries [1, H, T, D] read [1, T, H, D] from keys and values, of H heads or fewer."""
+    if attention_mask is None or attention_mask.numel():
+        raise _misuse("a mask of the model's own")
+    if cu_seq_lens_q is None:
+        raise _misuse("no cu_seq_lens_q")
+    if changed := [name for name in _OTHER_SCORES if kwargs.get(name) is not None]:
+        raise _misuse(f"{changed[0]} from {type(module).__name__}")
+    edges, (rows, _, tokens, _) = cu_seq_lens_q.tolist(), query.shape
+    if rows > 1 or key.shape[2] != tokens or edges != sorted({0, *edges[1:-1], tokens}):
+        raise _misuse(f"segments {short(edges)} for {rows} x {tokens} queries and {key.shape[2]} keys")
+    lengths = [end - start for start, end in pairwise(edges)]
+    window = attention_mask.shape[-1] or tokens
+    tensors = (query, key, value)
+    if len(set(lengths)) == 1:
+        stacked = [torch.unflatten(x[0], 1, (-1, lengths[0])).transpose(0, 1) for x in tensors]
+        return _segments(module, window, kwargs, *stacked).flatten(0, 1)[None], None
+    split = [torch.split(x, lengths, dim=2) for x in tensors]
+    return torch.cat([_segments(module, window, kwargs, *one) for one in zip(*split, strict=True)], 1), None
+
+
+def _segments(
+    module: nn.Module, window: int, kwargs: dict[str, Any], query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """The same [S, n, H, D] for segments of one length, where queries see the last ``window`` keys."""
+    length = query.shape[2]
+    if length <= window:
+        return sdpa_attention_forward(module, query, key, value, None, **kwargs | {"is_causal": True})[0]
+    indices = torch.arange(length, device=query.device)
+    blocks = []
+    for start in range(0, length, BLOCK):
+        end, first = min(start + BLOCK, length), max(0, start + 1 - window)
+        age = indices[start:end, None] - indices[first:end]
+        mask = ((age >= 0) & (age < window))[None, None]
+        block = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end]
+        blocks.append(sdpa_attention_forward(module, *block, mask, **kwargs)[0])
+    return torch.cat(blocks, 1)
+
+
+def _misuse(what: str) -> RopepatchError:
+    return RopepatchError(
+        f"packed attention got {what}",
+        hint="pass cu_seq_lens_q, no mask and no cache; evaluate outside of packed_attention",
+    )
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,70 @@
+"""The checkpoints of a run: sealed when they are whole, and known to be damaged when they are not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from ropepatch.whole_files import whole_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEAL = "sealed.json"  # written last: name and SHA-256 of every file
+NAME = re.compile(r"checkpoint-(\d+)")
+
+logger = logging.getLogger(__name__)
+
+
+def seal(checkpoint: Path) -> None:
+    """Write down what the checkpoint holds; it counts from now on."""
+    with whole_file(checkpoint / SEAL) as partial:
+        partial.write_text(json.dumps(_hashes(checkpoint), indent=1), encoding="utf-8")
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None if it is as it was sealed."""
+    try:
+        sealed = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
+        found = _hashes(checkpoint)
+    except FileNotFoundError:
+        return "it was not finished"
+    except (OSError, ValueError) as error:
+        return f"it cannot be read: {error}"
+    if not isinstance(sealed, dict):
+        return f"{SEAL} is not what was written"
+    differing = sorted(name for name in sealed.keys() | found if sealed.get(name) != found.get(name))
+    return f"{differing[0]} is not what was written" if differing else None
+
+
+def newest_sound(run: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole, or None; newer ones are removed, with a warning."""
+    numbered = sorted(
+        (
+            (int(match[1]), folder)
+            for folder in run.glob("checkpoint-*")
+            if (match := NAME.fullmatch(folder.name))
+        ),
+        reverse=True,
+    )
+    for _, folder in numbered:
+        reason = damage(folder)
+        if reason is None:
+            return folder
+        logger.warning("%s is damaged, going on from the one before: %s", folder, reason)
+        shutil.rmtree(folder)
+    return None
+
+
+def _hashes(checkpoint: Path) -> dict[str, str]:
+    files = (file for file in checkpoint.rglob("*") if file.is_file() and file.name != SEAL)
+    return {file.relative_to(checkpoint).as_posix(): _sha256(file) for file in sorted(files)}
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

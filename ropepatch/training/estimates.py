@@ -1,0 +1,263 @@
+"""What a recipe costs: tokens, memory and time, by arithmetic from the numbers of config.json.
+
+These are estimates. They hold for decoders like LLaMA, Mistral and Qwen2: a gated MLP, two norms per layer,
+no [T, T] mask, and a loss that computes logits in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.lengths import relative_length
+from ropepatch.strict import refuse_unknown
+
+if TYPE_CHECKING:
+    from ropepatch.training.recipe import Recipe
+    from ropepatch.training.sections import Lora
+
+GIB = 2**30
+H100_FLOPS = 989e12  # per second: dense bf16, from the data sheet of the H100 SXM
+UTILISATION = 0.4  # of that, assumed
+CHUNK = 1024  # positions whose logits are in memory at once
+ATTENTION_BACKWARD = 2.5  # times the forward: five matrix products against two (arXiv:2205.14135)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size of a model, as config.json names its numbers; `qkv_bias` is that of Qwen2's q, k and v."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+
+    @property
+    def queries(self) -> int:
+        """Width of all query heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all key heads."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers of one decoder layer, by their names."""
+        hidden, mlp, queries, keys = self.hidden_size, self.intermediate_size, self.queries, self.keys
+        return {
+            "q_proj": (hidden, queries),
+            "k_proj": (hidden, keys),
+            "v_proj": (hidden, keys),
+            "o_proj": (queries, hidden),
+            "gate_proj": (hidden, mlp),
+            "up_proj": (hidden, mlp),
+            "down_proj": (mlp, hidden),
+        }
+
+    @property
+    def embedding(self) -> int:
+        """Weights of the embeddings, and of the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def norms(self) -> int:
+        """Weights of all norms."""
+        return (2 * self.num_hidden_layers + 1) * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        matrices = sum(inputs * outputs for inputs, outputs in self.linear.values())
+        biases = self.queries + 2 * self.keys if self.qkv_bias else 0
+        tables = self.embedding if self.tie_word_embeddings else 2 * self.embedding
+        return self.num_hidden_layers * (matrices + biases) + tables + self.norms
+
+
+def _llama(
+    hidden: int, mlp: int, layers: int, heads: int, keys: int, vocab: int, window: int, **more: bool
+) -> Shape:
+    return Shape(
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=keys,
+        head_dim=hidden // heads,
+        vocab_size=vocab,
+        max_position_embeddings=window,
+        **more,
+    )
+
+
+SHAPES: Mapping[str, Shape] = {  # of the models that recipes are written for, from their config.json
+    "tiny": _llama(192, 512, 4, 6, 6, 1024, 256, tie_word_embeddings=True),
+    "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, 49152, 8192, tie_word_embeddings=True),
+    "meta-llama/Llama-2-7b-hf": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
+    "meta-llama/Meta-Llama-3-8B": _llama(4096, 14336, 32, 32, 8, 128256, 8192),
+    "mistralai/Mistral-7B-v0.3": _llama(4096, 14336, 32, 32, 8, 32768, 32768),
+    "Qwen/Qwen2.5-7B-Instruct": _llama(3584, 18944, 28, 28, 4, 152064, 32768, qkv_bias=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run costs.
+
+    Args:
+        tokens: Read in all, by all processes.
+        parameters: Of the model.
+        trained: How many of them, the adapter included, take steps.
+        weights_gib: Memory of the weights, of one process that holds all of them.
+        optimizer_gib: Of gradients and both moments of Adam.
+        activations_gib: Of one forward and backward pass, with the logits of one chunk.
+        flops: Of the whole run.
+    """
+
+    tokens: int
+    parameters: int
+    trained: int
+    weights_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    flops: float
+
+    @property
+    def total_gib(self) -> float:
+        """Memory at the peak, without what the allocator loses to fragments."""
+        return self.weights_gib + self.optimizer_gib + self.activations_gib
+
+    def hours(self, flops_per_second: float = H100_FLOPS * UTILISATION) -> float:
+        """Time at a rate, without measuring and saving."""
+        return self.flops / flops_per_second / 3600
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        return asdict(self) | {"total_gib": self.total_gib, "h100_hours": self.hours()}
+
+    def __str__(self) -> str:
+        memory = " + ".join(
+            f"{value:.1f} GiB {name}"
+            for name, value in (
+                ("weights", self.weights_gib),
+                ("optimiser", self.optimizer_gib),
+                ("activations", self.activations_gib),
+            )
+        )
+        return f"{self.tokens:,} tokens; {memory} = {self.total_gib:.1f} GiB; {self.hours():.1f} h"
+
+
+def estimate(recipe: Recipe, shape: Shape, *, processes: int = 1) -> Estimate:
+    """The cost of a recipe on a model.
+
+    Memory, in bytes: frozen weights take 2 in mixed precision (`bf16` or `fp16` in `trainer`), else 4; what
+    is trained takes 4, its gradient 4 and Adam's moments 8; a full fine-tune in mixed precision also keeps
+    copies of 2 that autocast makes. Activations: see `activation_bytes`.
+
+    Work, in FLOPs: a matrix product of [n, k] and [k, m] takes 2nkm; causal attention half of the full one,
+    over whole rows, whatever documents are in them. Backward takes as much as forward for the inputs, and as
+    much again for the weights that are trained; checkpointed layers are computed forward twice.
+
+    Args:
+        recipe: What is run.
+        shape: Of the model.
+        processes: How many run it side by side, each on its own batches.
+
+    Raises:
+        RopepatchError: A window above `tokens_per_batch`, or target modules of another architecture.
+    """
+    mixed = bool(recipe.trainer.get("bf16") or recipe.trainer.get("fp16"))
+    per_batch = relative_length(recipe.data.tokens_per_batch, shape.max_position_embeddings)
+    batches = processes * recipe.trainer.get("gradient_accumulation_steps", 1)
+    windows = [relative_length(length, shape.max_position_embeddings) for length in recipe.data.windows]
+    for window in windows:
+        if not 1 <= window <= per_batch:
+            raise RopepatchError(
+                f"a window of {window} tokens does not fit into tokens_per_batch: {per_batch}",
+                hint="raise tokens_per_batch, or lower windows",
+            )
+    cycles, rest = divmod(recipe.max_steps, len(windows))
+    tokens, flops = 0, 0.0
+    for number, window in enumerate(windows):
+        read = (cycles + (number < rest)) * batches * (per_batch // window * window)
+        tokens += read
+        flops += read * flops_per_token(recipe, shape, window)
+    adapter, whole = trained_weights(recipe.lora, shape)
+    frozen = 2 if mixed else 4
+    if recipe.lora is None:
+        weights = shape.parameters * (6 if mixed else 4)
+    else:
+        weights = shape.parameters * frozen + (adapter + whole) * 4
+    activations = activation_bytes(recipe, shape, max(per_batch // window * window for window in windows))
+    return Estimate(
+        tokens=tokens,
+        parameters=shape.parameters,
+        trained=adapter + whole,
+        weights_gib=weights / GIB,
+        optimizer_gib=(adapter + whole) * 12 / GIB,
+        activations_gib=activations / GIB,
+        flops=flops,
+    )
+
+
+def trained_weights(lora: Lora | None, shape: Shape) -> tuple[int, int]:
+    """Weights of the adapter, and those of the model that take steps themselves."""
+    if lora is None:
+        return 0, shape.parameters
+    ends = [shape.linear[name] for name in _targets(lora, shape)]
+    size = sum(lora.r * (inputs + outputs) + (outputs if lora.use_dora else 0) for inputs, outputs in ends)
+    whole = (shape.norms if lora.train_norms else 0) + (shape.embedding if lora.train_embeddings else 0)
+    return shape.num_hidden_layers * size, whole
+
+
+def activation_bytes(recipe: Recipe, shape: Shape, tokens: int) -> int:
+    """Memory of one forward and backward pass over so many tokens, beside weights and gradients.
+
+    With checkpointing: the hidden state of every layer, and one layer at a time at its peak, the backward
+    pass of its MLP. It holds six tensors of the MLP's width, four of the attention's and eight float32 ones
+    of the hidden size (by the allocations of transformers' LLaMA; the last differ by a fifth with what is
+    trained, and an adapter on the MLP takes a fifth more in all). In mixed precision a tensor has 2 bytes a
+    number; the hidden states have 4 where the embeddings are trained, which are then float32. Without
+    checkpointing all layers are held. The loss adds three float32 copies of a chunk of logits.
+    """
+    mixed = bool(recipe.trainer.get("bf16") or recipe.trainer.get("fp16"))
+    embeddings_trained = recipe.lora is None or recipe.lora.train_embeddings
+    size = 2 if mixed else 4
+    stream = 4 if embeddings_trained or not mixed else 2
+    attention = 2 * (shape.queries + shape.keys)
+    layer = 32 * shape.hidden_size + size * (attention + 6 * shape.intermediate_size)
+    layers = shape.num_hidden_layers
+    held = stream * shape.hidden_size * layers + layer if recipe.gradient_checkpointing else layer * layers
+    return tokens * held + 3 * 4 * min(CHUNK, tokens) * shape.vocab_size
+
+
+def flops_per_token(recipe: Recipe, shape: Shape, window: int) -> float:
+    """Forward and backward of one token in a row of so many."""
+    lora, layers = recipe.lora, shape.num_hidden_layers
+    forward = 2 if recipe.gradient_checkpointing else 1
+    matrices = 2 * layers * sum(inputs * outputs for inputs, outputs in shape.linear.values())
+    attention = 2 * layers * shape.queries * window  # two products of 2 x queries x window / 2
+    adapter, _ = trained_weights(lora, shape)
+    head_trained = lora is None or (lora.train_embeddings and shape.tie_word_embeddings)
+    return (
+        matrices * (forward + (2 if lora is None else 1))
+        + attention * (forward + ATTENTION_BACKWARD)
+        + 2 * adapter * (forward + 2)
+        + 2 * shape.embedding * (3 if head_trained else 2)
+    )
+
+
+def _targets(lora: Lora, shape: Shape) -> list[str]:
+    if isinstance(lora.target_modules, str):
+        return list(shape.linear)
+    refuse_unknown(lora.target_modules, shape.linear, "target module")
+    return list(dict.fromkeys(lora.target_modules))

@@ -1,0 +1,156 @@
+"""The loss of a training step, computed where the model would make its logits, in chunks.
+
+Shapes: B rows of a batch, N tokens of a row, V vocabulary. Losses are in nats.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropepatch.adapters import base_model, text_config
+from ropepatch.evaluation.losses import evaluating
+from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+logger = logging.getLogger(__name__)
+
+LABELS = ("labels", "shift_labels")
+CHECKED = 16  # tokens of the passes by which a model is checked
+MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
+AGREEMENT = 0.02  # of the loss, by which ours may differ from the one of all logits: both may be in 16 bits
+
+
+def causal_lm_loss(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    num_items: Tensor | int | None = None,
+    *,
+    head: nn.Linear | None,
+) -> Tensor:
+    """The loss of a batch, a float32 scalar; its graph leads through the model's `__call__`.
+
+    So DDP, FSDP, PEFT and autocast wrappers see a forward pass like any other. It takes place in there, too:
+    instead of logits the head returns the loss, while its weights are gathered and the wrapper looks on.
+
+    Args:
+        model: A causal language model, wrapped or not.
+        batch: What it takes, with `labels` [B, N], which are those of the tokens themselves, or with
+            `shift_labels` [B, N], which are those of the tokens that follow. Labels of -100 are left out.
+        num_items: What the sum over the labels is divided by; None for their number.
+        head: What `linear_head` found; None to make all logits.
+    """
+    labels = _next_labels(batch)
+    count = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
+    inputs = {"use_cache": False} | {name: value for name, value in batch.items() if name not in LABELS}
+
+    def mean(total: Tensor) -> Tensor:
+        return total / count.clamp(min=1).to(total.device)
+
+    if head is None:
+        logits: Tensor = model(**inputs).logits.float()
+        targets = labels.flatten().to(logits.device)
+        return mean(F.cross_entropy(logits.flatten(0, -2), targets, reduction="sum"))
+
+    made: list[Tensor] = []
+
+    def loss_of(hidden: Tensor) -> Tensor:
+        targets = labels.flatten().to(hidden.device)
+        loss = linear_cross_entropy(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
+        made.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
+        return made[-1]
+
+    with _shadowed(head, loss_of):
+        loss: Tensor = model(**inputs).logits.float()
+    return loss + (made[0] - loss).detach()  # FSDP2 with accelerate's policy rounds the output to 16 bits
+
+
+def linear_head(model: nn.Module) -> nn.Linear | None:
+    """The layer whose output is the model's logits; None, with a warning, where the model does more to them.
+
+    Some families scale or cap their logits, and a LoRA may be on the head. Short passes find out: in one, the
+    layer returns a mark, which must come out of the model as it is; the loss of the others, with and without
+    all logits, must be the same.
+
+    Args:
+        model: As it is trained, wrapped or not. Every process calls this.
+    """
+    base: Any = base_model(model)
+    vocabulary = text_config(base.config).vocab_size
+    batch = _short_batch(vocabulary, base.get_input_embeddings().weight.device)
+    output: nn.Module | None = base.get_output_embeddings()
+    linear = [part for part in output.modules() if isinstance(part, nn.Linear)] if output is not None else []
+    layers = [layer for layer in linear if type(layer).forward is nn.Linear.forward]  # not a quantised one
+    with evaluating(model), torch.no_grad():
+        head = next((layer for layer in layers if _returns_logits(layer, model, batch)), None)
+        losses = [causal_lm_loss(model, batch, head=tried).item() for tried in (head, None)]
+    torch.clear_autocast_cache()  # of weights that were cast without gradients
+    if head is not None and math.isclose(*losses, rel_tol=AGREEMENT):
+        return head
+    logger.warning(
+        "%s: its logits are not those of one linear layer, so all are made at once: about %.1f GiB for each "
+        "4096 tokens of a batch",
+        type(base).__name__,
+        4096 * vocabulary * 4 * 4 / 2**30,  # logits, log-softmax and the gradients of both, in float32
+    )
+    return None
+
+
+def _next_labels(batch: Mapping[str, Any]) -> Tensor:
+    """Labels [B, N] of what each token is followed by."""
+    shifted: Tensor | None = batch.get("shift_labels")
+    return F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:] if shifted is None else shifted
+
+
+def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:
+    """A packed row of one document, of tokens from all over the vocabulary."""
+    ids = (torch.arange(CHECKED, device=device) * 7919 % vocabulary)[None]
+    ends = torch.tensor([0, CHECKED], dtype=torch.int32, device=device)
+    return {
+        "input_ids": ids,
+        "labels": ids,
+        "position_ids": torch.arange(CHECKED, device=device)[None],
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": CHECKED,
+        "max_length_k": CHECKED,
+    }
+
+
+def _returns_logits(layer: nn.Linear, model: nn.Module, batch: dict[str, Any]) -> bool:
+    """Whether the model hands on what this layer gives for all its tokens, as it is."""
+    shapes = []
+
+    def mark(hidden: Tensor) -> Tensor:
+        shapes.append(hidden.shape[:-1])
+        return torch.full((), MARK, dtype=hidden.dtype, device=hidden.device)
+
+    inputs = {name: value for name, value in batch.items() if name not in LABELS}
+    with _shadowed(layer, mark):
+        try:
+            logits = model(use_cache=False, **inputs).logits
+        except (IndexError, RuntimeError):  # of a model that goes on with logits of the usual shape
+            return False
+    return shapes == [batch["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
+
+
+@contextmanager
+def _shadowed(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Another forward for one instance, within its hooks."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

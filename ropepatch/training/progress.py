@@ -1,0 +1,65 @@
+"""How far a training is, in lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+
+class StepLines(TrainerCallback):
+    """Says at every logging step how far it is, how fast, and how long it will take; and what was measured.
+
+    Args:
+        say: Takes a line.
+        tokens_per_step: Of all processes.
+    """
+
+    def __init__(self, say: Callable[[str], None], tokens_per_step: float) -> None:
+        self._say = say
+        self._tokens = tokens_per_step
+        self._began = self._seconds = 0.0
+        self._steps = 0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock, which stands still between steps: measurements and checkpoints do not count."""
+        self._began = time.perf_counter()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop the clock."""
+        self._seconds += time.perf_counter() - self._began
+        self._steps += 1
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Say it."""
+        if not state.is_world_process_zero or not logs:
+            return
+        if "loss" in logs and self._steps:
+            per_step = self._seconds / self._steps
+            left = round((state.max_steps - state.global_step) * per_step)
+            self._say(
+                f"step {state.global_step}/{state.max_steps}, loss {logs['loss']:.4f}, "
+                f"{self._tokens / per_step:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
+            )
+        if "eval_short_loss" in logs:
+            keys = f", pass keys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
+            self._say(
+                f"step {state.global_step}/{state.max_steps}, measured: loss {logs['eval_short_loss']:.4f} "
+                f"within the old context, {logs['eval_target_loss']:.4f} at the target{keys}"
+            )

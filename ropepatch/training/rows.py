@@ -1,0 +1,339 @@
+"""Rows of documents, and the batches that are made of them: each follows from its number and the seed alone.
+
+Shapes: W tokens of a row, a window; N tokens of a batch, those of its rows on end; S segments in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ropepatch.errors import RopepatchError
+from ropepatch.lengths import relative_length
+from ropepatch.seeds import seed_of
+from ropepatch.strict import refuse_unknown
+from ropepatch.tiny.mixture import IGNORED, MATERIALS, Stock
+from ropepatch.training.positions import row_positions
+from ropepatch.training.token_store import amount
+from ropepatch.training.tokens import tokenizer_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from ropepatch.training.positions import PositionSampling
+    from ropepatch.training.sections import Data
+    from ropepatch.training.token_store import TokenStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Documents on end.
+
+    Attributes:
+        ids: Token ids, int64 [W].
+        labels: The ids, or -100 where a token is not trained on, as is the first of each document [W].
+        lengths: Tokens of each document, or of what of it is in the row; they add up to W.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    lengths: tuple[int, ...]
+
+    def joined(self) -> Row:
+        """As one document, in which the first token of each that it was follows from the one before it."""
+        begins = list(accumulate(self.lengths))[:-1]
+        labels = self.labels.clone()
+        labels[begins] = self.ids[begins]
+        return Row(self.ids, labels, (len(self.ids),))
+
+
+class Stream(Protocol):
+    """Rows of one source.
+
+    Attributes:
+        name: Of the source.
+        digest: Names its content.
+        size: Tokens that can be read before they come again; None if they never do.
+    """
+
+    name: str
+    digest: str
+    size: int | None
+
+    def row(self, index: int, window: int) -> Row:
+        """The row of a number from 0, in W = ``window`` tokens."""
+
+
+class TokenRows:
+    """Documents joined end to end and cut into windows, which come in an order of their own in each epoch.
+
+    Args:
+        store: The documents.
+        begin: The token to begin from; those before it are held out.
+        seed: Of the order.
+    """
+
+    def __init__(self, store: TokenStore, begin: int, seed: int) -> None:
+        self.name = store.reading.source
+        self.digest = hashlib.sha256(repr((store.digest, begin, seed)).encode()).hexdigest()
+        self.size: int | None = max(len(store) - begin, 0)
+        self._store, self._begin, self._seed = store, begin, seed
+        self._orders: dict[int, tuple[int, Tensor]] = {}  # by window, the epoch and the order in it
+
+    def row(self, index: int, window: int) -> Row:
+        """The row of a number from 0, in W = ``window`` tokens.
+
+        Raises:
+            RopepatchError: There are fewer tokens than that.
+        """
+        windows = (len(self._store) - self._begin) // window
+        if windows < 1:
+            held_out = f" after the {self._begin} that are held out" if self._begin else ""
+            raise RopepatchError(
+                f"{self.name} has {self.size} tokens{held_out}, too few for a row of {window}",
+                hint="give more text, or a smaller window",
+            )
+        epoch, place = divmod(index, windows)
+        begin = self._begin + window * int(self._order(window, windows, epoch)[place])
+        ids, lengths = self._store.piece(begin, begin + window)
+        labels = ids.clone()
+        labels[[0, *accumulate(lengths[:-1])]] = IGNORED
+        return Row(ids, labels, lengths)
+
+    def _order(self, window: int, windows: int, epoch: int) -> Tensor:
+        kept = self._orders.get(window)
+        if kept is None or kept[0] != epoch:
+            generator = torch.Generator().manual_seed(seed_of(self._seed, window, epoch))
+            kept = self._orders[window] = (epoch, torch.randperm(windows, generator=generator))
+        return kept[1]
+
+
+class GeneratedRows:
+    """Rows of a material of the bundled checkpoint, one document each, and never the same twice.
+
+    Args:
+        material: One of `ropepatch.tiny.mixture.MATERIALS`.
+        tokenizer: That of the bundled checkpoint.
+        seed: Of the rows.
+
+    Raises:
+        RopepatchError: No such material, or a tokenizer that does not split the words of tales as it must.
+    """
+
+    def __init__(self, material: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        refuse_unknown([material], MATERIALS, "material")
+        self.name = f"generated {material}"
+        self.digest = hashlib.sha256(repr((material, tokenizer_digest(tokenizer), seed)).encode()).hexdigest()
+        self.size: int | None = None
+        self._material, self._stock, self._seed = material, _stock(tokenizer), seed
+
+    def row(self, index: int, window: int) -> Row:
+        """The row of a number from 0, in W = ``window`` tokens.
+
+        Raises:
+            RopepatchError: The material does not come in so few tokens.
+        """
+        seed = seed_of(self._seed, self._material, window, index)
+        ids, labels = MATERIALS[self._material](self._stock, window, seed)
+        labels = labels.clone()
+        labels[0] = IGNORED
+        return Row(ids, labels, (window,))
+
+
+@lru_cache(maxsize=1)
+def _stock(tokenizer: PreTrainedTokenizerBase) -> Stock:
+    return Stock.of(tokenizer, [])
+
+
+def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:
+    """The first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
+
+    The document in which the last of them ends goes on in the rest.
+
+    Raises:
+        RopepatchError: There are fewer tokens than that.
+    """
+    taken = length * count
+    if len(store) < taken:
+        raise RopepatchError(
+            f"{store.reading.source} has {len(store)} tokens, too few to hold out {count} x {length}",
+            hint="give more text, or fewer or shorter pieces",
+        )
+    return list(torch.split(store.tokens[:taken].long(), length)), taken
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What every row of a training is: its window, its source, and its number in it.
+
+    Attributes:
+        begins: The first row of each batch, and the number of rows, int64.
+        windows: Of each row, int64.
+        sources: The number of its source, int64.
+        indices: How many earlier rows are of the same source and window, int64.
+    """
+
+    begins: Tensor
+    windows: Tensor
+    sources: Tensor
+    indices: Tensor
+
+    @classmethod
+    def of(cls, data: Data, *, trained: int, steps: int, per_step: int, seed: int) -> Schedule:
+        """The schedule of ``steps`` optimiser steps of ``per_step`` batches each.
+
+        The steps take one window after the other; all batches of a step have the same.
+
+        Raises:
+            RopepatchError: A batch has no room for a row.
+        """
+        room = relative_length(data.tokens_per_batch, trained)
+        lengths = [relative_length(window, trained) for window in data.windows]
+        for window in lengths:
+            if not 2 <= window <= room:
+                raise RopepatchError(
+                    f"a window must be from 2 tokens to the {room} of tokens_per_batch, got {window}",
+                    hint="raise tokens_per_batch",
+                )
+        steps_of = torch.arange(steps * per_step) // per_step
+        window_of = torch.tensor(lengths)[steps_of % len(lengths)]
+        rows = room // window_of
+        windows = window_of.repeat_interleave(rows)
+        shares = torch.tensor([source.weight for source in data.sources], dtype=torch.float64)
+        generator = torch.Generator().manual_seed(seed_of(seed, "sources"))
+        drawn = torch.rand(len(windows), generator=generator, dtype=torch.float64) * shares.sum()
+        sources = torch.bucketize(drawn, shares.cumsum(0)[:-1], right=True)
+        indices = torch.empty_like(windows)
+        for source in range(len(shares)):
+            for window in set(lengths):
+                alike = ((sources == source) & (windows == window)).nonzero().flatten()
+                indices[alike] = torch.arange(len(alike))
+        begins = torch.cat([torch.zeros(1, dtype=torch.long), rows.cumsum(0)])
+        return cls(begins, windows, sources, indices)
+
+    def tokens(self, source: int) -> int:
+        """How many tokens of a source the training takes."""
+        return int(self.windows[self.sources == source].sum())
+
+
+class Batches(Dataset[dict[str, Tensor | int]]):
+    """Whole forward passes of one process, in the order in which they are trained on.
+
+    An item follows from the arguments and its number alone. Dealt to n processes in turn, with ``per_step`` n
+    times the batches that each accumulates, a step has the same items however many they are.
+
+    An item is one sequence, the rows of the batch on end: ``input_ids``, ``labels`` and ``position_ids``,
+    int64 [1, N]; ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], where the segments begin and the
+    last ends; ``max_length_q`` and ``max_length_k``, the longest, as numbers. Segments are the documents of
+    each row, or, without boundaries, the rows. The labels are not shifted, and the first of each segment is
+    -100.
+
+    Args:
+        data: What is read: its windows, shares and boundaries.
+        streams: The rows of each of its sources.
+        positions: Where the tokens of a row are said to stand.
+        trained: The old context, in tokens.
+        target: The new one.
+        steps: Optimiser steps.
+        per_step: Batches of each, over all processes.
+        seed: Of shares and positions.
+
+    Attributes:
+        schedule: What every row is.
+        digest: Names all items.
+
+    Raises:
+        RopepatchError: A window that does not fit a batch or the target, or a source that has no such row.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        streams: Sequence[Stream],
+        positions: PositionSampling,
+        *,
+        trained: int,
+        target: int,
+        steps: int,
+        per_step: int,
+        seed: int,
+    ) -> None:
+        self.schedule = Schedule.of(data, trained=trained, steps=steps, per_step=per_step, seed=seed)
+        self._streams, self._positions, self._boundaries = list(streams), positions, data.boundaries
+        self._target, self._seed = target, seed
+        for window in sorted(set(self.schedule.windows.tolist())):
+            if window > target:
+                raise RopepatchError(
+                    f"a window of {window} tokens is longer than the target of {target}",
+                    hint="name smaller windows, or a larger target",
+                )
+            for stream in streams:
+                stream.row(0, window)  # what cannot be drawn fails now, and not after hours
+        decisive = (data.boundaries, positions.to_dict(), target, seed, [stream.digest for stream in streams])
+        hashed = hashlib.sha256(repr(decisive).encode())
+        for values in (self.schedule.begins, self.schedule.windows, self.schedule.sources):
+            hashed.update(values.numpy().tobytes())
+        self.digest = hashed.hexdigest()
+        for number, stream in enumerate(streams):
+            if (times := self.times(number)) >= 1.05:
+                logger.warning("%s is read %.1f times", stream.name, times)
+
+    def times(self, source: int) -> float:
+        """How often the training reads a source; 0 for what never comes again."""
+        size = self._streams[source].size
+        return self.schedule.tokens(source) / size if size else 0.0
+
+    @property
+    def report(self) -> list[str]:
+        """How much is read of each source, a line each."""
+        lines = []
+        for number, stream in enumerate(self._streams):
+            line = f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
+            lines.append(
+                line if stream.size is None else f"{line}, {self.times(number):.1f} times what it has"
+            )
+        return lines
+
+    def __len__(self) -> int:
+        return len(self.schedule.begins) - 1
+
+    def __getitem__(self, item: int) -> dict[str, Tensor | int]:
+        if not 0 <= item < len(self):
+            raise IndexError(f"there are {len(self)} batches, got {item}")
+        first, last = self.schedule.begins[item : item + 2].tolist()
+        rows = [self._row(number) for number in range(first, last)]
+        positions = [self._place(row, item, number) for number, row in enumerate(rows)]
+        lengths = [length for row in rows for length in row.lengths]
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return {
+            "input_ids": torch.cat([row.ids for row in rows])[None],
+            "labels": torch.cat([row.labels for row in rows])[None],
+            "position_ids": torch.cat(positions)[None],
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+        }
+
+    def _row(self, number: int) -> Row:
+        of = (self.schedule.sources, self.schedule.indices, self.schedule.windows)
+        source, index, window = (int(values[number]) for values in of)
+        row = self._streams[source].row(index, window)
+        return row if self._boundaries else row.joined()
+
+    def _place(self, row: Row, item: int, number: int) -> Tensor:
+        draw = random.Random(seed_of(self._seed, "positions", item, number))
+        return row_positions(self._positions, row.lengths, self._target, draw)

@@ -1,0 +1,185 @@
+"""The sections of a recipe: its data, its adapter and what is watched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ropepatch.errors import RopepatchError
+from ropepatch.lengths import Length, relative_length
+from ropepatch.strict import is_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A source of documents.
+
+    Args:
+        text: A file, a folder, a `datasets` id or a saved set.
+        field: The column or key of a document's text, or of its token ids.
+        split: Of a `datasets` id or a saved set.
+        min_tokens: Documents with fewer are left out.
+        weight: Its share of the batches, relative to the other sources.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    text: str
+    field: str = "text"
+    split: str = "train"
+    min_tokens: Length = 1
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in ("text", "field", "split"):
+            check(key, getattr(self, key), isinstance(getattr(self, key), str), "a text")
+        check_length("min_tokens", self.min_tokens)
+        check("weight", self.weight, is_amount(self.weight), "a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """A source of rows that ropepatch makes itself, for the bundled checkpoint.
+
+    Args:
+        generated: One of the materials of `ropepatch.tiny.mixture`.
+        weight: Its share of the batches, relative to the other sources.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    generated: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check("generated", self.generated, isinstance(self.generated, str), "a text")
+        check("weight", self.weight, is_amount(self.weight), "a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is read, and in which pieces.
+
+    Args:
+        sources: Of documents; rows are drawn from them by weight.
+        windows: Tokens of a row; the steps take one value after the other.
+        tokens_per_batch: Of one process and one forward pass: rows times tokens per row, at most.
+        boundaries: Whether tokens attend to their own document alone.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    sources: tuple[Texts | Generated, ...]
+    windows: tuple[Length, ...]
+    tokens_per_batch: Length
+    boundaries: bool = True
+
+    def __post_init__(self) -> None:
+        check("sources", self.sources, bool(self.sources), "a list of at least one source")
+        check("windows", self.windows, bool(self.windows), "a list of at least one length")
+        for window in self.windows:
+            check_length("windows", window)
+        check_length("tokens_per_batch", self.tokens_per_batch)
+        check("boundaries", self.boundaries, isinstance(self.boundaries, bool), "true or false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """A low-rank adapter, in PEFT's words, and what else is trained with it.
+
+    Args:
+        r: Its rank.
+        lora_alpha: Its scale times r.
+        lora_dropout: Of its input.
+        target_modules: The linear layers that get one, or `all-linear`.
+        use_rslora: Scale by lora_alpha / √r (arXiv:2312.03732).
+        use_dora: Train magnitude and direction apart (arXiv:2402.09353).
+        loraplus_lr_ratio: The learning rate of B over that of A (arXiv:2402.12354); None for the same.
+        train_embeddings: Train the embeddings whole (arXiv:2309.12307), and a tied head with them.
+        train_norms: Train the norms.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    r: int = 16
+    lora_alpha: int = 32
+    lora_dropout: float = 0.0
+    target_modules: tuple[str, ...] | str = ("q_proj", "k_proj", "v_proj", "o_proj")
+    use_rslora: bool = False
+    use_dora: bool = False
+    loraplus_lr_ratio: float | None = None
+    train_embeddings: bool = False
+    train_norms: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("r", "lora_alpha"):
+            check(key, getattr(self, key), is_count(getattr(self, key)), "a whole number above 0")
+        for key in ("use_rslora", "use_dora", "train_embeddings", "train_norms"):
+            check(key, getattr(self, key), isinstance(getattr(self, key), bool), "true or false")
+        dropout, ratio, targets = self.lora_dropout, self.loraplus_lr_ratio, self.target_modules
+        is_share = dropout == 0 or (is_amount(dropout) and dropout < 1)
+        check("lora_dropout", dropout, is_share, "from 0 to below 1")
+        check("loraplus_lr_ratio", ratio, ratio is None or is_amount(ratio), "a number above 0")
+        names = isinstance(targets, tuple) and targets and all(isinstance(name, str) for name in targets)
+        check("target_modules", targets, names or targets == "all-linear", "a list of names, or all-linear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What is measured while it trains, at the old context and at the target.
+
+    Args:
+        every: Steps between two measurements; there is one before the first step and one after the last.
+        text: Held-out text, as in a source; None for the first tokens of the first source, which are then not
+            trained on, or, of generated sources, for the tales of tiny.
+        field: Of `text`.
+        split: Of `text`.
+        windows: Pieces of the target length that are read.
+        passkey_trials: Pass keys asked for at the target, at each of five depths; 0 for none.
+        max_short_loss_increase: By how much the loss within the old context may be above the base model's.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    every: int = 100
+    text: str | None = None
+    field: str = "text"
+    split: str = "test"
+    windows: int = 8
+    passkey_trials: int = 2
+    max_short_loss_increase: float = 0.02
+
+    def __post_init__(self) -> None:
+        for key in ("every", "windows"):
+            check(key, getattr(self, key), is_count(getattr(self, key)), "a whole number above 0")
+        check("text", self.text, isinstance(self.text, str | None), "a text")
+        for key in ("field", "split"):
+            check(key, getattr(self, key), isinstance(getattr(self, key), str), "a text")
+        trials, increase = self.passkey_trials, self.max_short_loss_increase
+        check("passkey_trials", trials, trials == 0 or is_count(trials), "a whole number from 0")
+        is_share = increase == 0 or is_amount(increase)
+        check("max_short_loss_increase", increase, is_share, "a share from 0, e.g. 0.02")
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def check_length(key: str, value: Length) -> None:
+    """Refuse what `relative_length` does not take."""
+    try:
+        relative_length(value, 1)
+    except RopepatchError as error:
+        raise RopepatchError(f"{key}: {error}", hint=error.hint) from error
+
+
+def check(key: str, value: object, fits: object, expected: str) -> None:
+    """Refuse a value that does not fit."""
+    if not fits:
+        raise RopepatchError(f"{key} must be {expected}, got {value!r}")

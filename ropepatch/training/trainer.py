@@ -1,0 +1,151 @@
+"""transformers' Trainer with what long context needs: packed rows, the loss in chunks, our measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from torch.utils.data import SequentialSampler
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ropepatch.errors import RopepatchError
+from ropepatch.training.attention import packed_attention
+from ropepatch.training.checkpoints import seal
+from ropepatch.training.loss import causal_lm_loss, linear_head
+from ropepatch.whole_files import whole_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from ropepatch.training.watching import Watcher
+
+HISTORY = "history.json"
+UNKNOWN = object()
+
+
+class LongContextTrainer(Trainer):
+    """Trains on `Batches`, whose order is its own; measures with a `Watcher`.
+
+    Args:
+        watcher: What `evaluate` does.
+        packed: Whether the model attends through `packed_attention`, and not through flash attention.
+        **arguments: Of transformers' Trainer.
+    """
+
+    loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of all accumulated batches
+
+    def __init__(self, *, watcher: Watcher, packed: bool, **arguments: Any) -> None:
+        super().__init__(
+            data_collator=lambda batches: batches[0],
+            eval_dataset=[],  # never read: `evaluate` asks the watcher
+            callbacks=[EvenHistory(), *arguments.pop("callbacks", [])],
+            **arguments,
+        )
+        self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
+        self.watcher = watcher
+        self.packed = packed
+        self._head: Any = UNKNOWN
+        self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
+        # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
+        self.accelerator.gradient_accumulation_steps = 1
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return Path(str(self.args.output_dir))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        rows: Any = self.train_dataset
+        return SequentialSampler(rows)
+
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """A forward and backward pass, attending within the segments of the batch."""
+        with packed_attention(model) if self.packed else nullcontext():
+            return super().training_step(model, *args, **kwargs)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of a batch, divided by the labels of the whole step."""
+        if self._head is UNKNOWN:
+            self._head = linear_head(model)
+        loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # data parallelism takes the mean over the processes
+        return (loss, {}) if return_outputs else loss
+
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        """What the watcher measures, logged."""
+        with self.accelerator.autocast():
+            measured = self.watcher.measure(self.accelerator.unwrap_model(self.model))
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, and keep the history on disk; refuse a loss that is no number.
+
+        Raises:
+            RopepatchError: The loss is not finite.
+        """
+        super().log(logs, *args, **kwargs)
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise RopepatchError(
+                f"the loss is {logs['loss']} at step {self.state.global_step}",
+                hint="lower learning_rate, or raise warmup_steps, and start again with another --out",
+            )
+        if self.is_world_process_zero():
+            write_history(self.folder / HISTORY, self.state.log_history)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        step = self.state.global_step
+        folder = self.folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                seal(folder)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            reason = " ".join(str(error).split())[:200]
+            raise RopepatchError(
+                f"cannot save the checkpoint of step {step}: {reason}",
+                hint="make room and run the same command again: it goes on from the last good checkpoint",
+            ) from error
+
+
+class EvenHistory(TrainerCallback):
+    """Logs whenever it saves, so that a resumed run takes means over the same steps; measures at the end."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Amend what is due after a step."""
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True
+        control.should_log = control.should_log or control.should_save
+
+
+def write_history(file: Path, log_history: list[dict[str, Any]]) -> None:
+    """What was logged, step by step, as JSON; written whole."""
+    rows: dict[int, dict[str, Any]] = {}
+    for logged in log_history:
+        kept = (
+            key for key in logged if key != "epoch" and not key.startswith("train_")
+        )  # times of one session
+        values = {key.removeprefix("eval_"): logged[key] for key in kept}
+        rows.setdefault(logged["step"], {"step": logged["step"]}).update(values)
+    with whole_file(file) as partial:
+        partial.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")

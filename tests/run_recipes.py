@@ -1,0 +1,38 @@
+"""Small recipes for tests, and runs of them in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ropepatch.training.positions import read_positions
+from ropepatch.training.recipe import Recipe
+from ropepatch.training.sections import Data, Generated, Lora, Watch
+
+STEPS = 6
+
+
+def small_recipe(**changes):
+    """Six steps on two rows of 64 tokens, a checkpoint every two; dropout, so that random state matters."""
+    settings = {
+        "model": "tiny",
+        "to": 512,
+        "data": Data(
+            sources=(Generated(generated="tales"), Generated(generated="copies")),
+            windows=(64,),
+            tokens_per_batch=128,
+        ),
+        "positions": read_positions("pose"),
+        "lora": Lora(r=4, lora_alpha=8, lora_dropout=0.1),
+        "trainer": {"max_steps": STEPS, "learning_rate": 1e-3, "save_steps": 2, "logging_steps": 1},
+        "watch": Watch(every=3, windows=1, passkey_trials=0),
+    }
+    trainer = settings["trainer"] | changes.pop("trainer", {})
+    return Recipe(**settings | changes | {"trainer": trainer})
+
+
+def run_python(*words, check=True):
+    """A new interpreter with these words on its command line, on one thread, which finds the test modules."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    line = [sys.executable, *words]
+    return subprocess.run(line, env=environment, check=check, capture_output=True, text=True)

@@ -1,0 +1,436 @@
+import random
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import WEIGHT_SCALE, tiny_fields, tiny_model
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from ropepatch.errors import RopepatchError
+from ropepatch.training import attention
+from ropepatch.training.attention import packed_attention
+from ropepatch.training.positions import CREAM, PoSE, RandPos, row_positions
+
+SLIDING = {"sliding_window": 7}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with as many keys as queries": {"num_key_value_heads": 4},
+    "qwen2": {},
+    "qwen2 with windows": SLIDING | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
+    "qwen3": {},
+    "mistral": SLIDING,
+    "gemma3_text": SLIDING,
+    "phi3": SLIDING,
+    "granite": {},
+}
+LENGTHS = {"documents": [13, 1, 22], "rows of one length": [12, 12, 12], "one document": [36]}
+
+
+def build(family: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    kind = CONFIG_MAPPING[family.split()[0]]
+    config = kind(**tiny_fields(kind) | FAMILIES.get(family, {}) | changes)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(WEIGHT_SCALE if parameter.ndim >= 2 else 1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    """Whoever changes it changes it back."""
+    return build()
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "BLOCK", 5)
+
+
+def tokens(count: int = 36, rows: int = 1) -> Tensor:
+    return torch.randint(3, 120, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+def segments(lengths: list[int], positions: Tensor | None = None) -> dict[str, Any]:
+    """What a row is passed with, positions included."""
+    each = torch.cat([torch.arange(length) for length in lengths])
+    edges = torch.tensor([0, *lengths]).cumsum(0).int()
+    return {
+        "position_ids": (each if positions is None else positions)[None],
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+        "use_cache": False,
+    }
+
+
+def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
+    """Logits [1, T, V] of each document read by itself."""
+    return torch.cat([model(one, use_cache=False).logits for one in ids.split(lengths, 1)], 1)
+
+
+def gradients(model: PreTrainedModel, logits: Tensor) -> list[Tensor]:
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return list(torch.autograd.grad((logits * weights).mean(), trained))
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * max(1, expected.abs().max().item()))
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_documents_are_read_as_each_document_alone_by_stock_transformers(family, lengths):
+    model, ids = build(family), tokens()
+    expected = alone(model, ids, lengths)
+    with packed_attention(model):
+        got = model(ids, **segments(lengths)).logits
+    assert_same(got, expected)
+    for ours, theirs in zip(gradients(model, got), gradients(model, expected), strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
+def test_without_the_segments_the_documents_would_be_read_otherwise(family):
+    model, lengths = build(family), LENGTHS["documents"]
+    positions = segments(lengths)["position_ids"][0]
+    with packed_attention(model), torch.no_grad():
+        apart = model(tokens(), **segments(lengths)).logits
+        joined = model(tokens(), **segments([36], positions)).logits
+    assert (apart - joined).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "phi3", "qwen2 with windows"])
+def test_these_families_read_otherwise_with_another_window(family):
+    narrow, wide = (alone(build(family, sliding_window=w), tokens(), [36]) for w in (7, 8))
+    assert (narrow - wide).abs().max() > 1e-3
+
+
+def by_hand(model: PreTrainedModel, ids: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
+    """Logits under stock eager attention with a causal mask for each segment, drawn token by token."""
+    mask = torch.full((1, 1, len(positions), len(positions)), torch.finfo(torch.float32).min)
+    start = 0
+    for length in lengths:
+        for query in range(start, start + length):
+            mask[..., query, start : query + 1] = 0
+        start += length
+    model.set_attn_implementation("eager")
+    try:
+        return model(ids, position_ids=positions[None], attention_mask=mask, use_cache=False).logits
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("sampling", [PoSE(), PoSE(chunks=4), RandPos(), CREAM()], ids=repr)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_positions_that_jump_are_read_as_with_a_causal_mask_drawn_by_hand(family, sampling, lengths):
+    model = build(family)
+    positions = row_positions(sampling, lengths, 8 * 36, random.Random(3))
+    assert positions.diff().ne(1).sum() > len(lengths) - 1
+    with packed_attention(model), torch.no_grad():
+        got = model(tokens(), **segments(lengths, positions)).logits
+    with torch.no_grad():
+        assert_same(got, by_hand(model, tokens(), lengths, positions))
+
+
+def test_stock_sdpa_takes_the_jump_for_the_end_of_a_document(llama):
+    positions = torch.cat([torch.arange(20), torch.arange(100, 116)])
+    with torch.no_grad():
+        stock = llama(tokens(), position_ids=positions[None], use_cache=False).logits
+        second = llama(tokens()[:, 20:], use_cache=False).logits
+        with packed_attention(llama):
+            ours = llama(tokens(), **segments([36], positions)).logits
+    assert_same(stock[:, 20:], second)  # transformers#39194; once this fails, the trap is gone
+    assert (ours - stock)[:, 20:].abs().max() > 1
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 11, 12, 16, 17, 40])
+def test_a_sliding_window_is_read_as_with_its_whole_mask(window):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2))
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    got = attention._segments(module, window, {"scaling": 0.5}, query, key, value)
+    for row in range(2):
+        for head in range(4):
+            for token in range(17):
+                seen = slice(max(0, token - window + 1), token + 1)
+                scores = key[row, head // 2, seen] @ query[row, head, token] * 0.5
+                torch.testing.assert_close(
+                    got[row, token, head], scores.softmax(0) @ value[row, head // 2, seen], rtol=0, atol=1e-5
+                )
+
+
+def test_attention_dropout_stays_in_force():
+    model = build(attention_dropout=0.5).train()
+    with packed_attention(model), torch.no_grad():
+        first, second = (model(tokens(), **segments([12, 24])).logits for _ in range(2))
+    assert (first - second).abs().max() > 0.1
+
+
+# How training calls it
+
+
+def checkpoint_activations(model: Any) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_activation_checkpointing_changes_no_gradient(family, lengths):
+    model = build(family).train()
+    expected = gradients(model, alone(model, tokens(), lengths))
+    checkpoint_activations(model)
+    with packed_attention(model):
+        got = gradients(model, model(tokens(), **segments(lengths)).logits)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_crossing_segments(family):
+    model = build(family).train()
+    checkpoint_activations(model)
+    with packed_attention(model):
+        logits = model(tokens(), **segments([13, 23])).logits
+    with pytest.raises(RuntimeError):
+        logits.sum().backward()
+
+
+def test_a_peft_model_is_switched_inside(llama):
+    peft = pytest.importorskip("peft")
+    ids, lengths = tokens(), LENGTHS["documents"]
+    model = build()
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    expected = alone(wrapped, ids, lengths)
+    assert (expected - alone(llama, ids, lengths)).abs().max() > 1e-3
+    checkpoint_activations(model.train())
+    with packed_attention(wrapped):
+        got = wrapped(ids, **segments(lengths)).logits
+        assert_same(got, expected)
+        ours = gradients(wrapped, got)
+    for one, other in zip(ours, gradients(wrapped, expected), strict=True):
+        assert_same(one, other)
+    assert model.config._attn_implementation == "sdpa"
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def largest(model: PreTrainedModel, lengths: list[int], *, packed: bool) -> int:
+    arguments = segments(lengths)
+    if not packed:
+        arguments = {key: arguments[key] for key in ("position_ids", "use_cache")}
+    with Largest() as counter, packed_attention(model) if packed else nullcontext():
+        model(tokens(sum(lengths)), **arguments).logits.sum().backward()
+    return counter.elements
+
+
+@pytest.mark.parametrize("lengths", [[4096], [1024] * 4, [100, 3900, 96]], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 64)
+    model = build(family, vocab_size=128, num_hidden_layers=1)
+    assert largest(model, lengths, packed=True) == 4096 * 128  # the logits
+
+
+def test_stock_sdpa_makes_a_mask_that_grows_with_the_square_of_the_tokens(llama):
+    assert largest(llama, [512, 1536], packed=False) >= 2048**2
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
+    """The shapes of the queries and keys that stock sdpa is called with."""
+    shapes: list[tuple[torch.Size, torch.Size]] = []
+    stock = attention.sdpa_attention_forward
+
+    def counting(module: Any, query: Tensor, key: Tensor, *rest: Any, **arguments: Any) -> Any:
+        shapes.append((query.shape, key.shape))
+        return stock(module, query, key, *rest, **arguments)
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", counting)
+    return shapes
+
+
+def test_rows_of_one_length_are_one_call_per_layer(llama, calls):
+    with packed_attention(llama), torch.no_grad():
+        llama(tokens(), **segments([9] * 4))
+    assert calls == [((4, 4, 9, 16), (4, 2, 9, 16))] * llama.config.num_hidden_layers
+
+
+def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(calls):
+    module = torch.nn.Module()
+    attention._segments(module, 7, {}, *torch.zeros(3, 1, 1, 17, 2))
+    assert [(query[2], key[2]) for query, key in calls] == [(5, 5), (5, 10), (5, 11), (2, 8)]
+
+
+# What it refuses
+
+
+@pytest.fixture
+def switched(llama: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    with packed_attention(llama), torch.no_grad():
+        yield llama
+
+
+def test_a_forward_pass_without_segments_is_refused(switched):
+    with pytest.raises(RopepatchError, match="no cu_seq_lens_q") as error:
+        switched(tokens(), use_cache=False)
+    assert "outside" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.ones(1, 36, dtype=torch.long), torch.zeros(1, 1, 36, 36)], ids=["padding", "drawn"]
+)
+def test_a_mask_is_refused(switched, mask):
+    with pytest.raises(RopepatchError, match="mask"):
+        switched(tokens(), attention_mask=mask, **segments([36]))
+
+
+def test_a_cached_past_is_refused(switched):
+    cache = DynamicCache(config=switched.config)
+    arguments = segments([36]) | {"use_cache": True, "past_key_values": cache}
+    switched(tokens(), **arguments)
+    with pytest.raises(RopepatchError, match="36 queries and 72 keys"):
+        switched(tokens(), **arguments)
+
+
+def test_generation_is_refused(switched):
+    with pytest.raises(RopepatchError, match="packed attention got"):
+        switched.generate(tokens(), max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize(
+    "edges", [[0, 35], [0, 37], [0, 20, 20, 36], [0, 40, 36], [3, 36], [0], [], [1, 20, 37]]
+)
+def test_segments_that_are_not_those_of_the_row_are_refused(switched, edges):
+    arguments = segments([36]) | {"cu_seq_lens_q": torch.tensor(edges, dtype=torch.int32)}
+    with pytest.raises(RopepatchError, match="packed attention got segments"):
+        switched(tokens(), **arguments)
+
+
+def test_two_rows_are_refused(switched):
+    with pytest.raises(RopepatchError, match="2 x 36"):
+        switched(tokens(rows=2), **segments([36]))
+
+
+REFUSED = {
+    "llama4_text": "layers of the type chunked_attention",
+    "qwen3_next": "layers of the type linear_attention",
+    "gemma2": "",  # newer releases refuse sdpa, older ones drop the cap on its scores
+    "gpt_oss": "does not support sdpa",
+    "falcon": "its attention is no interchangeable function",
+}
+
+
+@pytest.mark.parametrize(("kind", "reason"), REFUSED.items())
+def test_models_that_do_more_than_attend_causally_are_refused_before_a_step(kind, reason):
+    model = tiny_model(kind)
+    before = model.config._attn_implementation
+    with pytest.raises(RopepatchError, match=f"{kind}.*packed rows: .*{reason}"), packed_attention(model):
+        pytest.fail("entered")
+    assert model.config._attn_implementation == before
+
+
+def test_a_model_that_carries_a_state_from_token_to_token_is_refused(monkeypatch):
+    model = build()
+    monkeypatch.setattr(type(model), "_is_stateful", True)
+    with pytest.raises(RopepatchError, match="carries a state"), packed_attention(model):
+        pytest.fail("entered")
+
+
+def test_a_model_that_reads_in_both_directions_is_refused():
+    model = build("gemma3_text", use_bidirectional_attention=True)
+    with pytest.raises(RopepatchError, match="not causal"), packed_attention(model):
+        pytest.fail("entered")
+    config = build().config
+    config.is_causal = False
+    with (
+        pytest.raises(RopepatchError, match="not causal"),
+        packed_attention(AutoModelForCausalLM.from_config(config)),
+    ):
+        pytest.fail("entered")
+
+
+@pytest.mark.parametrize("argument", ["softcap", "s_aux", "position_bias"])
+def test_scores_that_a_model_changes_are_refused(switched, argument):
+    with pytest.raises(RopepatchError, match=f"{argument} from LlamaAttention"):
+        switched(tokens(), **segments([36]) | {argument: torch.ones(1)})
+
+
+# Switching
+
+
+@pytest.mark.parametrize("before", ["sdpa", "eager"])
+def test_leaving_the_block_restores_the_model_exactly(before):
+    model = build()
+    model.set_attn_implementation(before)
+    with torch.no_grad():
+        expected = model(tokens()).logits
+        with packed_attention(model):
+            assert model.config._attn_implementation == attention.NAME
+        assert model.config._attn_implementation == before
+        assert torch.equal(model(tokens()).logits, expected)
+
+
+def test_an_error_restores_the_model(llama):
+    with pytest.raises(ZeroDivisionError), packed_attention(llama):
+        _ = 1 / 0
+    assert llama.config._attn_implementation == "sdpa"
+
+
+def test_other_models_are_left_alone(llama):
+    other = build(seed=1)
+    positions = segments([13, 23])["position_ids"]
+    with torch.no_grad():
+        expected = other(tokens(), position_ids=positions, use_cache=False).logits
+        with packed_attention(llama):
+            assert torch.equal(other(tokens(), position_ids=positions, use_cache=False).logits, expected)
+            with packed_attention(other):
+                pass
+            assert (llama.config._attn_implementation, other.config._attn_implementation) == (
+                attention.NAME,
+                "sdpa",
+            )
+
+
+def test_a_model_is_evaluated_between_two_steps(llama):
+    rows, mask = tokens(rows=2), torch.ones(2, 36, dtype=torch.long)
+    with torch.no_grad():
+        expected = llama(rows, attention_mask=mask).logits
+        first = alone(llama, tokens(), [13, 23])
+        for _ in range(2):
+            with packed_attention(llama):
+                assert_same(llama(tokens(), **segments([13, 23])).logits, first)
+            assert torch.equal(llama(rows, attention_mask=mask).logits, expected)
+
+
+def test_saving_amid_training_writes_no_name_of_ours(tmp_path):
+    model = build()
+    with packed_attention(model):
+        model.save_pretrained(tmp_path)
+    assert attention.NAME not in (tmp_path / "config.json").read_text()

@@ -1,0 +1,409 @@
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropepatch.errors import RopepatchError
+from ropepatch.training.positions import (
+    CREAM,
+    POSITIONS,
+    Mixture,
+    Part,
+    PoSE,
+    PositionSampling,
+    RandPos,
+    TrueLength,
+    read_positions,
+    row_positions,
+)
+
+EVERY = [
+    TrueLength(),
+    PoSE(),
+    PoSE(chunks=1),
+    PoSE(chunks=5),
+    RandPos(),
+    CREAM(),
+    Mixture(parts=(Part(sampling=PoSE(chunks=3), weight=3), Part(sampling=TrueLength()))),
+]
+JUMPING = [PoSE(), PoSE(chunks=3), PoSE(chunks=100), RandPos(), CREAM()]
+
+
+class Branch(random.Random):
+    """Takes one branch of every draw, in the order of `path`, and notes its probability."""
+
+    def __init__(self, path: list[int], gauss: float, coin: float) -> None:
+        super().__init__(0)
+        self.path, self.taken, self.width = path, [], []
+        self.probability, self.x, self.coin = 1.0, gauss, coin
+
+    def randint(self, low: int, high: int) -> int:
+        assert low <= high
+        choice = self.path[len(self.taken)] if len(self.taken) < len(self.path) else 0
+        self.taken.append(choice)
+        self.width.append(high - low + 1)
+        self.probability /= high - low + 1
+        return low + choice
+
+    def gauss(self, mu: float = 0, sigma: float = 1) -> float:
+        return self.x
+
+    def random(self) -> float:
+        return self.coin
+
+
+def outcomes(
+    sample: Callable[[random.Random], torch.Tensor], gauss: float = 0, coin: float = 0
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Everything that a sampling can give, with its probability."""
+    path: list[int] | None = []
+    while path is not None:
+        draw = Branch(path, gauss, coin)
+        yield tuple(sample(draw).tolist()), draw.probability
+        path = draw.taken
+        while path and path[-1] + 1 == draw.width[len(path) - 1]:
+            path.pop()
+        path = [*path[:-1], path[-1] + 1] if path else None
+
+
+def distribution(sampling: PositionSampling, window: int, target: int) -> dict[tuple[int, ...], float]:
+    shares: Counter[tuple[int, ...]] = Counter()
+    for positions, probability in outcomes(lambda draw: sampling.sample(window, target, draw)):
+        shares[positions] += probability
+    return dict(shares)
+
+
+def distances(rows: Any) -> set[int]:
+    return {later - earlier for row in rows for earlier, later in combinations(row, 2)}
+
+
+# Every sampling
+
+
+@pytest.mark.parametrize("sampling", EVERY, ids=repr)
+@given(window=st.integers(1, 200), factor=st.floats(0.2, 40), seed=st.integers(0, 2**32))
+def test_positions_ascend_strictly_below_the_target(sampling, window, factor, seed):
+    target = max(1, round(factor * window))
+    positions = sampling.sample(window, target, random.Random(seed))
+    assert positions.dtype == torch.int64
+    assert positions.shape == (window,)
+    assert (positions.diff() >= 1).all()
+    assert positions.min() >= 0
+    assert positions.max() < max(target, window)
+
+
+@pytest.mark.parametrize("sampling", EVERY, ids=repr)
+@pytest.mark.parametrize(("window", "target"), [(8, 8), (9, 8), (1, 1)])
+def test_a_window_that_reaches_the_target_stands_where_it_stands(sampling, window, target):
+    for seed in range(20):
+        positions = sampling.sample(window, target, random.Random(seed))
+        assert torch.equal(positions, torch.arange(window))
+
+
+@pytest.mark.parametrize("sampling", EVERY, ids=repr)
+def test_the_same_draw_gives_the_same_positions(sampling):
+    first, second = (sampling.sample(50, 400, random.Random(7)) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("sampling", JUMPING, ids=repr)
+def test_a_window_of_256_trains_a_target_of_2048(sampling):
+    draw = random.Random(0)
+    covered, apart = torch.zeros(2048, dtype=torch.bool), torch.zeros(2048, dtype=torch.bool)
+    for _ in range(4000):
+        positions = sampling.sample(256, 2048, draw)
+        covered[positions] = True
+        apart[positions[-1] - positions] = True
+    assert covered.all()
+    assert apart.sum() > 2000
+
+
+def test_the_true_length_is_not_changed():
+    assert TrueLength().sample(5, 500, random.Random(0)).tolist() == [0, 1, 2, 3, 4]
+
+
+# PoSE
+
+
+def paper(chunks: int, window: int, target: int) -> dict[tuple[int, ...], float]:
+    """The samplers of figure 6, where the lengths and the skips are drawn first and the positions follow."""
+    shares: Counter[tuple[int, ...]] = Counter()
+    most = target - window
+    if chunks == 2:
+        for l0 in range(1, window):
+            for u1 in range(most + 1):
+                row = [*range(l0), *range(u1 + l0, u1 + window)]
+                shares[tuple(row)] += 1 / (window - 1) / (most + 1)
+    else:
+        for l0 in range(1, window - 1):
+            for l1 in range(1, window - l0):
+                for u1 in range(most + 1):
+                    for u2 in range(u1, most + 1):
+                        row = [*range(l0), *range(u1 + l0, u1 + l0 + l1), *range(u2 + l0 + l1, u2 + window)]
+                        draws = (window - 2) * (window - l0 - 1) * (most + 1) * (most - u1 + 1)
+                        shares[tuple(row)] += 1 / draws
+    return dict(shares)
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("window", "target"), [(3, 4), (4, 9), (6, 12)])
+def test_pose_draws_lengths_and_skips_as_the_paper_does(chunks, window, target):
+    assert distribution(PoSE(chunks=chunks), window, target) == pytest.approx(paper(chunks, window, target))
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4, 6])
+def test_pose_covers_every_position_and_every_distance_of_the_target(chunks):
+    rows = distribution(PoSE(chunks=chunks), 6, 10)
+    assert {position for row in rows for position in row} == set(range(10))
+    assert distances(rows) == set(range(1, 10))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5, 6, 60])
+def test_pose_jumps_at_most_once_between_two_chunks(chunks):
+    rows = distribution(PoSE(chunks=chunks), 6, 9)
+    jumps = {sum(later - earlier > 1 for earlier, later in pairwise(row)) for row in rows}
+    assert max(jumps) == min(chunks - 1, 9 - 6, 5)
+    assert all(row[0] == 0 for row in rows)
+
+
+def test_pose_of_one_chunk_is_the_true_length():
+    assert distribution(PoSE(chunks=1), 6, 60) == {(0, 1, 2, 3, 4, 5): 1}
+
+
+# RandPos
+
+
+def test_randpos_draws_every_set_of_positions_alike():
+    draw = random.Random(0)
+    counts = Counter(tuple(RandPos().sample(2, 5, draw).tolist()) for _ in range(10_000))
+    assert set(counts) == set(combinations(range(5), 2))
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+# CREAM
+
+
+def released(window: int, factor: int, x: float, coin: bool) -> set[tuple[int, ...]]:
+    """The rows of one example in the released code, for a whole factor up to a twelfth of the window."""
+    ends = 4 * factor if coin else window // 3
+    middle = window - 2 * ends
+    alpha = math.floor(min(max(x, 2), 2 * factor)) / 2
+    rows = set()
+    for end in range(int(ends + (middle - 1) * alpha), int(alpha * window - ends - 1) + 1):
+        tail = range(factor * window - ends, factor * window)
+        rows.add((*range(ends), *range(end - (middle - 1), end + 1), *tail))
+    return rows
+
+
+@pytest.mark.parametrize("coin", [True, False])
+@pytest.mark.parametrize("x", [-3.0, 2.0, 2.99, 3.0, 4.5, 5.0, 7.9, 8.0, 30.0])
+@pytest.mark.parametrize(("window", "factor"), [(48, 4), (53, 4), (60, 2), (64, 3)])
+def test_cream_gives_the_rows_of_the_released_code(window, factor, x, coin):
+    drawn = outcomes(
+        lambda draw: CREAM().sample(window, factor * window, draw), gauss=x, coin=0.49 if coin else 0.5
+    )
+    shares = dict(drawn)
+    assert shares.keys() == released(window, factor, x, coin)
+    assert min(shares.values()) == pytest.approx(max(shares.values()))
+
+
+@pytest.mark.parametrize(("window", "target"), [(30, 90), (30, 81), (31, 43), (30, 36), (12, 13), (7, 200)])
+def test_cream_leaves_no_position_and_no_distance_out(window, target):
+    rows = {
+        row
+        for coin in (0, 0.9)
+        for twice in range(1, 2 * target // window + 2)
+        for row, _ in outcomes(lambda draw: CREAM().sample(window, target, draw), gauss=twice, coin=coin)
+    }
+    assert {position for row in rows for position in row} == set(range(target))
+    assert distances(rows) == set(range(1, target))
+
+
+@pytest.mark.parametrize(("target", "factor"), [(720, 8), (135, 1.5)])
+def test_cream_draws_from_a_normal_distribution_about_the_middle(target, factor, monkeypatch):
+    seen, draw = [], random.Random(0)
+    monkeypatch.setattr(draw, "gauss", lambda mu, sigma: seen.append((mu, sigma)) or mu)
+    CREAM().sample(90, target, draw)
+    assert seen == [(1 + factor, 3)]
+
+
+def test_cream_draws_both_lengths_of_head_and_tail_alike():
+    draw = random.Random(0)
+    tails = Counter()
+    for _ in range(2000):
+        row = CREAM().sample(300, 2400, draw).tolist()
+        tails[sum(position == 2400 - 300 + index for index, position in enumerate(row))] += 1
+    (short, shorts), (long, longs) = sorted(tails.items())
+    assert (short, long) == (32, 100)
+    assert abs(shorts - longs) < 200
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_cream_of_one_or_two_tokens_has_neither_head_nor_tail(window):
+    starts = {CREAM().sample(window, 5, random.Random(seed))[0].item() for seed in range(300)}
+    assert starts == set(range(6 - window))
+
+
+# Rows
+
+
+@pytest.mark.parametrize("sampling", EVERY, ids=repr)
+def test_every_segment_of_a_row_is_sampled_for_itself(sampling):
+    lengths, draw = [5, 1, 30], random.Random(4)
+    row = row_positions(sampling, lengths, 200, draw)
+    again = random.Random(4)
+    chosen = sampling.for_row(again)
+    expected = torch.cat([chosen.sample(length, 200, again) for length in lengths])
+    assert torch.equal(row, expected)
+    for segment in row.split(lengths):
+        assert (segment.diff() >= 1).all()
+        assert segment.max() < 200
+
+
+@pytest.mark.parametrize("sampling", EVERY, ids=repr)
+def test_a_row_of_single_tokens_works(sampling):
+    row = row_positions(sampling, [1, 1, 1], 10, random.Random(0))
+    assert row.shape == (3,)
+    assert row.max() < 10
+
+
+def test_the_skips_of_a_short_segment_still_reach_the_target():
+    reached = {int(row_positions(PoSE(), [20, 4], 30, random.Random(seed))[-1]) for seed in range(2000)}
+    assert reached == set(range(3, 30))
+
+
+# Mixtures
+
+
+def mixed(*weights: float) -> Mixture:
+    samplings = (TrueLength(), RandPos(), PoSE(chunks=7))
+    return Mixture(parts=tuple(Part(sampling=s, weight=w) for s, w in zip(samplings, weights, strict=False)))
+
+
+def test_a_mixture_draws_its_parts_by_weight():
+    draw = random.Random(0)
+    drawn = Counter(mixed(3, 1).sample(20, 10_000, draw)[-1].item() == 19 for _ in range(4000))
+    assert 2850 < drawn[True] < 3150
+
+
+def test_all_segments_of_a_row_have_the_same_part_of_a_mixture():
+    draw, kinds = random.Random(0), set()
+    for _ in range(200):
+        row = row_positions(mixed(1, 1), [20, 20, 20], 10_000, draw).view(3, 20)
+        kinds.add(tuple((row[:, -1] == 19).tolist()))
+    assert kinds == {(True,) * 3, (False,) * 3}
+
+
+def test_a_mixture_of_one_part_is_that_part():
+    (one,) = (Mixture(parts=(Part(sampling=PoSE(chunks=3)),)),)
+    ours, theirs = random.Random(5), random.Random(5)
+    theirs.random()
+    assert torch.equal(one.sample(30, 300, ours), PoSE(chunks=3).sample(30, 300, theirs))
+
+
+# Reading
+
+
+@pytest.mark.parametrize("sampling", EVERY, ids=repr)
+def test_what_a_sampling_writes_reads_back_as_an_equal_one(sampling):
+    content = json.loads(json.dumps(sampling.to_dict()))
+    assert read_positions(content) == sampling
+    assert hash(read_positions(content)) == hash(sampling)
+
+
+@pytest.mark.parametrize("sampling", EVERY[:-1], ids=repr)
+def test_a_single_sampling_is_its_name_and_its_fields(sampling):
+    assert sampling.to_dict() == {"name": sampling.name} | asdict(sampling)
+
+
+@pytest.mark.parametrize("name", [name for name in POSITIONS if name != "mixture"])
+def test_a_name_alone_reads_as_the_defaults(name):
+    assert read_positions(name) == read_positions({"name": name}) == POSITIONS[name]()
+
+
+def test_a_mixture_is_read_part_by_part():
+    content = {
+        "name": "mixture",
+        "parts": [{"name": "pose", "chunks": 3, "weight": 2}, "true", {"name": "cream"}],
+    }
+    assert read_positions(content) == Mixture(
+        parts=(
+            Part(sampling=PoSE(chunks=3), weight=2),
+            Part(sampling=TrueLength()),
+            Part(sampling=CREAM()),
+        )
+    )
+
+
+def parts(*content: Any) -> dict[str, Any]:
+    return {"name": "mixture", "parts": list(content)}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("poze", "unknown position sampling 'poze'"),
+        (None, "unknown position sampling None"),
+        (3, "unknown position sampling 3"),
+        (["pose"], "unknown position sampling ['pose']"),
+        ({"chunks": 2}, "unknown position sampling None"),
+        ({"name": "pose", "chunk": 2}, "unknown pose key 'chunk'"),
+        ({"name": "cream", "chunks": 2}, "unknown cream key 'chunks'"),
+        ({"name": "pose", "chunks": 0}, "chunks must be a whole number above 0, got 0"),
+        ({"name": "pose", "chunks": 2.5}, "chunks must be a whole number above 0, got 2.5"),
+        ({"name": "pose", "chunks": True}, "chunks must be a whole number above 0, got True"),
+        ("mixture", "a mixture must have the key parts"),
+        ({"name": "mixture", "parts": "pose"}, "parts must be a list, got 'pose'"),
+        ({"name": "mixture", "parts": {"name": "pose"}}, "parts must be a list, got {'name': 'pose'}"),
+        (parts(), "parts must be a list of at least one part"),
+        (parts("poze"), "unknown position sampling 'poze'"),
+        (parts({"name": "pose", "chunks": 0}), "chunks must be a whole number above 0, got 0"),
+        (parts({"name": "pose", "weight": 0}), "weight must be a number above 0, got 0"),
+        (parts({"name": "pose", "weight": "much"}), "weight must be a number above 0, got 'much'"),
+        (parts({"name": "pose", "weight": math.inf}), "weight must be a number above 0, got inf"),
+        (parts({"name": "true", "share": 1}), "unknown truelength key 'share'"),
+        (parts(parts("true")), "a mixture cannot be a part of a mixture"),
+    ],
+)
+def test_what_is_no_sampling_is_refused(content, said):
+    with pytest.raises(RopepatchError, match=re.escape(said)):
+        read_positions(content)
+
+
+def test_an_unknown_name_brings_the_nearest_one():
+    for content, hint in (
+        ("poze", "did you mean pose?"),
+        ({"name": "pose", "chunk": 1}, "did you mean chunks?"),
+    ):
+        with pytest.raises(RopepatchError) as error:
+            read_positions(content)
+        assert error.value.hint == hint
+
+
+def test_a_mixture_that_holds_itself_is_refused():
+    content: dict[str, Any] = {"name": "mixture"}
+    content["parts"] = [content]
+    with pytest.raises(RopepatchError, match="cannot be a part of a mixture"):
+        read_positions(content)
+
+
+@pytest.mark.parametrize("wrong", [(), [Part(sampling=PoSE())], (PoSE(),), "parts"])
+def test_a_mixture_is_made_of_parts(wrong):
+    with pytest.raises(RopepatchError, match="parts must be"):
+        Mixture(parts=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["pose", mixed(1), PoSE])
+def test_a_part_is_a_single_sampling(wrong):
+    with pytest.raises(RopepatchError, match="a part of a mixture must be"):
+        Part(sampling=wrong)

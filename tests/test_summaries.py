@@ -1,0 +1,114 @@
+"""A summary quotes what the results say, at the trained context and at the target."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from made_results import adapted, asking, model_record, reading, scoring
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.summaries import summary
+
+RESULTS = [
+    reading("floor", [0.4, 0.39, 0.38]),
+    reading("as it is", [0.6, 2.0, 12.0]),
+    reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
+    adapted(reading("yarn + mine", [0.61, 0.5, 0.45], method="yarn")),
+    asking("as it is", [4, 0, 0]),
+    adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
+    scoring("as it is", {("long_task", "acc"): 0.1}),
+]
+
+
+def test_a_loss_is_quoted_at_the_trained_context_and_at_the_target_with_its_interval():
+    task = summary(RESULTS)["tasks"][0]
+    assert list(task["results"]) == ["floor", "as it is", "yarn", "yarn + mine"]
+    assert task["results"]["yarn + mine"] == {
+        "256": {"nats": 0.61, "interval": pytest.approx([0.51, 0.71])},
+        "1024": {"nats": 0.45, "interval": pytest.approx([0.35, 0.55])},
+    }
+    assert task["results"]["floor"]["1024"]["nats"] == 0.38
+
+
+def test_keys_are_quoted_with_how_many_were_asked_for():
+    task = summary(RESULTS)["tasks"][1]
+    assert task["results"]["as it is"]["256"]["correct"] == 12
+    found = task["results"]["yarn + mine"]["1024"]
+    assert (found["correct"], found["n"]) == (9, 12)
+    assert found["interval"] == RESULTS[5].tables["by_length"][-1]["interval"]
+
+
+def test_scores_are_quoted():
+    task = summary(RESULTS)["tasks"][2]
+    row = {"task": "long_task", "metric": "acc", "value": 0.1, "stderr": 0.02, "n": 20}
+    assert task["results"] == {"as it is": [row]}
+
+
+def test_the_model_and_what_was_asked_stand_with_the_figures():
+    made = summary(RESULTS)
+    assert {key: made[key] for key in ("model", "trained", "target")} == {
+        "model": "tiny",
+        "trained": 256,
+        "target": 1024,
+    }
+    assert {key: value for key, value in made["tasks"][0].items() if key != "results"} == {
+        "task": "perplexity",
+        "protocol": "one-pass",
+        "bos": "none",
+        "text": "books",
+        "digest": "f00d",
+        "pieces": 10,
+        "read": 1024,
+    }
+    assert made["tasks"][1]["trials"] == 4
+    assert made["tasks"][2]["limit"] == 20
+
+
+def test_tasks_that_were_asked_otherwise_stand_apart():
+    more = [*RESULTS, asking("yarn", [4, 4, 4], method="yarn", distractors=3)]
+    asked = [task["distractors"] for task in summary(more)["tasks"] if task["task"] == "passkey"]
+    assert asked == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "quoted"),
+    [
+        ((128, 512, 1000), ["128", "1000"]),
+        ((128, 255), ["255"]),
+        ((300, 1024), ["1024"]),
+        ((256,), ["256"]),
+    ],
+)
+def test_a_length_that_was_not_measured_gives_way_to_the_next_below_it(lengths, quoted):
+    result = replace(reading("yarn", [0.5] * len(lengths), lengths=lengths), target=1024)
+    (task,) = summary([result])["tasks"]
+    assert list(task["results"]["yarn"]) == quoted
+
+
+def test_rows_need_not_be_in_order():
+    result = reading("yarn", [0.65, 0.6, 0.55], method="yarn")
+    turned = replace(result, tables={"by_length": list(reversed(result.tables["by_length"]))})
+    assert summary([turned])["tasks"][0]["results"] == summary([result])["tasks"][0]["results"]
+
+
+def test_a_summary_is_what_its_file_says():
+    made = summary([reading("yarn", [0.6] * 3, width=None), asking("yarn", [4, 4, 4])])
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert made["tasks"][0]["results"]["yarn"]["1024"]["interval"] == [None, None]
+
+
+def test_a_floor_alone_is_no_task():
+    assert summary(RESULTS[:1])["tasks"] == []
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [*RESULTS, reading("yarn", [1.0] * 3, model=model_record("other"))],
+        [*RESULTS, reading("yarn", [1.0] * 2, lengths=(256, 512))],
+    ],
+)
+def test_a_summary_is_of_one_model_and_one_target(results):
+    with pytest.raises(RopepatchError, match="one model and one target"):
+        summary(results)

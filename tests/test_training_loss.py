@@ -1,0 +1,595 @@
+import copy
+import os
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+import wrapped_loss
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_models import VOCABULARY, Largest, build, tokens
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ropepatch.training import fused_loss, loss
+from ropepatch.training.attention import packed_attention
+from ropepatch.training.fused_loss import linear_cross_entropy
+from ropepatch.training.loss import causal_lm_loss, linear_head
+
+# The loss of hidden states
+
+
+def inputs(num_tokens, size, vocabulary, *, dtype=torch.float64, scale=1.0, bias=True):
+    """Hidden states, a head and labels of which every third is ignored."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, offset = (
+        (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype).requires_grad_()
+        for shape in ((num_tokens, size), (vocabulary, size), (vocabulary,))
+    )
+    labels = torch.randint(vocabulary, (num_tokens,), generator=generator)
+    labels[::3] = -100
+    return hidden, weight, labels, offset if bias else None
+
+
+def summed(hidden, weight, labels, bias=None) -> Tensor:
+    """The oracle: one token after the other, from logits in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, label in zip(hidden, labels.tolist(), strict=True):
+        if label != -100:
+            logits = (weight @ row).double() + (0 if bias is None else bias)
+            total = total + logits.logsumexp(0) - logits[label]
+    return total
+
+
+def gradients(value: Tensor, *tensors) -> list[Tensor]:
+    return list(torch.autograd.grad(value, [x for x in tensors if x is not None], retain_graph=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_value_and_gradients_are_those_of_all_logits(data):
+    N, H, V = (data.draw(st.integers(1, most)) for most in (17, 5, 9))
+    hidden, weight, _, bias = inputs(N, H, V, bias=data.draw(st.booleans()))
+    labels = torch.tensor(data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N)))
+    found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=data.draw(st.integers(1, 20)))
+    expected = summed(hidden, weight, labels, bias) + 0 * (hidden.sum() + weight.sum())
+    if bias is not None:
+        expected = expected + 0 * bias.sum()
+    torch.testing.assert_close(found, expected)
+    pairs = gradients(found / 7, hidden, weight, bias), gradients(expected / 7, hidden, weight, bias)
+    torch.testing.assert_close(*pairs)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 1024])
+def test_labels_that_are_all_ignored_give_zero_and_no_gradient(chunk):
+    hidden, weight, _, bias = inputs(9, 4, 7, dtype=torch.float32)
+    found = linear_cross_entropy(hidden, weight, torch.full((9,), -100), bias=bias, chunk=chunk)
+    assert found == 0
+    assert all((gradient == 0).all() for gradient in gradients(found, hidden, weight, bias))
+
+
+def test_an_ignored_token_may_have_any_logits():
+    hidden, weight, labels, _ = inputs(9, 4, 7, dtype=torch.float32)
+    with torch.no_grad():
+        hidden[labels == -100] *= 1e4
+    found = linear_cross_entropy(hidden, weight, labels, chunk=4)
+    torch.testing.assert_close(found, summed(hidden, weight, labels).float())
+    assert (gradients(found, hidden)[0][labels == -100] == 0).all()
+
+
+def test_logits_in_the_thousands_do_not_overflow():
+    hidden, weight, labels, bias = inputs(9, 4, 7, dtype=torch.float32, scale=60)
+    found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=4)
+    assert summed(hidden, weight, labels, bias) > 1e4
+    torch.testing.assert_close(found, summed(hidden, weight, labels, bias).float())
+
+
+def test_sixteen_bits_are_those_of_the_matrix_products_alone():
+    hidden, weight, labels, _ = inputs(600, 16, 40, dtype=torch.bfloat16, bias=False)
+    found = linear_cross_entropy(hidden, weight, labels, chunk=128)
+    assert found.dtype == torch.float32
+    logits = (hidden @ weight.T).double()
+    expected = F.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+    assert abs(expected.bfloat16().double() / expected - 1) > 1e-5  # the sum itself would have been rounded
+    slope = torch.autograd.grad(expected, logits)[0]
+    of_hidden, of_weight = gradients(found, hidden, weight)
+    assert of_hidden.dtype == of_weight.dtype == torch.bfloat16
+    for gradient, exact in ((of_hidden, slope @ weight.double()), (of_weight, slope.T @ hidden.double())):
+        assert (gradient.double() - exact).norm() < 0.005 * exact.norm()
+
+
+def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
+    hidden, weight, labels, _ = inputs(30, 16, 40, dtype=torch.bfloat16, bias=False)
+    found = linear_cross_entropy(hidden, weight, labels)
+    whole, third = gradients(found, hidden)[0], gradients(found * (1 / 3), hidden)[0]
+    assert torch.equal(third, (whole.float() * (1 / 3)).bfloat16())
+    assert not torch.equal(third, whole * torch.tensor(1 / 3).bfloat16().item())
+
+
+def test_under_autocast_it_is_what_a_head_under_autocast_gives():
+    hidden, weight, labels, bias = inputs(30, 16, 40, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=8)
+        expected = F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, reduction="sum")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    exact = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")
+    assert abs(found - exact) > 1e-4 * exact  # or autocast did nothing
+    for ours, theirs in zip(
+        gradients(found, hidden, weight, bias), gradients(expected, hidden, weight, bias), strict=True
+    ):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.01 * theirs.norm()
+
+
+def test_it_can_be_used_twice_and_gone_back_through_twice():
+    hidden, weight, labels, _ = inputs(9, 4, 7)
+    found = linear_cross_entropy(hidden, weight, labels)
+    once = gradients(found, hidden, weight)
+    torch.testing.assert_close(gradients(found, hidden, weight), once)
+    torch.testing.assert_close(gradients(found + 2 * found, hidden, weight), [3 * x for x in once])
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_no_tensor_holds_the_logits_of_more_than_one_chunk(trained):
+    hidden, weight, labels, _ = inputs(64, 4, 50, dtype=torch.float32)
+    weight.requires_grad_(trained)
+    with Largest() as found:
+        linear_cross_entropy(hidden, weight, labels, chunk=8).backward()
+    assert found.numel == 8 * 50
+    assert (weight.grad is not None) == trained
+    with Largest() as all_at_once:
+        F.cross_entropy(hidden @ weight.T, labels).backward()
+    assert all_at_once.numel == 64 * 50
+
+
+def test_a_frozen_head_costs_no_gradient_of_its_size():
+    class New(TorchDispatchMode):
+        sizes: ClassVar = set()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.data_ptr() != weight.data_ptr():
+                self.sizes.add(result.numel())
+            return result
+
+    hidden, weight, labels, _ = inputs(8, 30, 50, dtype=torch.float32)
+    for frozen in (True, False):
+        New.sizes.clear()
+        with New():
+            linear_cross_entropy(hidden, weight.requires_grad_(not frozen), labels, chunk=2).backward()
+        assert max(New.sizes) == (8 * 30 if frozen else 50 * 30)
+
+
+def test_without_gradients_none_are_made():
+    hidden, weight, labels, _ = inputs(64, 40, 10, dtype=torch.float32)
+    with torch.no_grad(), Largest() as found:
+        assert not linear_cross_entropy(hidden, weight, labels, chunk=4).requires_grad
+    assert found.numel == weight.numel() < hidden.numel()
+
+
+# liger-kernel, which no test can run
+
+
+def a_tensor_on(device: str, requires_grad: bool):
+    return types.SimpleNamespace(device=torch.device(device), requires_grad=requires_grad)
+
+
+def test_liger_is_used_on_a_gpu_where_it_is_installed(monkeypatch):
+    monkeypatch.setattr(fused_loss, "_installed", lambda name: name == "liger_kernel")
+    assert fused_loss._backend(a_tensor_on("cuda", True)) is fused_loss._by_liger
+    assert fused_loss._backend(a_tensor_on("cpu", True)) is fused_loss._in_chunks
+    with torch.no_grad():
+        assert fused_loss._backend(a_tensor_on("cuda", False)) is fused_loss._by_liger
+    assert fused_loss._backend(a_tensor_on("cuda", False)) is fused_loss._in_chunks  # a head trained alone
+    monkeypatch.setattr(fused_loss, "_installed", lambda name: None)
+    assert fused_loss._backend(a_tensor_on("cuda", True)) is fused_loss._in_chunks
+
+
+def test_liger_is_called_with_its_own_arguments(monkeypatch):
+    def stand_in(
+        hidden,
+        weight,
+        target,
+        bias=None,
+        ce_weight=None,
+        ignore_index=-100,
+        reduction="mean",
+        accum_dtype=None,
+    ):
+        assert (ignore_index, ce_weight, accum_dtype) == (-100, None, torch.float32)
+        return F.cross_entropy(F.linear(hidden, weight, bias), target, reduction=reduction)
+
+    functional = types.SimpleNamespace(liger_fused_linear_cross_entropy=stand_in)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", functional)
+    hidden, weight, labels, bias = inputs(9, 4, 7)
+    found = fused_loss._by_liger(hidden, weight, labels, bias, 4)
+    torch.testing.assert_close(found, summed(hidden, weight, labels, bias))
+
+
+# The loss of a model
+
+
+def rows(*lengths: int) -> dict[str, Tensor]:
+    """A batch of which some labels are ignored."""
+    ids = torch.stack(tokens(*lengths))
+    labels = ids.clone()
+    labels[0, :4] = -100
+    labels[-1, 5] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def expected_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The oracle: what the logits at t say of the label at t + 1."""
+    logits = model(input_ids=batch["input_ids"], use_cache=False).logits.double()
+    total = logits.new_zeros(())
+    for row, labels in zip(logits, batch["labels"].tolist(), strict=True):
+        for t in range(len(labels) - 1):
+            if labels[t + 1] != -100:
+                total = total + row[t].logsumexp(0) - row[t, labels[t + 1]]
+    return total
+
+
+def count(batch: dict[str, Tensor]) -> int:
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+def trained_gradients(model: nn.Module, value: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    value.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert all(gradient is not None for gradient in found.values())
+    return {name: gradient.clone() for name, gradient in found.items()}
+
+
+def assert_same_step(model: nn.Module, head: nn.Linear | None) -> dict[str, Tensor]:
+    """Loss and gradients of a step are those of the oracle; the gradients."""
+    batch = rows(11, 11)
+    found = causal_lm_loss(model, batch, head=head)
+    assert found.dtype == torch.float32
+    expected = expected_sum(model, batch) / count(batch)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    ours, theirs = trained_gradients(model, found), trained_gradients(model, expected)
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).norm() <= 1e-4 * theirs[name].norm(), name
+    return ours
+
+
+def peft_model(base: nn.Module, **options) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False, **options))
+    for parameter in model.parameters():  # so that a copy that is trained is not its original
+        if parameter.requires_grad:
+            parameter.data.mul_(1.1)
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_trained_whole_gets_the_gradients_of_all_logits(tied):
+    model = build(tie_word_embeddings=tied)
+    assert linear_head(model) is model.lm_head
+    assert len(assert_same_step(model, model.lm_head)) == 20 + (not tied)
+
+
+def test_a_head_with_a_bias_is_trained_with_it():
+    model = build("phi")
+    nn.init.normal_(model.lm_head.bias)
+    assert linear_head(model) is model.lm_head
+    assert assert_same_step(model, model.lm_head)["lm_head.bias"].any()
+
+
+def test_an_adapter_under_a_frozen_head_gets_them():
+    model = peft_model(build(), target_modules=["q_proj", "o_proj"])
+    head = linear_head(model)
+    assert head is model.base_model.model.lm_head
+    assert all("lora" in name for name in assert_same_step(model, head))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_copy_of_the_head_that_an_adapter_trains_gets_them(tied):
+    options = {"modules_to_save": ["embed_tokens"] if tied else ["embed_tokens", "lm_head", "norm"]}
+    model = peft_model(
+        build(tie_word_embeddings=tied), target_modules=["q_proj"], ensure_weight_tying=tied, **options
+    )
+    copied = model.base_model.model.lm_head.modules_to_save["default"]
+    assert linear_head(model) is copied
+    found = assert_same_step(model, copied)
+    names = [name for name in found if "embed_tokens" in name or "lm_head" in name]
+    assert len(names) == 1 + (not tied)
+    assert all(found[name].any() for name in names)
+    if tied:
+        assert copied.weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("initialised", [True, False])
+def test_an_adapter_on_the_head_is_trained_through_all_logits(initialised, caplog):
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=initialised)
+    model = get_peft_model(build(), config)
+    assert linear_head(model) is None
+    assert "logits are not those of one linear layer" in caplog.text
+    assert any("lm_head" in name for name in assert_same_step(model, None))
+
+
+SCALED = {
+    "cohere": {},  # times logit_scale
+    "granite": {"logits_scaling": 8.0},
+    "gemma2": {"head_dim": 8},  # a soft cap
+}
+
+
+@pytest.mark.parametrize("family", SCALED)
+@pytest.mark.parametrize("weights", [1.0, 1e-3])  # so small that a cap makes no difference yet
+def test_a_family_that_does_more_to_its_logits_is_trained_through_all_of_them(family, weights, caplog):
+    model = build(family, **SCALED[family])
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(weights)
+    assert linear_head(model) is None
+    gib = 4 * 4 * 4096 * VOCABULARY / 2**30
+    assert f"{type(model).__name__}: its logits are not those of one linear layer" in caplog.text
+    assert f"about {gib:.1f} GiB for each 4096 tokens" in caplog.text
+    assert_same_step(model, None)
+
+
+def test_a_cap_is_noticed_in_sixteen_bits():
+    assert linear_head(build("gemma2", **SCALED["gemma2"]).bfloat16()) is None
+
+
+PLAIN = {
+    "llama": {},
+    "granite": {},
+    "gemma3_text": {"head_dim": 8},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_other_families_are_not(family, caplog):
+    model = build(family, **PLAIN[family])
+    assert linear_head(model) is model.lm_head
+    assert not [record for record in caplog.records if record.name == loss.__name__]
+    assert_same_step(model, model.lm_head)
+
+
+def test_a_head_of_packed_weights_is_left_alone():
+    class Packed(nn.Linear):
+        def forward(self, hidden):
+            return nn.functional.linear(hidden, self.weight.float() / 64)
+
+    model = build()
+    packed = (model.lm_head.weight * 64).to(torch.int8)
+    model.lm_head.__class__ = Packed
+    model.lm_head.weight = nn.Parameter(packed, requires_grad=False)
+    assert linear_head(model) is None
+    assert_same_step(model, None)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda total: total * 1.1, lambda total: total * 0.9, lambda total: total * float("nan")]
+)
+def test_a_kernel_that_gives_another_loss_is_not_used(wrong, monkeypatch, caplog):
+    model = build()
+    monkeypatch.setattr(loss, "linear_cross_entropy", lambda *a, **k: wrong(linear_cross_entropy(*a, **k)))
+    assert linear_head(model) is None
+    assert caplog.text.count("logits are not those of one linear layer") == 1
+
+
+def test_the_check_changes_nothing():
+    model = peft_model(build(), target_modules=["q_proj"], lora_dropout=0.5)
+    model.train()
+    model.base_model.model.lm_head.eval()
+    modes = [module.training for module in model.modules()]
+    state, weights = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    graphs = []
+    model.register_forward_pre_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
+    assert linear_head(model) is not None
+    assert graphs == [False] * 3
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_the_head_is_itself_again_after_an_error():
+    model = build()
+    with pytest.raises(IndexError):
+        causal_lm_loss(model, {key: values + 1000 for key, values in rows(9, 9).items()}, head=model.lm_head)
+    assert "forward" not in vars(model.lm_head)
+
+
+def test_a_forward_of_its_own_comes_back_to_the_head():
+    model = build()
+    before = model.lm_head.forward = lambda hidden: nn.Linear.forward(model.lm_head, hidden)
+    causal_lm_loss(model, rows(9, 9), head=model.lm_head)
+    assert model.lm_head.forward is before
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_labels_that_are_shifted_already_are_not_shifted_again(head):
+    model, batch = build(), rows(9, 9)
+    chosen = model.lm_head if head else None
+    shifted = torch.cat([batch["labels"][:, 1:], torch.full((2, 1), -100)], 1)
+    found = causal_lm_loss(model, {**batch, "shift_labels": shifted}, head=chosen)
+    torch.testing.assert_close(found, causal_lm_loss(model, batch, head=chosen))
+    part = {"input_ids": batch["input_ids"], "shift_labels": batch["labels"]}
+    assert causal_lm_loss(model, part, head=chosen) != found
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("items", [17, torch.tensor(17), torch.tensor(17.0)])
+def test_it_is_divided_by_the_number_it_is_given(head, items):
+    model, batch = build(), rows(9, 9)
+    found = causal_lm_loss(model, batch, items, head=model.lm_head if head else None)
+    torch.testing.assert_close(found.double(), expected_sum(model, batch) / 17, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
+def test_without_any_label_it_is_zero(head, items):
+    model, batch = build(), rows(9, 9)
+    batch["labels"][:] = -100
+    found = causal_lm_loss(model, batch, items, head=model.lm_head if head else None)
+    assert found == 0
+    assert not any(gradient.any() for gradient in trained_gradients(model, found).values())
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_accumulated_batches_are_one_large_batch(head):
+    model = build()
+    chosen = model.lm_head if head else None
+    batch = rows(9, 9, 9, 9)
+    batch["labels"][1, :7] = -100  # so that a mean of means is another number
+    parts = [{name: values[part : part + 1] for name, values in batch.items()} for part in range(4)]
+    whole = trained_gradients(model, causal_lm_loss(model, batch, head=chosen))
+    total = sum(causal_lm_loss(model, part, count(batch), head=chosen) for part in parts)
+    torch.testing.assert_close(trained_gradients(model, total), whole, rtol=1e-4, atol=1e-6)
+    means = sum(causal_lm_loss(model, part, head=chosen) for part in parts) / 4
+    assert abs(means - total) > 1e-3
+
+
+def test_a_step_holds_no_logits_of_all_tokens():
+    model = build(vocab_size=4000)
+    head = linear_head(model)
+    batch = rows(*[256] * 8)
+    with Largest() as found:
+        causal_lm_loss(model, batch, head=head).backward()
+    assert found.numel == fused_loss.CHUNK * 4000
+    with Largest() as all_at_once:
+        causal_lm_loss(model, batch, head=None).backward()
+    assert all_at_once.numel == 2048 * 4000
+
+
+def test_activation_checkpointing_changes_nothing():
+    model = build()
+    model.train()
+    plain = trained_gradients(model, causal_lm_loss(model, rows(9, 9), head=model.lm_head))
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # it has a new name, of 5.19
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert model.is_gradient_checkpointing
+    found = trained_gradients(model, causal_lm_loss(model, rows(9, 9), head=model.lm_head))
+    torch.testing.assert_close(found, plain)
+
+
+def test_under_autocast_the_loss_is_that_of_the_models_own_logits():
+    model, batch = build(), rows(11, 11)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert linear_head(model) is model.lm_head
+        found = causal_lm_loss(model, batch, head=model.lm_head)
+        expected = expected_sum(model, batch) / count(batch)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    ours, theirs = trained_gradients(model, found), trained_gradients(model, expected)
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).norm() < 0.02 * theirs[name].norm(), name
+
+
+def test_no_cache_is_kept():
+    seen = []
+    model = build()
+    model.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
+    causal_lm_loss(model, rows(9, 9), head=model.lm_head)
+    causal_lm_loss(model, rows(9, 9), head=None)
+    assert [kwargs["use_cache"] for kwargs in seen] == [False, False]
+
+
+def test_what_else_is_in_a_batch_reaches_the_model():
+    model, (long, short) = build(), tokens(7, 5)
+    ids = torch.cat([long, short])[None]
+    labels = ids.clone()
+    labels[0, [0, 7]] = -100
+    edges = torch.tensor([0, 7, 12], dtype=torch.int32)
+    positions = torch.cat([torch.arange(7), torch.arange(5) + 100])[None]
+    batch = {
+        "input_ids": ids,
+        "labels": labels,
+        "position_ids": positions,
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": 7,
+        "max_length_k": 7,
+    }
+    with packed_attention(model):
+        assert linear_head(model) is model.lm_head
+        found = causal_lm_loss(model, batch, head=model.lm_head)
+    apart = [expected_sum(model, {"input_ids": x[None], "labels": x[None]}) for x in (long, short)]
+    torch.testing.assert_close(found.double(), sum(apart) / 10, rtol=1e-5, atol=0)
+
+
+# Wrappers
+
+
+class Rounded(nn.Module):
+    """Rounds what its model gives, as FSDP2 does under accelerate's policy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch):
+        output = self.model(**batch)
+        output.logits = output.logits.bfloat16()
+        return output
+
+
+def test_a_wrapper_that_rounds_the_output_rounds_neither_loss_nor_gradients():
+    model, batch = build(), rows(11, 11)
+    wrapper = Rounded(model)
+    assert linear_head(wrapper) is model.lm_head
+    found = causal_lm_loss(wrapper, batch, 17, head=model.lm_head)
+    expected = causal_lm_loss(model, batch, 17, head=model.lm_head)
+    assert abs(expected.bfloat16().float() / expected - 1) > 1e-4
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(trained_gradients(model, found), trained_gradients(model, expected))
+
+
+def test_a_wrapper_sees_the_backward_pass_begin_at_its_output():
+    class Watching(Rounded):
+        def forward(self, **batch):
+            output = super().forward(**batch)
+            if output.logits.requires_grad:
+                output.logits.register_hook(seen.append)
+            return output
+
+    seen = []
+    model = build()
+    causal_lm_loss(Watching(model), rows(9, 9), 17, head=model.lm_head).backward()
+    assert [gradient.item() for gradient in seen] == [1]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    file = tmp_path_factory.mktemp("wrapped") / "step.pt"
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    subprocess.run(
+        [sys.executable, *command, str(Path(wrapped_loss.__file__)), str(file)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=300,
+    )
+    return torch.load(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-16-bit-output"])
+def test_a_step_of_two_processes_is_that_of_one(kind, two_processes):
+    model, batch = build(tie_word_embeddings=kind == "ddp"), wrapped_loss.batch()
+    expected = expected_sum(model, batch) / count(batch)
+    torch.testing.assert_close(two_processes[kind]["loss"].double(), expected, rtol=1e-5, atol=0)
+    ours, theirs = two_processes[kind]["gradients"], trained_gradients(model, expected)
+    if kind != "ddp":  # which over gloo sums the gradients up to torch 2.8, and takes their mean since
+        theirs = two_processes["fsdp-all-logits"]["gradients"]
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).norm() < 1e-4 * theirs[name].norm(), name
