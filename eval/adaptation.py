@@ -37,7 +37,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
 BABYLLAMA = SHARED / "checkpoints" / "babyllama-361"
 # A step of 8 rows of 256 tokens takes this share of the time of one row of 2048: `--time` measures it.
-TIME_OF_SHORT_ROWS = 0.53
+TIME_OF_SHORT_ROWS = 0.63
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,15 @@ def curve_of(model: Any, pieces: list[torch.Tensor]) -> dict[str, float]:
     return {f"{begin} to {end}": curve.between(begin, end).mean for begin, end in SPANS}
 
 
-def judge(folder: Path) -> dict[str, Any]:
-    """The losses and the pass keys of a checkpoint."""
-    model, tokenizer = ropepatch.load(folder)
+def judge_scaled(method: str) -> dict[str, Any]:
+    """The bundled checkpoint scaled, and not trained."""
+    model, tokenizer = ropepatch.load("tiny")
+    with ropepatch.patch(model, ropepatch.plan("tiny", to=TARGET, method=method)):
+        return judge(model, tokenizer)
+
+
+def judge(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The losses and the pass keys of a model."""
     tales = held_out_tales(tokenizer, length=TARGET, count=24)
     grid = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, trials=TRIALS)
     return {
@@ -141,7 +147,9 @@ def step_times(rounds: int = 12) -> float:
     for _ in range(rounds):
         for window in seconds:
             began = time.perf_counter()
-            model(ids.view(-1, window), labels=ids.view(-1, window)).loss.backward()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(ids.view(-1, window), labels=ids.view(-1, window)).loss
+            loss.backward()
             seconds[window].append(time.perf_counter() - began)
     short, true = (sorted(seconds[window])[rounds // 2] for window in (TRAINED, TARGET))
     return short / true
@@ -175,12 +183,14 @@ def main() -> None:
         else:
             run = RUNS[name]
             row = make(name, run.recipe(), "tiny", run.method, arguments.out)
-            row |= judge(Path(row.pop("folder")))
+            row |= judge(*ropepatch.load(row.pop("folder")))
         found = results_in(arguments.json)  # to which another process may have added a run meanwhile
         base, tokenizer = ropepatch.load("tiny")
         tales = held_out_tales(tokenizer, length=TARGET, count=24)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         found["floor"] = {f"{begin} to {end}": floor.between(begin, end).mean for begin, end in SPANS}
+        if "training_free" not in found:
+            found["training_free"] = {method: judge_scaled(method) for method in ("none", "yarn")}
         found["threads"] = arguments.threads
         found["env"] = environment(base)
         found["runs"][name] = row

@@ -10,11 +10,12 @@ import pytest
 import torch
 from run_recipes import STEPS, run_python, small_recipe
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.source import TINY
+from ropepatch.training.adapter import trainable
 from ropepatch.training.adapting import adapt
 from ropepatch.training.recipe import read_recipe
 from ropepatch.training.sections import Lora, Texts, Watch
@@ -154,6 +155,7 @@ KILLED = """
 import os, signal, sys
 from run_recipes import small_recipe
 import ropepatch
+from ropepatch.training.adapter import trainable
 from ropepatch.training.adapting import adapt
 from ropepatch.training.trainer import LongContextTrainer
 from transformers import TrainerCallback
@@ -423,6 +425,7 @@ from dataclasses import replace
 from run_recipes import small_recipe
 from ropepatch.training.sections import Lora
 import ropepatch
+from ropepatch.training.adapter import trainable
 from ropepatch.training.adapting import adapt
 recipe = small_recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": int(sys.argv[2])})
 adapt(ropepatch.plan("tiny", to=512, method="yarn"), recipe, sys.argv[1])
@@ -444,3 +447,24 @@ def test_two_processes_make_what_one_makes(tmp_path):
     ours, theirs = history(tmp_path / "one"), history(tmp_path / "two")
     for row, other in zip(ours, theirs, strict=True):
         assert row == pytest.approx(other, rel=1e-3)
+
+
+def llama(**changes):
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=2, **changes))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_trained_embeddings_take_a_tied_head_with_them_and_no_other(tied):
+    model = trainable(llama(tie_word_embeddings=tied), Lora(train_embeddings=True))
+    head = model.get_output_embeddings().weight
+    assert head.requires_grad == tied
+    assert model.get_input_embeddings().weight.requires_grad
+
+
+def test_what_is_trained_is_in_float32_and_what_is_frozen_stays_as_it_was():
+    model = trainable(llama().bfloat16(), Lora(train_embeddings=True))
+    dtypes = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    trained = {parameter.dtype for parameter in trainable(llama().bfloat16(), None).parameters()}
+    assert trained == {torch.float32}

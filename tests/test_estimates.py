@@ -131,7 +131,7 @@ def test_lengths_are_relative_to_the_context_of_the_model():
     assert estimate(recipe(windows=("1x",), per_batch="2x"), SMALL) == absolute
 
 
-@pytest.mark.parametrize(("windows", "named"), [((100, 300), 300), (("0x", 100), 0)])
+@pytest.mark.parametrize(("windows", "named"), [((100, 300), 300), (("0.001x", 100), 0)])
 def test_a_window_that_fits_no_batch_is_refused(windows, named):
     with pytest.raises(RopepatchError, match=f"a window of {named} tokens does not fit into .*: 256"):
         estimate(recipe(windows=windows, per_batch="1x"), SMALL)

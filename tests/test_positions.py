@@ -334,7 +334,7 @@ def test_a_name_alone_reads_as_the_defaults(name):
 def test_a_mixture_is_read_part_by_part():
     content = {
         "name": "mixture",
-        "parts": [{"name": "pose", "chunks": 3, "weight": 2}, "true", {"name": "cream"}],
+        "parts": [{"name": "pose", "chunks": 3, "weight": 2}, "true-length", {"name": "cream"}],
     }
     assert read_positions(content) == Mixture(
         parts=(
@@ -371,8 +371,8 @@ def parts(*content: Any) -> dict[str, Any]:
         (parts({"name": "pose", "weight": 0}), "weight must be a number above 0, got 0"),
         (parts({"name": "pose", "weight": "much"}), "weight must be a number above 0, got 'much'"),
         (parts({"name": "pose", "weight": math.inf}), "weight must be a number above 0, got inf"),
-        (parts({"name": "true", "share": 1}), "unknown truelength key 'share'"),
-        (parts(parts("true")), "a mixture cannot be a part of a mixture"),
+        (parts({"name": "true-length", "share": 1}), "unknown truelength key 'share'"),
+        (parts(parts("true-length")), "a mixture cannot be a part of a mixture"),
     ],
 )
 def test_what_is_no_sampling_is_refused(content, said):

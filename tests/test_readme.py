@@ -114,6 +114,79 @@ def test_the_figure_of_the_front_page_is_drawn_from_the_results(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def adaptation() -> dict:
+    return json.loads((RESULTS / "adaptation.json").read_text())
+
+
+ADAPTED = {  # by run: method, and the rows it trains on
+    "yarn": "`yarn`, both",
+    "linear": "`linear`, both",
+    "ntk": "`ntk`, both",
+    "short": "`yarn`, rows of 256",
+    "true": "`yarn`, rows of 2048",
+    "true, time of short": "`yarn`, rows of 2048, the time of rows of 256",
+}
+LAST = "1024 to 2048"
+
+
+def test_the_adaptation_tables_are_the_result_file(adaptation):
+    runs, floor, free = adaptation["runs"], adaptation["floor"], adaptation["training_free"]
+    spans = [span for span in floor if span != "0 to 2048"]
+    heads = ["", *(f"nats {span}" for span in spans), "fewest keys", "short context", "tokens"]
+    rows = [heads, ["---"] * len(heads)]
+    for key, name in ADAPTED.items():
+        run = runs[key]
+        change, tokens = f"{run['gate']['increase']:+.1%}", f"{run['tokens'] / 1e6:.2f} M"
+        rows.append([name, *_above(run["nats"], floor), f"{run['keys_least']:.0%}", change, tokens])
+    for method, run in free.items():
+        name = f"`{method}`, not trained"
+        rows.append([name, *_above(run["nats"], floor), f"{run['keys_least']:.0%}", "", "0"])
+    rows.append(["floor", *(f"{floor[span]:.3f}" for span in spans), "", "", ""])
+    stories = runs["babyllama"]
+    base = stories["base"]
+    text = (
+        f"babyllama-361 on {stories['windows']} held-out windows of 2048 tokens, trained on other stories "
+        f"by the same settings: {stories['adapted'][LAST]:.3f} nats per token at 1024 to 2048, training-free "
+        f"{stories['training-free'][LAST]:.3f}. The base model within its context: {base['0 to 256']:.3f} on "
+        f"the first 256 tokens of these windows, {base['1024 to 2048, 256 tokens at a time']:.3f} on the "
+        "text of 1024 to 2048, 256 tokens at a time."
+    )
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    generated("adaptation", f"{table}\n\n{text}", PROTOCOL)
+
+
+def _above(nats: dict, floor: dict) -> list[str]:
+    """Losses, and how far above the floor they are."""
+    spans = [span for span in floor if span != "0 to 2048"]
+    return [f"{nats[span]:.3f} ({nats[span] / floor[span] - 1:.1%})" for span in spans]
+
+
+def test_the_adaptation_of_the_front_page_is_the_result_file(adaptation):
+    free, floor = adaptation["training_free"], adaptation["floor"]
+    run = adaptation["runs"]["yarn"]
+    rows = {"before": free["none"], "scaled, not trained": free["yarn"], "trained": run}
+    lines = [
+        "| `tiny`, 256 to 2048, YaRN | nats 0 to 256 | nats 1024 to 2048 | keys at 2048 |",
+        "|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        nats, keys = row["nats"], row["keys_by_length"]["2048"]
+        lines.append(f"| {name} | {nats['0 to 256']:.3f} | {nats[LAST]:.3f} | {keys:.0%} |")
+    lines.append(f"| floor | {floor['0 to 256']:.3f} | {floor[LAST]:.3f} | |")
+    generated("adaptation", "\n".join(lines))
+
+
+def test_the_recipe_of_tiny_reaches_what_it_was_made_for(adaptation):
+    run, floor = adaptation["runs"]["yarn"], adaptation["floor"]
+    assert run["keys_least"] >= 0.95
+    assert run["nats"][LAST] <= 1.05 * floor[LAST]
+    assert run["gate"]["increase"] <= 0.02
+    assert run["steps"] <= 1000
+    stories = adaptation["runs"]["babyllama"]
+    assert stories["adapted"][LAST] <= 1.03 * stories["base"]["0 to 256"]
+
+
+@pytest.fixture(scope="module")
 def training_free() -> dict:
     return json.loads((RESULTS / "tiny-training-free.json").read_text())
 

@@ -88,7 +88,7 @@ def test_a_recipe_trains_the_whole_target(name):
     trained = shape_of(recipe).max_position_embeddings
     longest = max(relative_length(window, trained) for window in recipe.data.windows)
     target = relative_length(recipe.to, trained)
-    assert longest in ((target,) if recipe.positions.name == "true" else (trained, target))
+    assert longest in ((target,) if recipe.positions.name == "true-length" else (trained, target))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -277,7 +277,10 @@ def full_recipe() -> dict:
             "tokens_per_batch": "2k",
             "boundaries": False,
         },
-        "positions": {"name": "mixture", "parts": ["true", {"name": "pose", "chunks": 3, "weight": 2}]},
+        "positions": {
+            "name": "mixture",
+            "parts": ["true-length", {"name": "pose", "chunks": 3, "weight": 2}],
+        },
         "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "loraplus_lr_ratio": 16},
         "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
         "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},
@@ -320,7 +323,7 @@ def test_a_recipe_is_read_as_it_is_written(read):
     assert recipe.data.windows == ("1x", 512)
     assert recipe.lora == Lora(r=4, lora_dropout=0.1, target_modules=("q_proj",), loraplus_lr_ratio=16)
     assert recipe.method.label == "yarn (beta_fast=16)"
-    assert [part.sampling.name for part in recipe.positions.parts] == ["true", "pose"]
+    assert [part.sampling.name for part in recipe.positions.parts] == ["true-length", "pose"]
     assert recipe.watch == Watch(every=2, text="books", passkey_trials=0, max_short_loss_increase=0)
     assert (recipe.seed, recipe.max_steps) == (3, 3)
 
@@ -437,7 +440,13 @@ def test_the_files_ask_for_what_their_names_say():
         "fsdp2_cp": "FSDP",
         "zero3": "DEEPSPEED",
     }
-    assert kinds["zero3"].deepspeed_config["zero_stage"] == 3
+    assert kinds["zero3"].deepspeed_config == {
+        "zero_stage": 3,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": False,  # a model that is split while it is read cannot be patched
+        "zero3_save_16bit_model": True,  # or nothing could be saved
+    }
     assert kinds["fsdp2"].fsdp_config == kinds["fsdp2_cp"].fsdp_config
     assert kinds["fsdp2"].parallelism_config == {}
 
@@ -497,7 +506,7 @@ def test_recipes_as_json_are_what_they_cost():
     (one,) = json.loads(ask("qwen2.5-7b", "--json").stdout)
     assert one in listed
     assert (one["from"], one["to"], one["method"], one["steps"]) == (32768, 131072, "yarn", 400)
-    assert one["positions"]["parts"][1] == {"name": "true", "weight": 1}
+    assert one["positions"]["parts"][1] == {"name": "true-length", "weight": 1}
     recipe = read_recipe("qwen2.5-7b")
     assert one["estimate"] == estimate(recipe, shape_of(recipe)).to_dict()
 

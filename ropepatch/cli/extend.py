@@ -21,7 +21,7 @@ from ropepatch.cli.arguments import (
 from ropepatch.cli.measured import TextField, TextSource, TextSplit, measure_extension_and_print, named_suite
 from ropepatch.cli.running import is_first
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import parse_length, short_length
+from ropepatch.lengths import parse_length, relative_length, short_length
 
 if TYPE_CHECKING:
     from ropepatch.planning import Plan
@@ -98,7 +98,7 @@ def extend(
     wanted = to or (str(taught.to) if taught else None)
     if wanted is None:
         raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")
-    made = make_plan(model, to=parse_length(wanted), method=name, revision=revision, **parameters)
+    made = make_plan(model, to=_target(wanted, model, revision), method=name, revision=revision, **parameters)
     if dry_run:
         print(made.to_json() if as_json else made)
         return
@@ -126,6 +126,17 @@ def extend(
         print(gate, file=sys.stderr)
         if most is not None and not gate.passed:
             raise typer.Exit(1)
+
+
+def _target(wanted: str, model: str, revision: str | None) -> int:
+    """In tokens; a recipe may have a multiple of the model's context."""
+    if not wanted.endswith("x"):
+        return parse_length(wanted)
+    from ropepatch.source import find_source
+    from ropepatch.survey import survey_folder
+
+    found = survey_folder(find_source(model, revision, weights=False).folder)
+    return relative_length(wanted, found.rope.original_max_position_embeddings)
 
 
 def _recipe(name: str | None, *, gated: bool, link_weights: bool) -> Recipe | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.tiny.corpus import Narrator
-from ropepatch.tiny.documents import BOS, copying
+from ropepatch.tiny.documents import BOS, Document, copying
 from ropepatch.tiny.grammar import SENTENCES, Sentence
 
 if TYPE_CHECKING:
@@ -98,8 +98,12 @@ def tales(stock: Stock, length: int, seed: int) -> Row:
 
 def recalls(stock: Stock, length: int, seed: int) -> Row:
     """The beginning of a tale of few subjects; trained on values that have been told before, alone."""
-    tale = stock.casts[seed % CASTS].tale(length, seed)
-    return tale.ids, tale.ids.masked_fill(tale.distance == 0, IGNORED)
+    return _told_before(stock.casts[seed % CASTS].tale(length, seed))
+
+
+def retold(stock: Stock, length: int, seed: int) -> Row:
+    """The beginning of a tale of all subjects; trained on values that have been told before, alone."""
+    return _told_before(stock.narrator.tale(length, seed))
 
 
 def stories(stock: Stock, length: int, seed: int) -> Row:
@@ -119,6 +123,7 @@ MATERIALS: dict[str, Callable[[Stock, int, int], Row]] = {
     "passkey": passkey,
     "tales": tales,
     "recalls": recalls,
+    "retold": retold,
     "stories": stories,
 }
 
@@ -128,6 +133,10 @@ def _about(count: int, seed: int) -> list[Sentence]:
     subjects = sorted({sentence.subject for sentence in SENTENCES if sentence.subject is not None})
     chosen = random.Random(seed).sample(subjects, count)
     return [sentence for sentence in SENTENCES if sentence.subject in chosen]
+
+
+def _told_before(tale: Document) -> Row:
+    return tale.ids, tale.ids.masked_fill(tale.distance == 0, IGNORED)
 
 
 def _all(ids: Tensor) -> Row:

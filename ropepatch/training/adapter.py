@@ -85,9 +85,12 @@ def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.
 def _saved_whole(model: Any, lora: Lora) -> list[str]:
     """The last parts of the names of the modules that are trained whole."""
     names = set()
+    embeddings = [model.get_input_embeddings()]
+    if _is_tied(model):
+        embeddings.append(model.get_output_embeddings())
     for path, module in model.named_modules():
         is_norm = type(module).__name__.endswith("Norm")
-        is_embedding = module in (model.get_input_embeddings(), model.get_output_embeddings())
+        is_embedding = any(module is other for other in embeddings)
         if (is_norm and lora.train_norms) or (is_embedding and lora.train_embeddings):
             names.add(path.rpartition(".")[2])
     return sorted(names)

@@ -19,6 +19,7 @@ from transformers import TrainingArguments, set_seed
 from ropepatch.adapters import stock_code, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent
+from ropepatch.lengths import relative_length
 from ropepatch.loading import load_model, load_tokenizer, no_progress_bars
 from ropepatch.patching import patch
 from ropepatch.seeds import seed_of
@@ -146,6 +147,32 @@ class _Run:
     def trained(self) -> int:
         return self.plan.rope.original_max_position_embeddings
 
+    @property
+    def row_parts(self) -> int:
+        """Over how many processes accelerate's context parallelism splits a row."""
+        return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+
+    @property
+    def attention(self) -> str:
+        """How the trainer attends: `packed`, `varlen` or `whole`.
+
+        Raises:
+            RopepatchError: A row that is split over several processes is not one document, or not alone.
+        """
+        if self.row_parts == 1:
+            return "packed" if self.recipe.attention == "sdpa" else "varlen"
+        data = self.recipe.data
+        alone = all(
+            relative_length(window, self.trained) == relative_length(data.tokens_per_batch, self.trained)
+            for window in data.windows
+        )
+        if data.boundaries or not alone or self.recipe.attention != "sdpa":
+            raise RopepatchError(
+                "context parallelism splits one row without boundaries, by sdpa",
+                hint="attention: sdpa, boundaries: false, and tokens_per_batch the same as the window",
+            )
+        return "whole"
+
     def read(self) -> Supply:
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
         return make_supply(
@@ -154,7 +181,7 @@ class _Run:
             trained=self.trained,
             target=self.plan.target,
             vocabulary=text_config(self.plan.survey.config).vocab_size,
-            per_step=self.state.num_processes * accumulated,
+            per_step=self.state.num_processes // self.row_parts * accumulated,
             cache=default_cache(),
         )
 
@@ -251,7 +278,12 @@ class _Run:
         mixed = arguments.bf16 or arguments.fp16
         loaded: Any = load_model(self.source.folder)
         patch(loaded, self.plan)
-        _set_attention(loaded, self.recipe.attention)
+        if self.attention == "packed":
+            with packed_attention(loaded):  # refuses a model that cannot, before anything is measured
+                pass
+        elif self.attention == "varlen":
+            with stock_code(f"use {self.recipe.attention}", "attention: sdpa needs no further package"):
+                loaded.set_attn_implementation(self.recipe.attention)
         model = trainable(loaded if mixed else loaded.float(), self.recipe.lora)
         if self.recipe.gradient_checkpointing:
             _checkpoint_activations(loaded)
@@ -260,7 +292,7 @@ class _Run:
         sharded = bool(os.environ.get("ACCELERATE_USE_FSDP") or os.environ.get("ACCELERATE_USE_DEEPSPEED"))
         trainer = LongContextTrainer(
             watcher=self.watcher(supply, split=not sharded),
-            packed=self.recipe.attention == "sdpa",
+            attention=self.attention,
             model=model,
             args=arguments,
             train_dataset=supply.batches,
@@ -303,14 +335,6 @@ class _Run:
         if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU, rather than nn.DataParallel
             arguments._n_gpu = 1
         return arguments
-
-
-def _set_attention(model: Any, attention: str) -> None:
-    if attention == "sdpa":
-        with packed_attention(model):  # refuses a model that cannot, before anything is measured
-            return
-    with stock_code(f"use {attention}", "attention: sdpa needs no further package"):
-        model.set_attn_implementation(attention)
 
 
 def _checkpoint_activations(model: Any) -> None:

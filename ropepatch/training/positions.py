@@ -54,7 +54,7 @@ class PositionSampling(ABC):
 class TrueLength(PositionSampling):
     """Where they stand."""
 
-    name = "true"
+    name = "true-length"
     paper = "arXiv:2306.15595"
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
@@ -69,7 +69,7 @@ class PoSE(PositionSampling):
     is shifted by a skip u_i ~ U{u_(i-1) ... target - W} (equation 3 and figure 6 of the paper).
 
     Args:
-        chunks: How many, or as many as there are tokens. 2 in the paper; 3 did as well, and 1 is `true`.
+        chunks: How many, or as many as there are tokens. 2 in the paper, 3 did as well; 1 is `true-length`.
 
     Raises:
         RopepatchError: No whole number above 0.
@@ -157,7 +157,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture(PositionSampling):
-    """Each row draws one of several samplings: with some `true` rows, short contexts stay in practice.
+    """Each row draws one of several samplings: with some `true-length` rows, short contexts stay in practice.
 
     Args:
         parts: At least one.

@@ -13,7 +13,17 @@ from ropepatch.shipped import shipped
 from ropepatch.strict import check_keys, is_count, read_yaml, refuse_unknown
 from ropepatch.suites import Method, read_method
 from ropepatch.training.positions import PositionSampling, read_positions
-from ropepatch.training.sections import Data, Generated, Lora, Texts, Watch, check, check_length, is_amount
+from ropepatch.training.sections import (
+    Data,
+    Generated,
+    Lora,
+    Texts,
+    Watch,
+    check,
+    check_length,
+    is_amount,
+    is_text,
+)
 
 ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 OURS = {  # arguments of the Trainer that follow from other parts of a recipe, or that would break a resume
@@ -32,6 +42,12 @@ OURS = {  # arguments of the Trainer that follow from other parts of a recipe, o
     "activation_checkpointing_kwargs",
     "eval_on_start",
     "logging_nan_inf_filter",
+    "label_smoothing_factor",
+    "ignore_data_skip",
+    "use_cache",
+    "train_sampling_strategy",
+    "length_column_name",
+    "dataloader_drop_last",
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "remove_unused_columns",
@@ -84,7 +100,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check("model", self.model, isinstance(self.model, str), "a checkpoint folder or a Hub id")
+        check("model", self.model, is_text(self.model), "a checkpoint folder or a Hub id")
         check_length("to", self.to)
         is_switch = isinstance(self.gradient_checkpointing, bool)
         check("gradient_checkpointing", self.gradient_checkpointing, is_switch, "true or false")
@@ -206,4 +222,9 @@ def _check_trainer(arguments: Mapping[str, Any]) -> None:
     refuse_unknown(arguments, [name for name in known if name not in OURS], "trainer key")
     steps, rate = arguments.get("max_steps"), arguments.get("learning_rate")
     check("trainer.max_steps", steps, is_count(steps), "a whole number above 0")
+    accumulated = arguments.get("gradient_accumulation_steps", 1)
+    check("trainer.gradient_accumulation_steps", accumulated, is_count(accumulated), "a whole number above 0")
+    for key in ("bf16", "fp16"):
+        switch = arguments.get(key, False)
+        check(f"trainer.{key}", switch, isinstance(switch, bool), "true or false")
     check("trainer.learning_rate", rate, is_amount(rate), "a number above 0 (with a point: 2.0e-5)")

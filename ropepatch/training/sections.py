@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
@@ -33,7 +33,7 @@ class Texts:
 
     def __post_init__(self) -> None:
         for key in ("text", "field", "split"):
-            check(key, getattr(self, key), isinstance(getattr(self, key), str), "a text")
+            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
         check_length("min_tokens", self.min_tokens)
         check("weight", self.weight, is_amount(self.weight), "a number above 0")
 
@@ -54,7 +54,7 @@ class Generated:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check("generated", self.generated, isinstance(self.generated, str), "a text")
+        check("generated", self.generated, is_text(self.generated), "a text")
         check("weight", self.weight, is_amount(self.weight), "a number above 0")
 
 
@@ -121,7 +121,7 @@ class Lora:
         for key in ("use_rslora", "use_dora", "train_embeddings", "train_norms"):
             check(key, getattr(self, key), isinstance(getattr(self, key), bool), "true or false")
         dropout, ratio, targets = self.lora_dropout, self.loraplus_lr_ratio, self.target_modules
-        is_share = dropout == 0 or (is_amount(dropout) and dropout < 1)
+        is_share = _is_zero(dropout) or (is_amount(dropout) and dropout < 1)
         check("lora_dropout", dropout, is_share, "from 0 to below 1")
         check("loraplus_lr_ratio", ratio, ratio is None or is_amount(ratio), "a number above 0")
         names = isinstance(targets, tuple) and targets and all(isinstance(name, str) for name in targets)
@@ -157,26 +157,36 @@ class Watch:
     def __post_init__(self) -> None:
         for key in ("every", "windows"):
             check(key, getattr(self, key), is_count(getattr(self, key)), "a whole number above 0")
-        check("text", self.text, isinstance(self.text, str | None), "a text")
+        check("text", self.text, self.text is None or is_text(self.text), "a text")
         for key in ("field", "split"):
-            check(key, getattr(self, key), isinstance(getattr(self, key), str), "a text")
+            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
         trials, increase = self.passkey_trials, self.max_short_loss_increase
-        check("passkey_trials", trials, trials == 0 or is_count(trials), "a whole number from 0")
-        is_share = increase == 0 or is_amount(increase)
+        check("passkey_trials", trials, _is_zero(trials) or is_count(trials), "a whole number from 0")
+        is_share = _is_zero(increase) or is_amount(increase)
         check("max_short_loss_increase", increase, is_share, "a share from 0, e.g. 0.02")
 
 
 def is_amount(value: object) -> bool:
     """Whether it is a finite number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def _is_zero(value: object) -> bool:
+    return value == 0 and not isinstance(value, bool)
 
 
 def check_length(key: str, value: Length) -> None:
     """Refuse what `relative_length` does not take."""
     try:
-        relative_length(value, 1)
+        tokens = relative_length(value, 10**6)
     except RopepatchError as error:
         raise RopepatchError(f"{key}: {error}", hint=error.hint) from error
+    check(key, value, tokens >= 1, "at least one token")
 
 
 def check(key: str, value: object, fits: object, expected: str) -> None:

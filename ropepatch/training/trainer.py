@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
+SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 UNKNOWN = object()
 
 
@@ -35,13 +36,14 @@ class LongContextTrainer(Trainer):
 
     Args:
         watcher: What `evaluate` does.
-        packed: Whether the model attends through `packed_attention`, and not through flash attention.
+        attention: `packed`, through `packed_attention`; `varlen`, through flash attention, which takes
+            the same segments; or `whole`, without: rows that context parallelism splits over several GPUs.
         **arguments: Of transformers' Trainer.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of all accumulated batches
 
-    def __init__(self, *, watcher: Watcher, packed: bool, **arguments: Any) -> None:
+    def __init__(self, *, watcher: Watcher, attention: str, **arguments: Any) -> None:
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # never read: `evaluate` asks the watcher
@@ -50,7 +52,7 @@ class LongContextTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
         self.watcher = watcher
-        self.packed = packed
+        self.attention = attention
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
         # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
@@ -65,10 +67,12 @@ class LongContextTrainer(Trainer):
         rows: Any = self.train_dataset
         return SequentialSampler(rows)
 
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A forward and backward pass, attending within the segments of the batch."""
-        with packed_attention(model) if self.packed else nullcontext():
-            return super().training_step(model, *args, **kwargs)
+        if self.attention == "whole":
+            inputs = {name: value for name, value in inputs.items() if name not in SEGMENTS}
+        with packed_attention(model) if self.attention == "packed" else nullcontext():
+            return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
         self,
