@@ -109,7 +109,7 @@ def make(name: str, recipe: Recipe, model: str | Path, method: str, out: Path) -
     ropepatch.adapt(plan, recipe, folder, say=lambda line: print(name, line, file=sys.stderr, flush=True))
     record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
     history = json.loads((folder / "adaptation" / "history.json").read_text(encoding="utf-8"))
-    kept = {key: record[key] for key in ("steps", "tokens", "seconds", "gate")}
+    kept = {key: record[key] for key in ("steps", "tokens", "gate")}
     measured = [row for row in history if "short_loss" in row]
     keys = ("step", "short_loss", "target_loss", "target_passkey")
     return kept | {
@@ -184,16 +184,19 @@ def main() -> None:
             run = RUNS[name]
             row = make(name, run.recipe(), "tiny", run.method, arguments.out)
             row |= judge(*ropepatch.load(row.pop("folder")))
-        found = results_in(arguments.json)  # to which another process may have added a run meanwhile
         base, tokenizer = ropepatch.load("tiny")
         tales = held_out_tales(tokenizer, length=TARGET, count=24)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-        found["floor"] = {f"{begin} to {end}": floor.between(begin, end).mean for begin, end in SPANS}
-        if "training_free" not in found:
-            found["training_free"] = {method: judge_scaled(method) for method in ("none", "yarn")}
-        found["threads"] = arguments.threads
-        found["env"] = environment(base)
-        found["runs"][name] = row
+        known = results_in(arguments.json)
+        free = known.get("training_free") or {method: judge_scaled(method) for method in ("none", "yarn")}
+        same = {
+            "floor": {f"{begin} to {end}": floor.between(begin, end).mean for begin, end in SPANS},
+            "training_free": free,
+            "threads": arguments.threads,
+            "env": environment(base),
+        }
+        runs = results_in(arguments.json)["runs"] | {name: row}  # to which another process may have added one
+        found = {**same, "runs": runs}
         with whole_file(arguments.json) as partial:
             partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 def load_adapter(
-    folder: str | Path, model: PreTrainedModel | None = None
+    folder: str | Path, model: PreTrainedModel | None = None, *, base: str | Path | None = None
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """An adapter that `adapt` saved, on its base model with the rope it was trained under.
 
     Args:
         folder: Of the adapter: adapter_config.json, its weights and ropepatch.json.
         model: The base model, already patched with the same plan; None to load and patch it.
+        base: The base checkpoint, if it is not where the adapter was trained.
 
     Returns:
         The model with the adapter, in eval mode, and the tokenizer.
@@ -39,8 +40,9 @@ def load_adapter(
         raise RopepatchError(
             f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
         )
-    name = record["model"]
-    source = find_source(name, None if Path(name).is_dir() else record["revision"], weights=True)
+    name = str(base or record["model"])
+    revision = None if base or Path(name).is_dir() else record["revision"]
+    source = find_source(name, revision, weights=True)
     if fingerprint(read_headers(source.folder)) != record["base_weights"]:
         raise RopepatchError(
             f"{name} has other weights than the adapter was trained on",
@@ -53,7 +55,7 @@ def load_adapter(
             name,
             to=record["target"],
             method=record["method"],
-            revision=record["revision"],
+            revision=revision,
             factor=record["factor"],
             **parameters,
         )

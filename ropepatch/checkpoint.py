@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from ropepatch.adapters import blueprint, load_config, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent, new_folder
 from ropepatch.loading import no_progress_bars
 from ropepatch.planning import Plan
-from ropepatch.source import find_source, read_json
+from ropepatch.source import Source, find_source, read_json
 from ropepatch.survey import survey_folder
 from ropepatch.verification import verify, verify_trained
 from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
@@ -24,7 +26,14 @@ if TYPE_CHECKING:
 
 # Not carried over: remote code, other forms of the weights, the base's card, and what is written anew.
 LEFT_OUT = {".py", ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
-WRITTEN = {"config.json", "tokenizer_config.json", "generation_config.json", "ropepatch.json", "README.md"}
+WRITTEN = {
+    "config.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "ropepatch.json",
+    "README.md",
+    "evaluation.html",
+}
 
 
 def extend(
@@ -53,9 +62,7 @@ def extend(
             "has the same frequencies at the target, and saves",
         )
     folder = absent(out)
-    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
-    if folder.resolve().is_relative_to(source.folder.resolve()):
-        raise RopepatchError(f"{folder} lies inside the source checkpoint", hint="choose an --out beside it")
+    source = source_of(plan, beside=folder)
     found = survey_folder(source.folder)
     if found.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
@@ -101,12 +108,17 @@ def save_trained(
         RopepatchError: If the folder exists or cannot be written, or the result differs from the model.
     """
     folder = absent(out)
-    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    source = source_of(plan, beside=folder)
     earlier = source.folder / "ropepatch.json"
     history = {"earlier": read_json(earlier)} if earlier.exists() else {}
     with new_folder(folder) as partial:
-        with no_progress_bars():
-            model.save_pretrained(partial)
+        try:
+            with no_progress_bars():
+                model.save_pretrained(partial)
+        except SafetensorError as error:
+            raise RopepatchError(
+                f"cannot write {folder}: {error}", hint="make room, or choose another --out"
+            ) from error
         (partial / "generation_config.json").unlink(missing_ok=True)
         _copy_small_files(source.folder, partial)
         _write_configuration(source.folder, plan.survey.raw, partial, plan)
@@ -114,6 +126,18 @@ def save_trained(
         enclose(partial)
         _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | history)
     return folder
+
+
+def source_of(plan: Plan, *, beside: Path) -> Source:
+    """The checkpoint that a plan was made from.
+
+    Raises:
+        RopepatchError: If it is gone, or the folder ``beside`` it lies within it.
+    """
+    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    if beside.resolve().is_relative_to(source.folder.resolve()):
+        raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an --out beside it")
+    return source
 
 
 def amend_record(folder: Path, **more: Any) -> None:

@@ -48,7 +48,7 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
     # The source first: where stock transformers cannot run it, the error names the user's folder.
     model = load_model(source)
     patch(model, plan)
-    return _compare(_logits(model, plan.target, source.name), written, plan)
+    return _compare(probe_logits(model, plan.target, source.name), written, plan)
 
 
 def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
@@ -66,7 +66,9 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
         RopepatchError: If anything differs.
     """
     _check_frequencies(written, plan)
-    return _compare(_logits(model.eval(), plan.target, written.name), written, plan)
+    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > _available_bytes():
+        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory twice"}
+    return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
 
 
 def _check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
 
 
 def _compare(patched: Tensor, written: Path, plan: Plan) -> dict[str, Any]:
-    reloaded = _logits(load_model(written), plan.target, written.name)
+    reloaded = probe_logits(load_model(written), plan.target, written.name)
     difference = (reloaded - patched).abs().max().item()
     dynamic = plan.rope_parameters["rope_type"] == "dynamic"
     if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):
@@ -95,8 +97,8 @@ def _compare(patched: Tensor, written: Path, plan: Plan) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def _logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
-    """Of random tokens spread evenly over the target: [1, T, V] float32."""
+def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
+    """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
     vocabulary = text_config(model.config).vocab_size
     ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]

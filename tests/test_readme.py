@@ -311,6 +311,14 @@ def test_the_costs_are_those_of_the_benchmarks():
         f"{spread(row['ratio'], '.2f')} x faster than one `generate` per key |"
         for row in asking["longer"]
     ]
+    training = json.loads((RESULTS / "train_cost.json").read_text())
+    speed, memory = training["speed"], training["memory"]
+    rows.append(
+        f"| a training step of {training['tokens']} tokens, 32k vocabulary | "
+        f"{spread(speed['tokens_per_second']['ours'], '.0f')} tokens/s, "
+        f"{memory['ours']['net_mib']:.0f} MiB | {spread(speed['ours / stock'], '.2f')} x the speed and "
+        f"{memory['ours / stock']:.2f} x the memory of one with all logits |"
+    )
     machine = extend["environment"]
     header = f"| {machine['cores']} cores, {machine['cpu']} | median (quartiles) | ratio (quartiles) |"
     generated("costs", "\n".join([header, "|---|---|---|", *rows]))

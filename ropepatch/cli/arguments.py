@@ -79,14 +79,14 @@ def parse_share(text: str) -> float:
     """A share from `2%` or `0.02`.
 
     Raises:
-        RopepatchError: If the text is neither, or below 0.
+        RopepatchError: If the text is neither, or below 0, or 1 or more without a percent sign.
     """
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         share = float(number) / (100 if percent else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < float("inf"):
+    if not 0 <= share < (float("inf") if percent else 1):
         raise RopepatchError(f"{text!r} is not a share", hint="write 2% or 0.02")
     return share
 

@@ -66,7 +66,7 @@ def extend(
     field: TextField = "text",
     split: TextSplit = "test",
     out: Annotated[
-        Path | None, typer.Option(help="The folder to make; MODEL-METHOD-TO here if not given.")
+        Path | None, typer.Option(help="The folder to make; MODEL-METHOD-TO(-RECIPE) here if not given.")
     ] = None,
     link_weights: Annotated[
         bool,
@@ -106,7 +106,8 @@ def extend(
         print_warnings(made)
     if asked:
         _check_suite(asked, made, taught)
-    folder = out or Path(f"{Path(model).name}-{name}-{short_length(made.target)}")
+    parts = [Path(model).name, name, short_length(made.target), *([Path(recipe).stem] if recipe else [])]
+    folder = out or Path("-".join(parts))
     gate = None
     if taught:
         folder, gate = _train(made, taught, folder, most)
@@ -123,7 +124,7 @@ def extend(
     else:
         _print_outcome(folder, made, record)
     if gate is not None:
-        print(gate, file=sys.stderr)
+        print("" if gate.passed else "warning: ", gate, sep="", file=sys.stderr)
         if most is not None and not gate.passed:
             raise typer.Exit(1)
 

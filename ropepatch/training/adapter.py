@@ -10,8 +10,6 @@ from torch import nn
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ropepatch.training.sections import Lora
 
 
@@ -22,7 +20,8 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     in the dtype they were loaded in.
 
     Raises:
-        RopepatchError: If PEFT is missing, or the model has none of the target modules.
+        RopepatchError: If PEFT is missing, the model has none of the target modules, or one of them is its
+            embeddings, which are also its head.
     """
     if lora is None:
         whole: nn.Module = model.float().requires_grad_(True)
@@ -34,6 +33,12 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
         ) from error
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
+    if _is_tied(model) and ends & {*lora.target_modules}:
+        raise RopepatchError(
+            "embeddings and head share their weights: an adapter on one would be merged into both",
+            hint="train_embeddings: true trains them whole",
+        )
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
@@ -60,12 +65,6 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     return module
 
 
-def merged(model: Any) -> PreTrainedModel:
-    """The model with its adapter merged into the weights; a model without one is returned as it is."""
-    whole: PreTrainedModel = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
-    return whole
-
-
 def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.Optimizer:
     """AdamW with another learning rate for B than for A (LoRA+, arXiv:2402.12354)."""
     from peft.optimizers import create_loraplus_optimizer
@@ -85,15 +84,17 @@ def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.
 def _saved_whole(model: Any, lora: Lora) -> list[str]:
     """The last parts of the names of the modules that are trained whole."""
     names = set()
-    embeddings = [model.get_input_embeddings()]
-    if _is_tied(model):
-        embeddings.append(model.get_output_embeddings())
+    embeddings = _ends(model) if _is_tied(model) else [model.get_input_embeddings()]
     for path, module in model.named_modules():
         is_norm = type(module).__name__.endswith("Norm")
         is_embedding = any(module is other for other in embeddings)
         if (is_norm and lora.train_norms) or (is_embedding and lora.train_embeddings):
             names.add(path.rpartition(".")[2])
     return sorted(names)
+
+
+def _ends(model: Any) -> list[nn.Module]:
+    return [model.get_input_embeddings(), model.get_output_embeddings()]
 
 
 def _is_tied(model: Any) -> bool:

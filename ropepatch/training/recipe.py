@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -48,6 +49,19 @@ OURS = {  # arguments of the Trainer that follow from other parts of a recipe, o
     "train_sampling_strategy",
     "length_column_name",
     "dataloader_drop_last",
+    "metric_for_best_model",
+    "greater_is_better",
+    "use_liger_kernel",  # the loss finds it by itself
+    "parallelism_config",  # these are the launcher's: recipes/accelerate
+    "fsdp",
+    "fsdp_config",
+    "deepspeed",
+    "hub_model_id",
+    "hub_strategy",
+    "hub_token",
+    "hub_private_repo",
+    "hub_always_push",
+    "hub_revision",
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "remove_unused_columns",
@@ -106,10 +120,17 @@ class Recipe:
         check("gradient_checkpointing", self.gradient_checkpointing, is_switch, "true or false")
         refuse_unknown([self.attention], ATTENTIONS, "attention")
         refuse_unknown([self.save], ("merged", "adapter"), "save")
-        check("seed", self.seed, type(self.seed) is int and self.seed >= 0, "a whole number from 0")
+        check(
+            "seed",
+            self.seed,
+            type(self.seed) is int and 0 <= self.seed < 2**32,
+            "a whole number from 0 to 2**32 - 1",
+        )
         if self.lora is None and self.save == "adapter":
             raise RopepatchError("save: adapter, but all weights are trained (lora is null)")
         _check_trainer(self.trainer)
+        if self.lora and self.lora.loraplus_lr_ratio and "optim" in self.trainer:
+            raise RopepatchError("trainer.optim beside lora.loraplus_lr_ratio, which has its own: AdamW")
 
     @property
     def max_steps(self) -> int:
@@ -200,10 +221,6 @@ READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 def _list(key: str, value: Any) -> list[Any]:
     check(key, value, isinstance(value, list), "a list")
     values: list[Any] = value
@@ -222,9 +239,20 @@ def _check_trainer(arguments: Mapping[str, Any]) -> None:
     refuse_unknown(arguments, [name for name in known if name not in OURS], "trainer key")
     steps, rate = arguments.get("max_steps"), arguments.get("learning_rate")
     check("trainer.max_steps", steps, is_count(steps), "a whole number above 0")
+    limit = arguments.get("save_total_limit", 2)
+    check("trainer.save_total_limit", limit, is_count(limit) and limit > 1, "2 or more: one may be damaged")
+    if arguments.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
+        raise RopepatchError("trainer.lr_scheduler_type must not wait for a measurement", hint="cosine, say")
     accumulated = arguments.get("gradient_accumulation_steps", 1)
     check("trainer.gradient_accumulation_steps", accumulated, is_count(accumulated), "a whole number above 0")
     for key in ("bf16", "fp16"):
         switch = arguments.get(key, False)
         check(f"trainer.{key}", switch, isinstance(switch, bool), "true or false")
     check("trainer.learning_rate", rate, is_amount(rate), "a number above 0 (with a point: 2.0e-5)")
+    for argument in fields(TrainingArguments):
+        value = arguments.get(argument.name)
+        if re.search(r"\b(float|int)\b", str(argument.type)) and "str" not in str(argument.type):
+            is_number = isinstance(value, int | float | None) and not isinstance(value, bool)
+            check(f"trainer.{argument.name}", value, is_number, "a number (with a point: 1.0e-3)")
+        elif not isinstance(value, bool | int | float | str | list | dict | None):
+            check(f"trainer.{argument.name}", value, False, "a number, a text, a list or a mapping")

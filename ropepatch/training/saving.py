@@ -7,17 +7,18 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import yaml
 
 from ropepatch.checkpoint import plan_record, save_trained
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.folders import absent, new_folder
 from ropepatch.loading import load_model
 from ropepatch.patching import patch
 from ropepatch.source import Source, read_json
-from ropepatch.training.adapter import merged
 from ropepatch.training.trainer import HISTORY
-from ropepatch.weights import fingerprint, read_headers
+from ropepatch.verification import probe_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,33 +26,33 @@ if TYPE_CHECKING:
     from ropepatch.planning import Plan
     from ropepatch.training.recipe import Recipe
 
-ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe, history, the tracker's files
+ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
+# By how much of the largest logit merging may change others: weights are rounded to their dtype.
+MERGED = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def save_adaptation(
-    plan: Plan, recipe: Recipe, source: Source, trained: Path, out: Path, adaptation: dict[str, Any]
+    plan: Plan, recipe: Recipe, model: PreTrainedModel, trained: Path, out: Path, record: dict[str, Any]
 ) -> None:
     """Write the outcome of a run, whole or not at all.
 
     Args:
         plan: The plan it trained under.
         recipe: The recipe, which says in which form.
-        source: The base checkpoint.
+        model: What `merged_model` gave.
         trained: The folder that the trainer left.
         out: The folder to make.
-        adaptation: What `ropepatch.json` says of the training.
+        record: What `ropepatch.json` says beside the plan.
 
     Raises:
         RopepatchError: If it cannot be written, or stock transformers computes something else from it.
     """
-    record = {"adaptation": adaptation, "base_weights": fingerprint(read_headers(source.folder))}
 
     def enclose(folder: Path) -> None:
         _enclose(recipe, trained.parent, folder / ADAPTATION)
 
     if recipe.save == "merged":
-        model = merged_model(plan, recipe, source, trained)
         save_trained(plan, model, out, record=record, enclose=enclose)
         return
     with new_folder(absent(out)) as folder:
@@ -67,18 +68,29 @@ def save_adaptation(
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> PreTrainedModel:
-    """The trained model, patched, its adapter merged, in the dtype of the base checkpoint."""
+    """The trained model, patched, its adapter merged, in the dtype of the base checkpoint.
+
+    Raises:
+        RopepatchError: If merging changes what the model computes.
+    """
     model: Any = load_model(source.folder)
     dtype = model.dtype
     if recipe.lora is None:
-        # What the trainer saved describes the patched model; the patch wants the rope of the base.
-        shutil.copyfile(source.folder / "config.json", trained / "config.json")
         model = load_model(trained)
     patch(model, plan)
     if recipe.lora is not None:
         from peft import PeftModel
 
-        model = merged(PeftModel.from_pretrained(model, str(trained)))
+        adapted: Any = PeftModel.from_pretrained(model, str(trained)).eval()
+        before = probe_logits(adapted, plan.target, plan.model)
+        model = adapted.merge_and_unload()
+        after = probe_logits(model.eval(), plan.target, plan.model)
+        difference = (after - before).abs().max().item() / before.abs().max().item()
+        if not difference <= MERGED[dtype]:
+            raise RopepatchError(
+                f"merging the adapter changes the logits by {difference:.1%} of the largest",
+                hint="save: adapter keeps it apart; please report the model type and the recipe",
+            )
     whole: PreTrainedModel = model.to(dtype)
     return whole
 
@@ -88,5 +100,3 @@ def _enclose(recipe: Recipe, run: Path, folder: Path) -> None:
     shutil.copyfile(run / HISTORY, folder / HISTORY)
     text = yaml.safe_dump(as_read(recipe.to_dict()), sort_keys=False, allow_unicode=True)
     (folder / "recipe.yaml").write_text(text, encoding="utf-8")
-    for tracked in (file for file in run.glob("runs/*/*") if file.is_file()):
-        shutil.copyfile(tracked, folder / tracked.name)

@@ -162,8 +162,8 @@ class Watch:
             check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
         trials, increase = self.passkey_trials, self.max_short_loss_increase
         check("passkey_trials", trials, _is_zero(trials) or is_count(trials), "a whole number from 0")
-        is_share = _is_zero(increase) or is_amount(increase)
-        check("max_short_loss_increase", increase, is_share, "a share from 0, e.g. 0.02")
+        is_share = _is_zero(increase) or (is_amount(increase) and increase < 1)
+        check("max_short_loss_increase", increase, is_share, "a share from 0 to below 1, e.g. 0.02")
 
 
 def is_amount(value: object) -> bool:

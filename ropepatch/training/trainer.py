@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, get_scheduler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError
@@ -22,8 +25,9 @@ from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerControl, TrainerState
 
+    from ropepatch.training.recipe import Recipe
     from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
@@ -116,18 +120,11 @@ class LongContextTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = self.state.global_step
         folder = self.folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        try:
+        with explaining_disk(f"the checkpoint of step {step}", folder):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
                 seal(folder)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            reason = " ".join(str(error).split())[:200]
-            raise RopepatchError(
-                f"cannot save the checkpoint of step {step}: {reason}",
-                hint="make room and run the same command again: it goes on from the last good checkpoint",
-            ) from error
 
 
 class EvenHistory(TrainerCallback):
@@ -140,6 +137,80 @@ class EvenHistory(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True
         control.should_log = control.should_log or control.should_save
+
+
+@contextmanager
+def explaining_disk(what: str, folder: Path) -> Iterator[None]:
+    """Remove the folder where it cannot be written, and say so in one line."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = " ".join(str(error).split())[:200]
+        raise RopepatchError(
+            f"cannot save {what}: {reason}",
+            hint="make room and run the same command again: it goes on from the last good checkpoint",
+        ) from error
+
+
+def make_trainer(**arguments: Any) -> LongContextTrainer:
+    """The trainer.
+
+    Raises:
+        RopepatchError: transformers refuses its arguments.
+    """
+    with _refusing():
+        return LongContextTrainer(**arguments)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        raise RopepatchError(
+            f"transformers refuses the recipe's trainer: {' '.join(str(error).split())[:300]}",
+            hint="mend the trainer section of the recipe",
+        ) from error
+
+
+def training_arguments(recipe: Recipe, folder: Path, *, resumed: bool) -> TrainingArguments:
+    """The arguments of a run in a folder.
+
+    Raises:
+        RopepatchError: transformers refuses them.
+    """
+    tracker = ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
+    ours = {
+        "output_dir": str(folder),
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "eval_strategy": "steps",
+        "eval_steps": recipe.watch.every,
+        "eval_on_start": not resumed,
+        "per_device_train_batch_size": 1,  # an item of the batches is a whole forward pass
+        "remove_unused_columns": False,
+        "save_strategy": "steps",
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "average_tokens_across_devices": True,
+        "logging_nan_inf_filter": False,  # a loss that is no number must be seen
+    }
+    defaults = {"report_to": tracker, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
+    with _refusing():
+        arguments = TrainingArguments(**{**defaults, **recipe.trainer, **ours})
+        of_schedule: Any = arguments.lr_scheduler_kwargs
+        Trainer.get_optimizer_cls_and_kwargs(arguments)
+        get_scheduler(
+            arguments.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+            num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
+            num_training_steps=recipe.max_steps,
+            scheduler_specific_kwargs=of_schedule,
+        )
+    if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU, rather than nn.DataParallel
+        arguments._n_gpu = 1
+    return arguments
 
 
 def write_history(file: Path, log_history: list[dict[str, Any]]) -> None:

@@ -1,0 +1,243 @@
+"""A run: the folder in which a model is trained, and what decides its outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import PartialState
+from filelock import FileLock, Timeout
+
+from ropepatch.adapters import text_config
+from ropepatch.checkpoint import source_of
+from ropepatch.errors import RopepatchError
+from ropepatch.folders import absent
+from ropepatch.lengths import relative_length
+from ropepatch.loading import load_tokenizer
+from ropepatch.seeds import seed_of
+from ropepatch.source import Source, read_json
+from ropepatch.training.supply import Supply, make_supply
+from ropepatch.training.tokens import default_cache
+from ropepatch.weights import fingerprint, read_headers
+from ropepatch.whole_files import whole_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ropepatch.planning import Plan
+    from ropepatch.training.recipe import Recipe
+
+RECORD = "run.json"  # in the folder of a run: what decides its outcome, and the base model's loss
+TRAINED = "trained"  # within it: what the last step left
+# Of a recipe, what the plan or the digest of the text says, or what changes no weight.
+NOT_DECISIVE = {"model", "to", "method", "watch", "save"}
+NOT_DECISIVE_OF = {"trainer": {"report_to", "run_name"}, "sources": {"text", "field", "split"}}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One adaptation, in all of its processes.
+
+    Args:
+        plan: What is extended, and how.
+        recipe: How it is trained.
+        source: The base checkpoint.
+        out: The folder to make.
+        state: accelerate's, of the processes.
+        tokenizer: Of the base.
+    """
+
+    plan: Plan
+    recipe: Recipe
+    source: Source
+    out: Path
+    state: Any
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, plan: Plan, recipe: Recipe, out: str | Path) -> Run:
+        """The run that makes a folder.
+
+        Raises:
+            RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
+        """
+        if not plan.exportable:
+            raise RopepatchError(
+                f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"
+            )
+        if plan.scaling.length_dependent:
+            raise RopepatchError(
+                f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
+                hint="adapt with a static method",
+            )
+        if "quantization_config" in plan.survey.raw:
+            raise RopepatchError(
+                f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
+            )
+        folder = Path(out).expanduser().absolute()
+        if not (folder / "ropepatch.json").is_file():
+            absent(folder)
+        source = source_of(plan, beside=folder)
+        # The others wait while the first tokenises, merges and saves, which may take hours.
+        state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=2))
+        run = cls(plan, recipe, source, folder, state, load_tokenizer(source.folder))
+        if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
+            raise RopepatchError(
+                f"{run.folder} is no folder, and the run is kept there", hint="choose another --out"
+            )
+        return run
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps what it needs to go on."""
+        return self.out.with_name(f"{self.out.name}.run")
+
+    @property
+    def trained(self) -> int:
+        """The old context, in tokens."""
+        return self.plan.rope.original_max_position_embeddings
+
+    @property
+    def row_parts(self) -> int:
+        """Over how many processes accelerate's context parallelism splits a row."""
+        return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
+
+    @cached_property
+    def attention(self) -> str:
+        """How the trainer attends: `packed`, `varlen` or `whole`.
+
+        Raises:
+            RopepatchError: A row that is split over several processes is not one document, or not alone.
+        """
+        if self.row_parts == 1:
+            return "packed" if self.recipe.attention == "sdpa" else "varlen"
+        data = self.recipe.data
+        alone = all(
+            relative_length(window, self.trained) == relative_length(data.tokens_per_batch, self.trained)
+            for window in data.windows
+        )
+        if data.boundaries or not alone or self.recipe.attention != "sdpa":
+            raise RopepatchError(
+                "context parallelism splits one row without boundaries, by sdpa",
+                hint="attention: sdpa, boundaries: false, and tokens_per_batch the same as the window",
+            )
+        return "whole"
+
+    def supply(self) -> Supply:
+        """What it reads."""
+        accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
+        return make_supply(
+            self.recipe,
+            self.tokenizer,
+            trained=self.trained,
+            target=self.plan.target,
+            vocabulary=text_config(self.plan.survey.config).vocab_size,
+            per_step=self.state.num_processes // self.row_parts * accumulated,
+            cache=default_cache(),
+        )
+
+    def record(self, supply: Supply) -> dict[str, Any]:
+        """All that decides the weights."""
+        recipe = {key: value for key, value in self.recipe.to_dict().items() if key not in NOT_DECISIVE}
+        recipe["trainer"] = _without(recipe["trainer"], NOT_DECISIVE_OF["trainer"])
+        sources = [_without(source, NOT_DECISIVE_OF["sources"]) for source in recipe["data"]["sources"]]
+        recipe["data"] = recipe["data"] | {"sources": sources}
+        plan = self.plan.to_dict()
+        return {
+            "recipe": recipe,
+            "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
+            "weights": fingerprint(read_headers(self.source.folder)),
+            "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
+            "text": supply.digest,
+            "processes": self.state.num_processes,
+        }
+
+    def is_finished(self, record: dict[str, Any]) -> bool:
+        """Whether the folder holds what this run makes.
+
+        Raises:
+            RopepatchError: It holds something else.
+        """
+        if not self.out.exists():
+            return False
+        made = read_json(self.out / "ropepatch.json").get("adaptation", {})
+        if made.get("run") != digest_of(record):
+            absent(self.out)
+        if self.state.is_main_process and (self.folder / RECORD).is_file():
+            shutil.rmtree(self.folder)  # of a run that was interrupted when it was finished
+        return True
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other calls from training in the same folder.
+
+        Raises:
+            RopepatchError: One does already.
+        """
+        if not self.state.is_main_process:
+            yield
+            return
+        made = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RopepatchError(
+                f"another process trains in {self.folder}", hint="wait for it, or choose another --out"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+            if made and [path.name for path in self.folder.glob("*")] == [".lock"]:
+                shutil.rmtree(self.folder)
+
+    def begin(self, record: dict[str, Any], measure: Callable[[], float]) -> float:
+        """Put the run on record; the base model's loss within the old context, which is measured once.
+
+        Args:
+            record: What decides the weights.
+            measure: Measures it.
+
+        Raises:
+            RopepatchError: The folder is of another run.
+        """
+        file = self.folder / RECORD
+        if file.exists():
+            found = read_json(file)
+            known = json.loads(json.dumps(record))
+            if differing := [key for key in known if found.get(key) != known[key]]:
+                raise RopepatchError(
+                    f"{self.folder} is of another run: it differs in {', '.join(differing)}",
+                    hint="choose another --out, or remove that folder to start anew",
+                )
+            return float(found["base"])
+        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
+        if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
+            raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another --out")
+        base = measure()
+        if self.state.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(file) as partial:
+                partial.write_text(json.dumps(record | {"base": base}, indent=1) + "\n", encoding="utf-8")
+        self.state.wait_for_everyone()
+        return base
+
+
+def digest_of(record: dict[str, Any]) -> str:
+    """What names a run."""
+    return f"{seed_of(json.loads(json.dumps(record))):016x}"
+
+
+def _without(content: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in keys}
