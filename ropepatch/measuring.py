@@ -14,9 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ropepatch.adapters import load_config, stock_table, text_config
+from ropepatch.adapters import load_config, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.ranks import is_first_process
@@ -29,6 +27,7 @@ from ropepatch.seeds import seed_of
 from ropepatch.source import Source, find_source, read_json
 from ropepatch.survey import Survey, survey_folder
 from ropepatch.tasks import prepare
+from ropepatch.verification import frequency_error
 from ropepatch.weights import fingerprint, read_headers
 
 if TYPE_CHECKING:
@@ -216,12 +215,8 @@ def measure_extension(
 
 
 def _check_frequencies(folder: Path, made: Plan) -> None:
-    table = stock_table(text_config(load_config(read_json(folder / "config.json"))), made.site)
-    planned = (made.exported or made.export()).frequencies  # of a length-dependent method, those up to L
-    if (
-        not torch.equal(table.inv_freq, planned.inv_freq)
-        or table.attention_factor != planned.attention_factor
-    ):
+    config = text_config(load_config(read_json(folder / "config.json")))
+    if frequency_error(config, made):
         raise RopepatchError(
             f"{folder} does not have the frequencies of {made.scaling.name} to {made.target} tokens",
             hint="give the checkpoint that was made by this plan",

@@ -116,6 +116,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "unknown method": (f"{EXTEND} --method yarm", nothing),
     "method by another name": (f"{EXTEND} --method pi", nothing),
     "unknown method listed": ("methods yarm", nothing),
+    "no length": ("extend src", nothing),
     "length in words": ("extend src --to long", nothing),
     "length of zero": ("extend src --to 0", nothing),
     "length below zero": ("plan src --to=-5", nothing),
@@ -362,7 +363,7 @@ def test_an_interrupted_extension_exits_130_and_leaves_nothing(here, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "words", ["extend src", "extend src --too 3", "enlarge src", "plan", "eval src --windows 0"]
+    "words", ["extend", "extend src --too 3", "enlarge src", "plan", "eval src --windows 0"]
 )
 def test_a_command_line_that_cannot_be_read_exits_2_without_a_traceback(here, monkeypatch, capsys, words):
     code, out, err = run(monkeypatch, capsys, words)

@@ -35,6 +35,7 @@ GOLDEN_ROWS = {
     "passkey": "0a83097660b18c5c",
     "tales": "579bb1a2f13be9ff",
     "recalls": "c1b6b333f6862382",
+    "retold": "57631cde0758c668",
     "stories": "4621f5decff4c6c2",
 }
 TEXT = "Once a small grey cat sat by the road, and nobody saw it. " * 60
@@ -209,7 +210,7 @@ def test_a_row_has_the_length_asked_for_and_labels_its_own_tokens(stock, name, l
         assert ids.dtype == labels.dtype == torch.long
         trained = labels != IGNORED
         assert torch.equal(labels[trained], ids[trained])
-        if name not in ("strings", "recalls"):
+        if name not in ("strings", "recalls", "retold"):
             assert trained.all()
         again = MATERIALS[name](stock, length, seed)
         assert torch.equal(ids, again[0])
@@ -266,8 +267,9 @@ def test_every_other_pass_key_is_shorter_than_its_row_and_followed_by_a_tale(sto
     assert 70 <= shorter <= 130  # of 200, four standard deviations
 
 
-def test_recalls_are_trained_on_values_that_the_tale_has_told_before_alone(stock, tokenizer):
-    for ids, labels in drawn(stock, "recalls", 200):
+@pytest.mark.parametrize(("name", "length"), [("recalls", 200), ("retold", 600)])
+def test_recalls_are_trained_on_values_that_the_tale_has_told_before_alone(stock, tokenizer, name, length):
+    for ids, labels in drawn(stock, name, length):
         text = tokenizer.decode(ids)
         for position in (labels != IGNORED).nonzero().flatten().tolist():
             piece = tokenizer.decode([ids[position]])
