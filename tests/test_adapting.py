@@ -224,6 +224,11 @@ def test_what_is_finished_is_not_trained_again(monkeypatch, tmp_path, adapted):
     assert adapt(yarn(), small_recipe(), adapted).folder == adapted
 
 
+def test_a_finished_checkpoint_is_no_finished_adapter(adapted):
+    with pytest.raises(RopepatchError, match="already exists"):
+        adapt(yarn(), small_recipe(save="adapter"), adapted)
+
+
 @pytest.mark.parametrize(
     "other",
     [

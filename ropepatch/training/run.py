@@ -170,7 +170,7 @@ class Run:
         if not self.out.exists():
             return False
         made = read_json(self.out / "ropepatch.json").get("adaptation", {})
-        if made.get("run") != digest_of(record):
+        if made.get("run") != digest_of(record) or made["recipe"]["save"] != self.recipe.save:
             absent(self.out)
         if self.state.is_main_process and (self.folder / RECORD).is_file():
             shutil.rmtree(self.folder)  # of a run that was interrupted when it was finished
