@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +54,8 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
         ensure_weight_tying=lora.train_embeddings and _is_tied(model),
     )
     try:
-        adapted: Any = get_peft_model(model, config)
+        with without_deprecations():
+            adapted: Any = get_peft_model(model, config)
     except ValueError as error:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise RopepatchError(
@@ -63,6 +67,14 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             parameter.data = parameter.data.float()
     module: nn.Module = adapted
     return module
+
+
+@contextmanager
+def without_deprecations() -> Iterator[None]:
+    """Without the warnings that transformers gives PEFT, of which a user can mend nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield
 
 
 def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.Optimizer:

@@ -17,6 +17,7 @@ from ropepatch.folders import absent, new_folder
 from ropepatch.loading import load_model
 from ropepatch.patching import patch
 from ropepatch.source import Source, read_json
+from ropepatch.training.adapter import without_deprecations
 from ropepatch.training.trainer import HISTORY
 from ropepatch.verification import probe_logits
 
@@ -81,7 +82,8 @@ def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> P
     if recipe.lora is not None:
         from peft import PeftModel
 
-        adapted: Any = PeftModel.from_pretrained(model, str(trained)).eval()
+        with without_deprecations():
+            adapted: Any = PeftModel.from_pretrained(model, str(trained)).eval()
         before = probe_logits(adapted, plan.target, plan.model)
         model = adapted.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.model)
