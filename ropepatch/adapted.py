@@ -50,14 +50,13 @@ def load_adapter(
         )
     if model is None:
         model = load_model(source.folder)
-        parameters = {key: value for key, value in record["parameters"].items() if key != "factor"}
         made = make_plan(
             name,
             to=record["target"],
             method=record["method"],
             revision=revision,
             factor=record["factor"],
-            **parameters,
+            **record["parameters"],
         )
         patch(model, made)
     _check_rope(model, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from textwrap import shorten
@@ -82,3 +83,8 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> 
 def is_count(value: object) -> bool:
     """Whether it is a whole number above 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

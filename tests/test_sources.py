@@ -1,8 +1,6 @@
 import gzip
 import io
 import json
-import os
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from dataset_server import DatasetHub, serving
+from dataset_server import DatasetHub, asked_elsewhere, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -543,20 +541,9 @@ ASKED = {
 
 
 def ask(home: Path, url: str, questions: dict[str, tuple], *, offline: bool = False) -> dict:
-    """What an interpreter of its own answers: `datasets` reads the Hub's address once."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    own = {"HF_ENDPOINT": url, "HF_HOME": str(home / "home"), "HF_HUB_DISABLE_XET": "1"}
-    own |= {"HF_HUB_OFFLINE": str(int(offline)), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", READ, json.dumps(list(questions.values()))],
-        env=kept | own,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(questions, map(json.loads, done.stdout.splitlines()), strict=True))
+    """What an interpreter of its own answers."""
+    found = asked_elsewhere(READ, json.dumps(list(questions.values())), home=home, url=url, offline=offline)
+    return dict(zip(questions, found, strict=True))
 
 
 @pytest.fixture(scope="module")

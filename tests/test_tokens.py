@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import resource
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -17,7 +16,7 @@ from pathlib import Path
 import dataset_server
 import pytest
 import torch
-from dataset_server import DatasetHub, serving
+from dataset_server import DatasetHub, asked_elsewhere, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -593,21 +592,9 @@ NAME = "someone/letters"
 
 
 def ask(home: Path, url: str, *questions: tuple[str, int], offline: bool = False) -> list[dict]:
-    """What an interpreter of its own answers: `datasets` reads the Hub's address once."""
+    """What an interpreter of its own answers."""
     LETTERS.save_pretrained(home / "tokenizer")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    own = {"HF_ENDPOINT": url, "HF_HOME": str(home / "home"), "HF_HUB_DISABLE_XET": "1"}
-    own |= {"HF_HUB_OFFLINE": str(int(offline)), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ASK, "tokenizer", json.dumps(questions)],
-        env=kept | own,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(map(json.loads, done.stdout.splitlines()))
+    return asked_elsewhere(ASK, "tokenizer", json.dumps(questions), home=home, url=url, offline=offline)
 
 
 def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revision(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, SchedulerType
 
 from ropepatch.errors import RopepatchError
-from ropepatch.strict import check_keys, is_count, read_yaml, refuse_unknown
+from ropepatch.strict import check_keys, is_amount, is_count, read_yaml, refuse_unknown
 from ropepatch.tiny.documents import BOS, EOS
 from ropepatch.tiny.mixture import MATERIALS
 
@@ -52,7 +51,7 @@ class Stage:
         schedules = [schedule.value for schedule in SchedulerType]
         is_name = isinstance(self.name, str) and re.fullmatch(r"[\w-]+", self.name) and self.name != PUBLISHED
         is_mixture = (
-            isinstance(self.mixture, dict) and self.mixture and all(map(_is_amount, self.mixture.values()))
+            isinstance(self.mixture, dict) and self.mixture and all(map(is_amount, self.mixture.values()))
         )
         is_windows = isinstance(self.windows, list) and self.windows and all(map(is_count, self.windows))
         for key, fits, expected in (
@@ -61,7 +60,7 @@ class Stage:
             ("windows", is_windows, "a list of whole numbers above 0"),
             ("tokens_per_step", is_count(self.tokens_per_step), "a whole number above 0"),
             ("steps", is_count(self.steps), "a whole number above 0"),
-            ("learning_rate", _is_amount(self.learning_rate), "a number above 0 (with a point: 2.0e-3)"),
+            ("learning_rate", is_amount(self.learning_rate), "a number above 0 (with a point: 2.0e-3)"),
             ("lr_scheduler_type", self.lr_scheduler_type in schedules, f"one of {', '.join(schedules)}"),
             ("bf16", isinstance(self.bf16, bool), "true or false"),
         ):
@@ -141,10 +140,6 @@ def read_recipe(path: Path) -> Recipe:
         return Recipe(**content | {"stages": [Stage(**stage) for stage in content["stages"]]})
     except RopepatchError as error:
         raise RopepatchError(f"{path}: {error}", hint=error.hint) from error
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _one_line(error: Exception) -> str:

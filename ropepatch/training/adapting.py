@@ -140,7 +140,7 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
     loaded: Any = load_model(run.source.folder)
     patch(loaded, run.plan)
     if run.attention == "packed":
-        with packed_attention(loaded):  # refuses a model that cannot, before anything is measured
+        with packed_attention(loaded):  # refuses a model that cannot, before it is wrapped
             pass
     elif run.attention == "varlen":
         with stock_code(f"use {run.recipe.attention}", "attention: sdpa needs no further package"):

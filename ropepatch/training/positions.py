@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.strict import check_keys, is_count, refuse_unknown
-from ropepatch.training.sections import check, is_amount
+from ropepatch.strict import check_keys, is_amount, is_count, refuse_unknown
+from ropepatch.training.sections import check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import Length
 from ropepatch.shipped import shipped
-from ropepatch.strict import check_keys, is_count, read_yaml, refuse_unknown
+from ropepatch.strict import check_keys, is_amount, is_count, read_yaml, refuse_unknown
 from ropepatch.suites import Method, read_method
 from ropepatch.training.positions import PositionSampling, read_positions
 from ropepatch.training.sections import (
@@ -22,7 +22,6 @@ from ropepatch.training.sections import (
     Watch,
     check,
     check_length,
-    is_amount,
     is_text,
 )
 

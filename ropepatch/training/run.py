@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from ropepatch.adapters import text_config
 from ropepatch.checkpoint import source_of
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import as_read
 from ropepatch.folders import absent
 from ropepatch.lengths import relative_length
 from ropepatch.loading import load_tokenizer
@@ -215,7 +216,7 @@ class Run:
         file = self.folder / RECORD
         if file.exists():
             found = read_json(file)
-            known = json.loads(json.dumps(record))
+            known = as_read(record)
             if differing := [key for key in known if found.get(key) != known[key]]:
                 raise RopepatchError(
                     f"{self.folder} is of another run: it differs in {', '.join(differing)}",
@@ -227,7 +228,6 @@ class Run:
             raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another --out")
         base = measure()
         if self.state.is_main_process:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with whole_file(file) as partial:
                 partial.write_text(json.dumps(record | {"base": base}, indent=1) + "\n", encoding="utf-8")
         self.state.wait_for_everyone()
@@ -236,7 +236,7 @@ class Run:
 
 def digest_of(record: dict[str, Any]) -> str:
     """What names a run."""
-    return f"{seed_of(json.loads(json.dumps(record))):016x}"
+    return f"{seed_of(as_read(record)):016x}"
 
 
 def _without(content: dict[str, Any], keys: set[str]) -> dict[str, Any]:

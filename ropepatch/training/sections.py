@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import Length, relative_length
-from ropepatch.strict import is_count
+from ropepatch.strict import is_amount, is_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +163,6 @@ class Watch:
         check("passkey_trials", trials, _is_zero(trials) or is_count(trials), "a whole number from 0")
         is_share = _is_zero(increase) or (is_amount(increase) and increase < 1)
         check("max_short_loss_increase", increase, is_share, "a share from 0 to below 1, e.g. 0.02")
-
-
-def is_amount(value: object) -> bool:
-    """Whether it is a finite number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def is_text(value: object) -> bool:
