@@ -15,7 +15,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent, new_folder
 from ropepatch.loading import no_progress_bars
 from ropepatch.planning import Plan
-from ropepatch.source import Source, find_source, read_json
+from ropepatch.source import Source, check_inside, find_source, read_json, stated_by_card
 from ropepatch.survey import survey_folder
 from ropepatch.verification import verify, verify_trained
 from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
@@ -67,8 +67,7 @@ def extend(
     if found.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     raw = found.raw
-    earlier = source.folder / "ropepatch.json"
-    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
+    origin = origin_of(source)
     weights = read_headers(source.folder)
     if "quantization_config" not in raw:
         model = blueprint(load_config(raw))
@@ -83,7 +82,7 @@ def extend(
         _write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | history)
+        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | origin)
     return folder
 
 
@@ -109,8 +108,7 @@ def save_trained(
     """
     folder = absent(out)
     source = source_of(plan, beside=folder)
-    earlier = source.folder / "ropepatch.json"
-    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
+    origin = origin_of(source)
     with new_folder(folder) as partial:
         try:
             with no_progress_bars():
@@ -124,7 +122,7 @@ def save_trained(
         _write_configuration(source.folder, plan.survey.raw, partial, plan)
         verdict = verify_trained(partial, model, plan)
         enclose(partial)
-        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | history)
+        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | origin)
     return folder
 
 
@@ -138,6 +136,13 @@ def source_of(plan: Plan, *, beside: Path) -> Source:
     if beside.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an --out beside it")
     return source
+
+
+def origin_of(source: Source) -> dict[str, Any]:
+    """What `ropepatch.json` says of the checkpoint that another is made from."""
+    earlier = source.folder / "ropepatch.json"
+    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
+    return {"base": stated_by_card(source.folder)} | history
 
 
 def amend_record(folder: Path, **more: Any) -> None:
@@ -161,6 +166,7 @@ def _copy_small_files(source: Path, partial: Path) -> None:
     for file in sorted(source.iterdir()):
         carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
         if carried and file.is_file() and not file.name.endswith(".index.json"):
+            check_inside(file, source)
             shutil.copyfile(file, partial / file.name)
 
 

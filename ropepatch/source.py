@@ -14,7 +14,17 @@ from ropepatch.errors import RopepatchError
 TINY = Path(__file__).parent / "tiny" / "checkpoint"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILES = ["config.json"]
-CHECKPOINT_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "LICENSE*", "NOTICE*"]
+PASSED_ON = ("license", "license_name", "license_link", "language")
+CHECKPOINT_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+]
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,42 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
         message = f"no folder {name} here, and the Hub did not answer for it{at} ({type(error).__name__})"
         hint = "check the path and the network; a model downloaded before works offline"
     raise RopepatchError(message, hint=hint) from error
+
+
+def stated_by_card(folder: Path) -> dict[str, Any]:
+    """Of the card of a checkpoint (README.md) what whoever builds on it passes on: licence and language."""
+    from huggingface_hub.repocard import metadata_load
+    from yaml import YAMLError
+
+    try:
+        metadata = metadata_load(folder / "README.md") or {}
+    except (OSError, ValueError, YAMLError, RecursionError):  # no card, or one that only people can read
+        return {}
+    texts = {key: metadata.get(key) for key in PASSED_ON}
+    return {key: value for key, value in texts.items() if _is_text(value)}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+    )
+
+
+def check_inside(file: Path, folder: Path) -> None:
+    """Refuse a file of a checkpoint folder that is a link to a place outside of it.
+
+    The Hub's cache links a snapshot's files to its own blobs; these are inside.
+
+    Raises:
+        RopepatchError: Naming the link and where it leads.
+    """
+    target, home = file.resolve(), folder.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (target.is_relative_to(home) or target.parent == blobs):
+        raise RopepatchError(
+            f"{file} is a link that leads out of the checkpoint, to {target}",
+            hint="put the file itself there if it belongs to the checkpoint, else remove the link",
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

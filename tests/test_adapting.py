@@ -1,11 +1,13 @@
 """A model is trained by a recipe: what comes out, and that interruptions change nothing."""
 
 import errno
+import itertools
 import json
 import shutil
 import signal
 from dataclasses import replace
 from datetime import date
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Tr
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.source import TINY
-from ropepatch.training import adapting, trainer
+from ropepatch.training import adapting, progress, trainer
 from ropepatch.training.adapter import trainable
 from ropepatch.training.adapting import adapt
 from ropepatch.training.checkpoints import newest_sound, seal
@@ -147,6 +149,8 @@ def interrupted(monkeypatch, out, callback):
 def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     monkeypatch, tmp_path, adapted, point, step, last
 ):
+    ticks = itertools.count()  # one second a step
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     interrupted(monkeypatch, tmp_path / "out", Interrupt(point, step))
     assert not (tmp_path / "out").exists()
     lines = []
@@ -154,6 +158,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     assert (f"going on from checkpoint-{last}" in lines) == (last > 0)
     assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
     assert history(resumed) == history(adapted)
+    assert json.loads((resumed / "ropepatch.json").read_text())["adaptation"]["seconds"] == STEPS
 
 
 KILLED = """
@@ -367,6 +372,12 @@ def test_the_gate_compares_with_the_base_model_within_its_context(tmp_path, adap
     written = ropepatch.perplexity(after, None, [tale.ids[:256]]).at(256).mean
     assert gate.now == pytest.approx(written, abs=1e-6)
     assert gate.passed
+
+
+def test_the_time_and_the_machine_of_the_training_are_recorded(adapted):
+    record = json.loads((adapted / "ropepatch.json").read_text())["adaptation"]
+    assert 0 < record["seconds"] < 600
+    assert record["device"] == f"CPU, {torch.get_num_threads()} threads"
 
 
 def test_a_loss_that_rose_by_more_than_allowed_does_not_pass_the_gate(adapted):

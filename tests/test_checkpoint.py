@@ -314,6 +314,50 @@ def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_o
 # --- the source, and how the weights travel ---
 
 
+CARD = (
+    "---\nlicense: llama2\nlanguage: [en, de]\nlicense_link: https://example.org/l\nprice: 3\n---\n# A card\n"
+)
+
+
+def test_the_licence_and_the_language_of_the_base_are_passed_on(source, out, tmp_path):
+    (source / "README.md").write_text(CARD)
+    extend(source, out)
+    passed_on = {"license": "llama2", "language": ["en", "de"], "license_link": "https://example.org/l"}
+    assert read(out / "ropepatch.json")["base"] == passed_on
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        None,
+        b"no front matter",
+        b"---\nlicense: [\n---\n",
+        b"---\n- a\n---\n",
+        b"\xff",
+        b"---\nlicense: 3\n---\n",
+    ],
+)
+def test_a_base_whose_card_says_nothing_readable_passes_nothing_on(source, out, card):
+    if card is not None:
+        (source / "README.md").write_bytes(card)
+    extend(source, out)
+    assert read(out / "ropepatch.json")["base"] == {}
+
+
+def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tmp_path):
+    (tmp_path / "secret.txt").write_text("a secret")
+    (source / "vocab.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(RopepatchError, match=r"vocab\.txt is a link that leads out of the checkpoint"):
+        extend(source, out)
+    assert left(tmp_path) == ["secret.txt", "source"]
+
+
+def test_a_link_within_the_checkpoint_is_followed(source, out):
+    (source / "vocab.txt").symlink_to(source / "tokenizer.json")
+    extend(source, out)
+    assert (out / "vocab.txt").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
 @pytest.mark.parametrize("link_weights", [False, True])
 def test_the_source_is_never_touched(source, out, link_weights):
     before = contents(source), source.stat().st_mtime_ns

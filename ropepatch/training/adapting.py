@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import set_seed
 
 from ropepatch.adapters import stock_code
@@ -18,7 +20,7 @@ from ropepatch.source import read_json
 from ropepatch.training.adapter import loraplus_optimizer, trainable
 from ropepatch.training.attention import packed_attention
 from ropepatch.training.checkpoints import damage, newest_sound, seal
-from ropepatch.training.progress import StepLines
+from ropepatch.training.progress import SECONDS, StepLines
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
@@ -28,6 +30,9 @@ from ropepatch.training.watching import Gate, Watcher
 if TYPE_CHECKING:
     from ropepatch.planning import Plan
     from ropepatch.training.recipe import Recipe
+    from ropepatch.training.trainer import LongContextTrainer
+
+COST = "cost.json"  # in the folder of what was trained
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ def _finish(
             "steps": run.recipe.max_steps,
             "tokens": supply.tokens,
             "processes": run.state.num_processes,
+            **read_json(run.folder / TRAINED / COST),
             "gate": Gate(base, now, most).to_dict(),
         }
         record = {"adaptation": adaptation, "base_weights": record["weights"]}
@@ -172,7 +178,16 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
             if run.recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
                 shutil.copyfile(run.source.folder / "config.json", run.folder / TRAINED / "config.json")
+            (run.folder / TRAINED / COST).write_text(json.dumps(_cost(trainer)), encoding="utf-8")
             seal(run.folder / TRAINED)
+
+
+def _cost(trainer: LongContextTrainer) -> dict[str, Any]:
+    """The time that all steps took, over all sessions, and on what."""
+    seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
+    cpu = f"CPU, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    return {"seconds": round(seconds, 1), "device": device}
 
 
 def _checkpoint_activations(model: Any) -> None:

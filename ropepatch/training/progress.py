@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
+SECONDS = "train_seconds"  # of the steps since the log before
+
+
 class StepLines(TrainerCallback):
     """Says at every logging step how far it is, how fast, and how long it will take; and what was measured.
 
@@ -23,7 +26,7 @@ class StepLines(TrainerCallback):
     def __init__(self, say: Callable[[str], None], tokens_per_step: float) -> None:
         self._say = say
         self._tokens = tokens_per_step
-        self._began = self._seconds = 0.0
+        self._began = self._seconds = self._logged = 0.0
         self._steps = 0
 
     def on_step_begin(
@@ -47,10 +50,12 @@ class StepLines(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Say it."""
+        """Say it, and keep the time with the log, which outlives an interruption."""
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs and self._steps:
+            state.log_history[-1][SECONDS] = self._seconds - self._logged
+            self._logged = self._seconds
             per_step = self._seconds / self._steps
             left = round((state.max_steps - state.global_step) * per_step)
             self._say(

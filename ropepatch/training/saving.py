@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from ropepatch.checkpoint import plan_record, save_trained
+from ropepatch.checkpoint import origin_of, plan_record, save_trained, source_of
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.folders import absent, new_folder
@@ -64,7 +64,8 @@ def save_adaptation(
         config |= {"base_model_name_or_path": plan.model, "revision": plan.revision}
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         enclose(folder)
-        text = json.dumps(plan_record(plan) | record, indent=2, ensure_ascii=False)
+        whole = plan_record(plan) | record | origin_of(source_of(plan, beside=out))
+        text = json.dumps(whole, indent=2, ensure_ascii=False)
         (folder / "ropepatch.json").write_text(text + "\n", encoding="utf-8")
 
 
