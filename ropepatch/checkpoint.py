@@ -77,12 +77,12 @@ def extend(
         shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
         check_fit(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, shared)
     with new_folder(folder) as partial:
-        _check_space(weights, partial, link=link_weights)
-        _copy_small_files(source.folder, partial)
-        _write_configuration(source.folder, raw, partial, plan)
+        check_space(weights, partial, link=link_weights)
+        copy_small_files(source.folder, partial)
+        write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | origin)
+        write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | origin)
     return folder
 
 
@@ -118,11 +118,11 @@ def save_trained(
                 f"cannot write {folder}: {error}", hint="make room, or choose another --out"
             ) from error
         (partial / "generation_config.json").unlink(missing_ok=True)
-        _copy_small_files(source.folder, partial)
-        _write_configuration(source.folder, plan.survey.raw, partial, plan)
+        copy_small_files(source.folder, partial)
+        write_configuration(source.folder, plan.survey.raw, partial, plan)
         verdict = verify_trained(partial, model, plan)
         enclose(partial)
-        _write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | origin)
+        write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | origin)
     return folder
 
 
@@ -149,10 +149,15 @@ def amend_record(folder: Path, **more: Any) -> None:
     """Add to what the `ropepatch.json` of a checkpoint says."""
     file = folder / "ropepatch.json"
     with whole_file(file) as partial:
-        _write_json(partial, read_json(file) | more)
+        write_json(partial, read_json(file) | more)
 
 
-def _check_space(weights: Weights, partial: Path, *, link: bool) -> None:
+def check_space(weights: Weights, partial: Path, *, link: bool) -> None:
+    """Refuse a folder on a disk without room for the weights.
+
+    Raises:
+        RopepatchError: With both sizes.
+    """
     needed = 0 if link else sum(file.stat().st_blocks * 512 for file in weights.files)
     free = shutil.disk_usage(partial).free
     if needed > free:
@@ -162,7 +167,12 @@ def _check_space(weights: Weights, partial: Path, *, link: bool) -> None:
         )
 
 
-def _copy_small_files(source: Path, partial: Path) -> None:
+def copy_small_files(source: Path, partial: Path) -> None:
+    """Carry over what is neither weights, code nor written anew.
+
+    Raises:
+        RopepatchError: If one is a link that leads out of the source.
+    """
     for file in sorted(source.iterdir()):
         carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
         if carried and file.is_file() and not file.name.endswith(".index.json"):
@@ -170,17 +180,18 @@ def _copy_small_files(source: Path, partial: Path) -> None:
             shutil.copyfile(file, partial / file.name)
 
 
-def _write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
+def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
+    """The three files that say how long the context is, as they are after the plan."""
     extended = {key: value for key, value in plan.apply(raw).items() if key != "auto_map"}
-    _write_json(partial / "config.json", extended)
+    write_json(partial / "config.json", extended)
     if (source / "tokenizer_config.json").exists():
         tokenizer = read_json(source / "tokenizer_config.json")
-        _write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})
+        write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})
     if (source / "generation_config.json").exists():
         generation = read_json(source / "generation_config.json")
         if generation.get("max_length") == plan.rope.original_max_position_embeddings:
             generation["max_length"] = plan.target
-        _write_json(partial / "generation_config.json", generation)
+        write_json(partial / "generation_config.json", generation)
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
@@ -198,7 +209,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     return plan.to_dict() | {"versions": versions}
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """A JSON file that every reader understands: no NaN, no infinity."""
     path.write_text(
         json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
     )

@@ -234,9 +234,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         )
     if scaling.length_dependent and not scaling.native(rope):
         yield "no stock rope type holds this method: it can be patched and measured, not saved"
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    partial = rope.rotary_dim < head_dim or hasattr(config, "qk_nope_head_dim")
-    if partial and scaling.frequencies(rope, to).attention_factor != 1:
+    if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"

@@ -51,6 +51,13 @@ class Survey:
         whole: dict[str, Any] = self.raw if self.section is None else self.raw[self.section]
         return whole
 
+    @property
+    def rotates_partly(self) -> bool:
+        """Whether some dimensions of each head do not rotate."""
+        config: Any = self.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return self.rope.rotary_dim < head_dim or hasattr(config, "qk_nope_head_dim")
+
 
 @float32_on_cpu()
 def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:

@@ -41,7 +41,7 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
     Raises:
         RopepatchError: If anything differs.
     """
-    raw = _check_frequencies(written, plan)
+    raw = check_frequencies(written, plan)
     if "quantization_config" in raw:
         return {"frequencies": "equal", "logits": "not compared: quantised weights"}
     if 2 * num_bytes > _available_bytes():
@@ -66,7 +66,7 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
     Raises:
         RopepatchError: If anything differs.
     """
-    _check_frequencies(written, plan)
+    check_frequencies(written, plan)
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > _available_bytes():
         return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory twice"}
     return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
@@ -82,7 +82,7 @@ def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
     return max(off, abs(table.attention_factor - planned.attention_factor))
 
 
-def _check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
+def check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
     """The content of config.json, if stock transformers computes the plan's frequencies from it."""
     raw = read_json(written / "config.json")
     config = text_config(load_config(raw))

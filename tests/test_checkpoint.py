@@ -268,6 +268,7 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
     assert record == json.loads(made.to_json()) | {
         "verified": {"frequencies": "equal", "logits": "equal"},
         "versions": record["versions"],
+        "base": {},
     }
     assert record["versions"].keys() == {"ropepatch", "transformers", "torch"}
     assert (record["method"], record["target"], record["model"]) == ("yarn", TARGET, str(source))
@@ -474,12 +475,12 @@ def test_weights_too_large_for_the_memory_are_compared_by_their_frequencies_alon
 
 def sabotage(monkeypatch, name: str, damage) -> None:
     """Damage one file between being written and being judged."""
-    write = checkpoint_module._write_json
+    write = checkpoint_module.write_json
 
     def write_damaged(path: Path, content: dict) -> None:
         write(path, damage(content) if path.name == name else content)
 
-    monkeypatch.setattr(checkpoint_module, "_write_json", write_damaged)
+    monkeypatch.setattr(checkpoint_module, "write_json", write_damaged)
 
 
 def with_rope(content: dict, **values) -> dict:

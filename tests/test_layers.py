@@ -24,7 +24,7 @@ LAYERS = [
     {"patching"},
     {"verification"},
     {"adapted", "checkpoint", "plots", "tiny"},
-    {"report", "tasks", "training"},
+    {"folding", "report", "tasks", "training"},
     {"measuring"},
     {"cli"},
     {"__main__"},
