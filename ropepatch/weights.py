@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +77,22 @@ def read_headers(folder: Path) -> Weights:
     if pickles:
         raise RopepatchError(
             f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
-            hint="convert it where you trust it: load it with transformers and save_pretrained it again",
+            hint=f"where you trust it, convert it: {_conversion(folder)}",
         )
     raise RopepatchError(
         f"no weights in {folder}",
         hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
     )
+
+
+def _conversion(folder: Path) -> str:
+    """The command that makes safetensors of a pickle."""
+    source, out = json.dumps(str(folder)), json.dumps(f"{folder}-safetensors")
+    code = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[kind.from_pretrained({source}).save_pretrained({out}) for kind in (M, T)]"
+    )
+    return f"python -c {shlex.quote(code)}"
 
 
 def fingerprint(weights: Weights) -> str:

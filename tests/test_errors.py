@@ -201,6 +201,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "weights truncated": (EXTEND, truncated),
     "weights without a header": (EXTEND, file("model.safetensors", b"\xff" * 100)),
     "weights a pickle": (EXTEND, renamed("model.safetensors", "pytorch_model.bin")),
+    "a link that leads outside": (EXTEND, lambda folder: (folder / "vocab.txt").symlink_to("/etc/hostname")),
     "weights of another width": (EXTEND, config(hidden_size=64)),
     "weights of fewer layers": (EXTEND, config(num_hidden_layers=3)),
     "weights of other names": (EXTEND, tensors_renamed),

@@ -87,7 +87,7 @@ def test_the_factor_changes_the_logits_so_that_leaving_it_out_would_be_seen(yarn
 def test_the_factor_becomes_1_in_every_key_that_an_engine_may_read(folded):
     config = json.loads((folded / "config.json").read_text())
     for parameters in (config["rope_parameters"], config["rope_scaling"]):
-        factors = (parameters[key] for key in ("attention_factor", "short_mscale", "long_mscale"))
+        factors = (parameters.get(key, 1.0) for key in ("attention_factor", "short_mscale", "long_mscale"))
         assert set(factors) == {1.0}
         # Engines that derive a factor take it from the ratio of these two.
         assert parameters["original_max_position_embeddings"] == config["max_position_embeddings"] == TARGET
