@@ -17,7 +17,7 @@ from ropepatch.survey import Survey
 def find_changes(found: Survey, scaling: Scaling, to: int) -> tuple[Export | None, dict[str, Any]]:
     """The first form that stock transformers computes to the bit, and what config.json must say for it."""
     exported, distance = None, float("inf")
-    for exported in forms(scaling, found.rope, found.site.parameters(found.config)):
+    for exported in forms(scaling, found.rope, found.site.parameters(found.config), to):
         changes = _changes_of(found, exported.rope_parameters, to)
         for older in (legacy_keys(found.stated, exported.rope_parameters), {"rope_scaling": None}):
             candidate = changes | {
@@ -47,7 +47,9 @@ def _changes_of(found: Survey, parameters: dict[str, Any], to: int) -> dict[str,
         config, "original_max_position_embeddings"
     ):
         # The top level wins over the nested key in transformers 5, and is the only one some engines read.
-        changes["original_max_position_embeddings"] = window
+        changes["original_max_position_embeddings"] = parameters.get(
+            "original_max_position_embeddings", window
+        )
     if getattr(config, "head_dim", 0) is None:
         changes["head_dim"] = config.hidden_size // config.num_attention_heads
     return changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import Scaling
-from ropepatch.scaling.searched import longrope_parameters
+from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 # The divisor of a pair that does not rotate: `inf` would not be JSON, and cos is 1 all the same.
 STOPPED = 1e30
@@ -48,8 +49,8 @@ class Export:
     frequencies: Frequencies
 
 
-def forms(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[Export]:
-    """The ways to say a scaling in `rope_parameters`, best first.
+def forms(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[Export]:
+    """The ways to say a scaling in `rope_parameters`, the one that most engines read first.
 
     First the native rope type, then `longrope` with equal lists, which holds any static map.
 
@@ -57,15 +58,17 @@ def forms(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[Exp
         scaling: What to export.
         rope: The rope it scales.
         current: The model's `rope_parameters` now (of one layer type), whose own keys stay.
+        to: The max_position_embeddings to stand beside it, in tokens.
     """
     own = _own_keys(current)
     if native := scaling.native(rope):
         parameters = own | {"rope_theta": rope.rope_theta} | native
         if native["rope_type"] == "longrope":
-            parameters |= _mscales(native["attention_factor"])
+            a = native["attention_factor"]
+            parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to)
         yield Export(parameters, scaling.frequencies(rope))
     if not scaling.length_dependent:
-        yield as_longrope(scaling.frequencies(rope), rope, scaling.factor, own)
+        yield as_longrope(scaling.frequencies(rope), rope, to, own)
 
 
 def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
@@ -74,21 +77,41 @@ def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
 
 
-def as_longrope(frequencies: Frequencies, rope: Rope, factor: float, own: dict[str, Any]) -> Export:
+def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> Export:
     """Any static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
 
-    The attention factor is always explicit: without it transformers substitutes sqrt(1 + ln s / ln L).
+    With an attention factor of 1 every engine that reads longrope reads it alike.
+
+    Args:
+        frequencies: What to say: inv_freq [D/2].
+        rope: The rope whose theta_i the divisors refer to.
+        to: The max_position_embeddings to stand beside it, in tokens.
+        own: The model's own keys of `rope_parameters`.
     """
     base = rope.rope_theta ** -(torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim)
     divisors = torch.where(frequencies.inv_freq == 0, STOPPED, base / frequencies.inv_freq.double()).tolist()
     a = frequencies.attention_factor
-    longrope = longrope_parameters(rope, factor, a, short=tuple(divisors), long=tuple(divisors))
-    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _mscales(a)
-    return Export(parameters, Frequencies(_longrope_table(rope, divisors), frequencies.attention_factor))
+    longrope = longrope_parameters(rope, 1.0, a, short=tuple(divisors), long=tuple(divisors))
+    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to)
+    return Export(parameters, Frequencies(_longrope_table(rope, divisors), a))
 
 
 def _longrope_table(rope: Rope, divisors: list[float]) -> Tensor:
     return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * rope.rope_theta ** rope.exponents())
+
+
+def _lengths(attention_factor: float, rope: Rope, to: int) -> dict[str, Any]:
+    """The lengths beside equal lists: only the attention factor that engines derive from them matters.
+
+    They take max_position_embeddings / original_max_position_embeddings for s. With the target for L they
+    take 1 for a, and none serves only L tokens (vLLM) or loses its place at L (SGLang).
+    """
+    window = rope.original_max_position_embeddings
+    derived = longrope_attention_factor(to / window, window)
+    if derived != 1 and math.isclose(attention_factor, derived, rel_tol=1e-9):
+        return {"factor": to / window, "original_max_position_embeddings": window}
+    lengths = {"factor": 1.0, "original_max_position_embeddings": to}
+    return lengths if attention_factor == 1 else lengths | _mscales(attention_factor)
 
 
 def _mscales(attention_factor: float) -> dict[str, float]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from ropepatch.errors import RopepatchError
 
-LEGACY_KEYS = ("rope_theta", "rope_scaling", "rotary_emb_base")  # the last is GPT-NeoX's name of the first
+# The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
+LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
+GPT_NEOX = ("gpt_neox", "gpt_neox_japanese")
 
 
 def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
@@ -21,8 +23,11 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     kind = parameters["rope_type"]
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"} | {"type": kind}
     keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": None if kind == "default" else scaling}
-    if "rotary_emb_base" in raw:
+    renamed = raw.get("model_type") in GPT_NEOX
+    if renamed or "rotary_emb_base" in raw:
         keys["rotary_emb_base"] = parameters["rope_theta"]
+    if "partial_rotary_factor" in parameters:
+        keys["rotary_pct" if renamed else "partial_rotary_factor"] = parameters["partial_rotary_factor"]
     return keys
 
 

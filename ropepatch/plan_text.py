@@ -42,7 +42,7 @@ def plan_text(plan: Plan) -> str:
     if plan.exportable:
         console.print("config.json")
         console.print(_change_table(plan))
-        console.print("engines and the rope type they read (by their sources, not run)")
+        console.print("engines and the rope type they read")
         console.print(_engine_table(plan))
     for warning in plan.warnings:
         console.print(f"warning: {warning}")

@@ -178,7 +178,7 @@ def test_transformers_computes_the_same_bits(name, parameters, rope):
 @EVERY_METHOD
 def test_a_method_with_a_native_rope_type_is_held_against_it(name):
     native = example(name, LLAMA_2.num_pairs).native(LLAMA_2)
-    assert (native is not None) == (name in NATIVE)
+    assert (native is not None) == (name in NATIVE and name != "p-rope")  # saved as longrope, which more read
 
 
 # The second oracle: NumPy in float64.

@@ -178,4 +178,8 @@ class YaRN(Scaling):
             "beta_slow": float(self.beta_slow),
             "attention_factor": float(self.temperature),
         }
+        usual = self._mscale(1.0)
+        if usual != 1 and not math.isclose(self.temperature, usual, rel_tol=1e-9):
+            # SGLang and mlx-lm ignore attention_factor, which precedes these two wherever it is read.
+            parameters |= {"mscale": (self.temperature - 1) / (usual - 1), "mscale_all_dim": 0.0}
         return parameters if self.truncate else parameters | {"truncate": False}

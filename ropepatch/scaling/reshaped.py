@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
 
 import torch
 
@@ -77,7 +76,6 @@ class PartialRope(Scaling):
     name = "p-rope"
     formula = "θ_i for the first p·d/2 pairs, else 0"
     paper = "arXiv:2410.06205"
-    saved_as = "proportional"
 
     partial: float = 0.75
 
@@ -92,11 +90,6 @@ class PartialRope(Scaling):
             fast = 1.0 / (rope.rope_theta ** rope.exponents()[:kept])
         stopped = torch.zeros(rope.num_pairs - kept)
         return Frequencies(torch.cat((fast, stopped)), rope.carried_attention_factor)
-
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        if rope.is_scaled:
-            return None
-        return {"rope_type": "proportional", "partial_rotary_factor": float(self.partial)}
 
 
 @dataclass(frozen=True, kw_only=True)

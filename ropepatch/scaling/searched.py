@@ -42,6 +42,11 @@ def longrope_parameters(
     }
 
 
+def longrope_attention_factor(factor: float, window: int) -> float:
+    """sqrt(1 + ln s / ln L): the authors' a, and what engines take where nothing else is written."""
+    return math.sqrt(1 + math.log(factor) / math.log(window)) if factor > 1 else 1.0
+
+
 def in_range(divisors: tuple[float, ...]) -> bool:
     """Whether there are divisors, and all leave a frequency that float32 holds."""
     return bool(divisors) and all(1e-30 <= divisor <= 1e30 for divisor in divisors)
@@ -106,7 +111,7 @@ class LongRoPE(Scaling):
         """a for this rope's window: multiplies cos and sin."""
         if self.attention_factor is not None:
             return self.attention_factor
-        return math.sqrt(1 + math.log(self.factor) / math.log(rope.original_max_position_embeddings))
+        return longrope_attention_factor(self.factor, rope.original_max_position_embeddings)
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         self._refuse_scaled(rope, START_UNSCALED)

@@ -1,0 +1,283 @@
+"""What inference engines compute from a LLaMA's config.json: their rules, read in their sources, as
+facts.
+
+Each rule says what one engine, with its defaults, makes of a sequence of `length` tokens; `served` is the
+maximum length that its user passes, if any. None: the engine refuses the file. Nothing here knows
+ropepatch.
+
+Read on 2026-11-21: transformers 4.57.6; vLLM 0.33.0, SGLang 0.5.23 and mlx-lm 0.32.2 as their wheels;
+llama.cpp at 0c1e57098, as llama-cpp-python 0.3.36 carries it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an engine computes.
+
+    Args:
+        inv_freq: [D/2] float64, radians per token.
+        attention_factor: What it multiplies cos and sin by.
+        reach: The tokens it serves; None where it sets no limit.
+        misplaced: Positions that it rotates as others.
+    """
+
+    inv_freq: NDArray[np.float64]
+    attention_factor: float = 1.0
+    reach: int | None = None
+    misplaced: tuple[int, ...] = ()
+
+
+Rule = Callable[..., Reading | None]
+
+
+def head_dim(config: Config) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def plain(theta: float, d: int) -> NDArray[np.float64]:
+    """The frequencies of a model without scaling."""
+    return theta ** -(np.arange(0, d, 2, dtype=np.float64) / d)
+
+
+def dynamic_theta(theta: float, d: int, factor: float, length: float, window: float) -> float:
+    return theta * (factor * length / window - (factor - 1)) ** (d / (d - 2))
+
+
+def llama3(theta: float, d: int, scaling: Config, window: float) -> NDArray[np.float64]:
+    """Alike in all engines: divided by factor up to `low` turns in the window, whole from `high` on.
+
+    transformers modeling_rope_utils.py; vLLM and SGLang Llama3RotaryEmbedding; mlx-lm Llama3RoPE (which
+    blends the wavelengths' reciprocals, the same); llama.cpp conversion/llama.py, as the tensor
+    rope_freqs.
+    """
+    inv_freq = plain(theta, d)
+    turns = window * inv_freq / (2 * np.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 - keep) * inv_freq / scaling["factor"] + keep * inv_freq
+
+
+def yarn(theta: float, d: int, scaling: Config, *, truncate: bool) -> NDArray[np.float64]:
+    """Alike in all engines but for `truncate`: a ramp over the index of the pair."""
+    window = scaling["original_max_position_embeddings"]
+
+    def pair_turning(turns: float) -> float:
+        return d * math.log(window / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = (
+        pair_turning(scaling.get(key, usual)) for key, usual in (("beta_fast", 32), ("beta_slow", 1))
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, d - 1)
+    interpolate = np.clip((np.arange(d // 2) - low) / max(high - low, 0.001), 0, 1)
+    return plain(theta, d) * (interpolate / scaling["factor"] + 1 - interpolate)
+
+
+def by_yarn(factor: float, scale: float = 1.0) -> float:
+    """YaRN's attention factor, in transformers, vLLM, SGLang, llama.cpp and mlx-lm."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def by_longrope(reach: float, window: float) -> float:
+    """LongRoPE's attention factor, in transformers, vLLM, SGLang and mlx-lm, where they derive it."""
+    return 1.0 if reach <= window else math.sqrt(1 + math.log(reach / window) / math.log(window))
+
+
+def transformers_4(config: Config, length: int, served: int | None = None) -> Reading | None:
+    """transformers 4.57.6, modeling_rope_utils.py; it knows `rope_theta` and `rope_scaling` alone.
+
+    `dynamic` follows the sequence, from max_position_embeddings on; `longrope` takes the long list beyond
+    the top-level original_max_position_embeddings, or max_position_embeddings without it. An explicit
+    attention_factor precedes what it would derive. It serves any length.
+    """
+    theta, d, reach = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return Reading(plain(theta, d))
+    if kind == "linear":
+        return Reading(plain(theta, d) / scaling["factor"])
+    if kind == "dynamic":
+        return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, reach), reach), d))
+    if kind == "llama3":
+        return Reading(llama3(theta, d, scaling, scaling["original_max_position_embeddings"]))
+    if kind == "yarn":
+        scaling = {"original_max_position_embeddings": reach} | scaling
+        a = scaling.get("attention_factor")
+        if a is None and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+            a = mscale_ratio(scaling)
+        inv_freq = yarn(theta, d, scaling, truncate=scaling.get("truncate", True))
+        return Reading(inv_freq, by_yarn(scaling["factor"]) if a is None else a)
+    if kind == "longrope":
+        window = config.get("original_max_position_embeddings") or reach
+        divisors = scaling["long_factor" if length > window else "short_factor"]
+        return Reading(
+            plain(theta, d) / np.array(divisors),
+            scaling.get("attention_factor") or by_longrope(reach, window),
+        )
+    return None
+
+
+def mscale_ratio(scaling: Config) -> float:
+    factor = scaling["factor"]
+    return by_yarn(factor, scaling["mscale"]) / by_yarn(factor, scaling["mscale_all_dim"])
+
+
+def as_transformers_5(config: Config) -> Config:
+    """`rope_parameters` as transformers 5 gives them to vLLM, SGLang and llama.cpp's converter.
+
+    transformers 5.19, modeling_rope_utils.py: `rope_scaling` replaces `rope_parameters`, a top-level
+    theta fills a gap, a top-level original length overrides.
+    """
+    parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if parameters["rope_type"] in ("llama3", "yarn", "longrope"):
+        nested = parameters.get("original_max_position_embeddings", config["max_position_embeddings"])
+        top = config.get("original_max_position_embeddings", nested)
+        parameters["original_max_position_embeddings"] = top
+    return parameters
+
+
+def vllm(config: Config, length: int, served: int | None = None) -> Reading | None:
+    """vLLM 0.33.0: model_executor/layers/rotary_embedding/ and `_get_and_verify_max_len` in
+    config/model.py.
+
+    It serves max_position_embeddings, times the factor for linear and dynamic; by default only a
+    top-level original_max_position_embeddings under longrope. A YaRN table ends at original * factor.
+    `linear` iterates over a factor that is no float. `dynamic` reckons from max_position_embeddings
+    unless max_trained_positions is given: then nothing is left to scale. `longrope` takes one list for
+    all lengths: the long one if more than the original length is served; it reads short_mscale and
+    long_mscale and no attention_factor. `yarn` reads attention_factor, then both mscales if truthy.
+    tokenizer_config.json's model_max_length, which may shorten it, is left out.
+    """
+    p, d, most = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
+    theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
+    reach = most if kind in ("default", "llama3", "yarn", "longrope") else int(most * factor)
+    default = config.get("original_max_position_embeddings", reach) if kind == "longrope" else reach
+    serves = min(served or default, reach)
+    if kind == "default":
+        return Reading(plain(theta, d), 1.0, serves)
+    if kind == "linear":
+        return Reading(plain(theta, d) / factor, 1.0, serves) if isinstance(factor, float) else None
+    if kind == "dynamic":
+        trained = p.get("max_trained_positions", most)
+        return Reading(plain(dynamic_theta(theta, d, factor, most, trained), d), 1.0, min(serves, most))
+    if kind == "llama3":
+        return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, serves)
+    if kind == "yarn":
+        a = p.get("attention_factor")
+        if a is None:
+            both = p.get("mscale") and p.get("mscale_all_dim")
+            a = mscale_ratio(p) if both else by_yarn(factor)
+        ends = math.ceil(p["original_max_position_embeddings"] * factor)
+        return Reading(yarn(theta, d, p, truncate=p.get("truncate", True)), a, min(serves, ends))
+    if kind == "longrope":
+        window = p["original_max_position_embeddings"]
+        which = "long" if serves > window else "short"
+        a = p.get(f"{which}_mscale", by_longrope(most, window))
+        return Reading(plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves)
+    return None
+
+
+def sglang(config: Config, length: int, served: int | None = None) -> Reading | None:
+    """SGLang 0.5.23: srt/layers/rotary_embedding/{factory,rope_variant,yarn}.py, `get_context_length`.
+
+    It serves max_position_embeddings, times `factor` unless an original length stands beside it or the
+    type is llama3. `dynamic` has one base, that of factor times max_position_embeddings. `yarn` ignores
+    attention_factor: the mscales if both are there, else 0.1 ln s + 1, times attn_factor; its table
+    grows. `longrope` takes the long list for a batch with any position above the original length, reads
+    the mscales, and looks a position equal to the original length up behind the short list, which is the
+    long list's position 0.
+    """
+    p, d, most = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
+    theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
+    multiplied = "original_max_position_embeddings" not in p and kind != "llama3"
+    reach = int(most * factor) if multiplied else most
+    serves = min(served or reach, reach)
+    if kind == "default":
+        return Reading(plain(theta, d), 1.0, serves)
+    if kind == "linear":
+        return Reading(plain(theta, d) / factor, 1.0, serves) if isinstance(factor, float) else None
+    if kind == "dynamic":
+        return Reading(plain(dynamic_theta(theta, d, factor, most * factor, most), d), 1.0, serves)
+    if kind == "llama3":
+        return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, serves)
+    if kind == "yarn":
+        both = p.get("mscale") is not None and p.get("mscale_all_dim") is not None
+        a = (mscale_ratio(p) if both else by_yarn(factor)) * p.get("attn_factor", 1.0)
+        return Reading(yarn(theta, d, p, truncate=p.get("truncate", True)), a, serves)
+    if kind == "longrope":
+        window = p["original_max_position_embeddings"]
+        which = "long" if length - 1 > window else "short"
+        a = p.get(f"{which}_mscale", by_longrope(most, window))
+        misplaced = (window,) if window < serves else ()
+        return Reading(plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves, misplaced)
+    return None
+
+
+def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading | None:
+    """llama.cpp 0c1e57098: conversion/{base,llama}.py, src/llama-{context,model}.cpp, ggml-cpu/ops.cpp.
+
+    The converter knows linear, yarn and, as the tensor rope_freqs, llama3; it marks a file as longrope
+    without any factors, and warns of other types: both run unscaled. It writes attention_factor as
+    yarn_attn_factor, which the runtime overwrites: 0.1 ln s + 1, times rope.scaling.attn_factor, which
+    the converter does not write. The ramp is always truncated. The context is max_position_embeddings.
+    """
+    p, d = as_transformers_5(config), head_dim(config)
+    theta, kind, reach = p["rope_theta"], p["rope_type"], config["max_position_embeddings"]
+    if kind == "linear":
+        return Reading(plain(theta, d) / p["factor"], 1.0, reach)
+    if kind == "llama3":
+        return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, reach)
+    if kind == "yarn":
+        return Reading(yarn(theta, d, p, truncate=True), by_yarn(p["factor"]), reach)
+    return Reading(plain(theta, d), 1.0, reach)
+
+
+def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | None:
+    """mlx-lm 0.32.2: models/{llama,rope_utils,base}.py; it knows `rope_theta` and `rope_scaling` alone.
+
+    `dynamic` follows the sequence. `yarn` ignores attention_factor and truncate: its factor is that of
+    mscale (default 1) over that of mscale_all_dim (default 0). `longrope` has the long list alone and
+    derives its attention factor from the lengths. It serves any length.
+    """
+    theta, d, most = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    if kind == "default":
+        return Reading(plain(theta, d))
+    if kind == "linear":
+        return Reading(plain(theta, d) / scaling["factor"])
+    if kind == "dynamic":
+        return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, most), most), d))
+    if kind == "llama3":
+        return Reading(llama3(theta, d, scaling, scaling.get("original_max_position_embeddings", 8192)))
+    if kind == "yarn":
+        scaling = {"original_max_position_embeddings": 4096, "mscale": 1, "mscale_all_dim": 0} | scaling
+        return Reading(yarn(theta, d, scaling, truncate=True), mscale_ratio(scaling))
+    if kind == "longrope":
+        a = by_longrope(most, scaling["original_max_position_embeddings"])
+        return Reading(plain(theta, d) / np.array(scaling["long_factor"]), a)
+    return None
+
+
+RULES: dict[str, Rule] = {
+    "transformers 4.x": transformers_4,
+    "vLLM": vllm,
+    "SGLang": sglang,
+    "llama.cpp": llama_cpp,
+    "mlx-lm": mlx_lm,
+}
+SWITCHES = {"vLLM": "--max-model-len", "SGLang": "--context-length"}  # how its user passes `served`
