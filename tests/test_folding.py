@@ -11,9 +11,11 @@ from methods import STATIC, example
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 import ropepatch
 from ropepatch import METHODS, RopepatchError, folding
+from ropepatch.cli import app
 from ropepatch.folding import fold_attention
 
 TARGET = 256
@@ -239,3 +241,27 @@ def test_an_interruption_leaves_nothing(yarn, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fold_attention(yarn, tmp_path / "out", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+def export(*words: str):
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def test_the_command_says_what_was_folded_and_that_the_logits_stay(yarn, tmp_path):
+    done = export(yarn, "--fold-attention", "--out", tmp_path / "out")
+    assert done.exit_code == 0
+    assert "attention factor 1.1386 -> 1" in done.stdout
+    assert "logits within" in done.stdout
+    as_json = export(yarn, "--fold-attention", "--out", tmp_path / "again", "--json")
+    assert json.loads(as_json.stdout) == record(tmp_path / "again")
+
+
+def test_without_a_name_the_folder_is_called_after_the_model(yarn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert export(yarn, "--fold-attention").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["yarn-folded"]
+
+
+def test_two_outputs_at_once_are_refused(yarn):
+    done = export(yarn, "--fold-attention", "--gguf")
+    assert "two outputs" in str(done.exception)
