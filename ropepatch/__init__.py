@@ -10,8 +10,12 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from ropepatch.adapted import load_adapter
     from ropepatch.checkpoint import extend
+    from ropepatch.doctor import diagnose
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
+    from ropepatch.folding import fold_attention
+    from ropepatch.gguf_file import export_gguf
+    from ropepatch.hub import push
     from ropepatch.loading import load
     from ropepatch.patching import Patch, active, patch
     from ropepatch.planning import Plan, plan
@@ -33,13 +37,17 @@ _HOME = {
     "read_recipe": "ropepatch.training.recipe",
     "Scaling": "ropepatch.scaling",
     "active": "ropepatch.patching",
+    "diagnose": "ropepatch.doctor",
+    "export_gguf": "ropepatch.gguf_file",
     "extend": "ropepatch.checkpoint",
+    "fold_attention": "ropepatch.folding",
     "load": "ropepatch.loading",
     "make_scaling": "ropepatch.scaling",
     "passkey": "ropepatch.evaluation.passkey",
     "patch": "ropepatch.patching",
     "perplexity": "ropepatch.evaluation.perplexity",
     "plan": "ropepatch.planning",
+    "push": "ropepatch.hub",
 }
 
 __all__ = [
@@ -52,7 +60,10 @@ __all__ = [
     "Scaling",
     "active",
     "adapt",
+    "diagnose",
+    "export_gguf",
     "extend",
+    "fold_attention",
     "load",
     "load_adapter",
     "make_scaling",
@@ -60,6 +71,7 @@ __all__ = [
     "patch",
     "perplexity",
     "plan",
+    "push",
     "read_recipe",
 ]
 

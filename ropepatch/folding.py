@@ -79,7 +79,7 @@ def fold_attention(
         write_configuration(source.folder, found.raw, partial, made)
         done = 0
         for file in weights.files:
-            _write(file, partial, a * a, offsets)
+            _write(file, partial, a * a, offsets, getattr(found.config, "dtype", None))
             done += file.stat().st_size
             if progress:
                 progress(done, weights.num_bytes)
@@ -156,8 +156,10 @@ def _offset(norm: nn.Module) -> float:
         return float(probe(torch.ones_like(probe.weight)).abs().max() > 0)
 
 
-def _write(file: Path, folder: Path, scale: float, offsets: Mapping[str, float]) -> None:
-    """The file with its query weights scaled; a file without any is cloned."""
+def _write(
+    file: Path, folder: Path, scale: float, offsets: Mapping[str, float], dtype: torch.dtype | None
+) -> None:
+    """The file with its query weights scaled, in the dtype they are loaded in; without any it is cloned."""
     ours: set[str] = set()
     metadata = None
     if file.suffix == ".safetensors":
@@ -169,7 +171,8 @@ def _write(file: Path, folder: Path, scale: float, offsets: Mapping[str, float])
     tensors = load_file(file)
     for name in ours:
         tensor, offset = tensors[name], offsets[name]
-        tensors[name] = (scale * (tensor.double() + offset) - offset).to(tensor.dtype)
+        scaled = scale * (tensor.double() + offset) - offset
+        tensors[name] = scaled.to(torch.promote_types(tensor.dtype, dtype or tensor.dtype))
     save_file(tensors, folder / file.name, metadata)
 
 

@@ -6,6 +6,7 @@ import copy
 import html
 import json
 import operator
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from ropepatch.survey import Survey, survey, survey_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from ropepatch.hub import Pushed
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,11 @@ class Plan:
     @property
     def engines(self) -> list[EngineSupport]:
         """Who will read the extended checkpoint, by the engines' sources."""
-        return engine_support(self.rope_parameters, self.rope, self.target) if self.exportable else []
+        return (
+            engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
+            if self.exportable
+            else []
+        )
 
     def export(self, length: int | None = None) -> Export:
         """What a patched model computes and would save: a length-dependent method held at `length` tokens.
@@ -135,6 +142,25 @@ class Plan:
     def to_json(self) -> str:
         """`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def push(self, repo: str, *, private: bool = False, revision: str | None = None) -> Pushed:
+        """Write the checkpoint of the plan into a temporary folder and push it; see `ropepatch.push`.
+
+        Args:
+            repo: `owner/name` on the Hub, or `name` in the user's own namespace.
+            private: Make the repository private.
+            revision: The branch; None for main.
+
+        Raises:
+            RopepatchError: If it cannot be written, or the Hub does not play along.
+        """
+        from ropepatch.checkpoint import extend
+        from ropepatch.hub import check_repo, push
+
+        check_repo(repo)
+        with tempfile.TemporaryDirectory(prefix="ropepatch-") as place:
+            folder = extend(self, Path(place) / repo.rpartition("/")[2])
+            return push(folder, repo, private=private, revision=revision)
 
     @float32_on_cpu()
     def __str__(self) -> str:

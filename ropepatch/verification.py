@@ -44,7 +44,7 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
     raw = check_frequencies(written, plan)
     if "quantization_config" in raw:
         return {"frequencies": "equal", "logits": "not compared: quantised weights"}
-    if 2 * num_bytes > _available_bytes():
+    if 2 * num_bytes > available_bytes():
         return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
     # The source first: where stock transformers cannot run it, the error names the user's folder.
     model = load_model(source)
@@ -67,7 +67,7 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
         RopepatchError: If anything differs.
     """
     check_frequencies(written, plan)
-    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > _available_bytes():
+    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
         return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory twice"}
     return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
 
@@ -115,7 +115,7 @@ def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     return logits
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Memory that can be had without swapping; a conservative 4 GiB where the system does not say."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,67 +1,400 @@
-"""A Hub of one model in a thread: as much of its HTTP as `snapshot_download` speaks."""
+"""A Hub of models in a thread: as much of its HTTP as downloads, `from_pretrained` and a push speak.
 
+Its models lie in memory, with one commit for each push; LFS is Git LFS over HTTP, as the Hub speaks it to
+clients without Xet.
+"""
+
+import base64
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from urllib.parse import unquote
+from threading import Event, RLock, Thread
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import pytest
+import yaml
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LFS = (".safetensors", ".bin", ".gguf")  # what .gitattributes says
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a commit."""
+
+    content: bytes
+    lfs: bool = False
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def oid(self) -> str:
+        """What git calls it: of an LFS file its pointer."""
+        stated = f"oid sha256:{self.sha256}\nsize {len(self.content)}\n"
+        blob = f"version https://git-lfs.github.com/spec/v1\n{stated}".encode() if self.lfs else self.content
+        return hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
+
+    @property
+    def etag(self) -> str:
+        return self.sha256 if self.lfs else self.oid
+
+    def sibling(self, path: str, *, blobs: bool) -> dict[str, Any]:
+        """Its part of a model's description."""
+        if not blobs:
+            return {"rfilename": path}
+        described = {"rfilename": path, "size": len(self.content), "blobId": self.oid}
+        if self.lfs:
+            described["lfs"] = {"sha256": self.sha256, "size": len(self.content), "pointerSize": 134}
+        return described
+
+    def entry(self, path: str) -> dict[str, Any]:
+        """Its line of a tree."""
+        described = {"type": "file", "path": path, "size": len(self.content), "oid": self.oid}
+        if self.lfs:
+            described["lfs"] = {"oid": self.sha256, "size": len(self.content), "pointerSize": 134}
+        return described
+
+
+@dataclass
+class Model:
+    """A repository: commits by name, each all of its files by path."""
+
+    private: bool = False
+    commits: dict[str, dict[str, File]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)  # of LFS by sha256, committed or not yet
+
+    def add(self, files: dict[str, File], branch: str = "main", commit: str | None = None) -> str:
+        """A commit on top of a branch; its name."""
+        stated = [self.branches.get(branch), *((path, file.oid) for path, file in sorted(files.items()))]
+        name = commit or hashlib.sha1(json.dumps(stated).encode()).hexdigest()
+        self.commits[name] = files
+        self.branches[branch] = name
+        return name
+
+
+@dataclass
+class Fault:
+    """What goes wrong with requests of a method, or of any if it is empty, whose path contains a part.
+
+    Args:
+        how: A status to answer with; `cut`, the line goes dead half-way through the request; `hang`, no
+            answer until the server stops; `lost`, done, but the line goes dead before the answer.
+        first: The first of such requests that is hit, counted from 1.
+        times: How many are hit; None for all from then on.
+    """
+
+    method: str
+    part: str
+    how: int | str
+    code: str = ""
+    message: str = ""
+    first: int = 1
+    times: int | None = None
+    seen: int = 0
+
+    def hits(self, method: str, path: str) -> bool:
+        if self.method not in ("", method) or self.part not in path:
+            return False
+        self.seen += 1
+        return self.seen >= self.first and (self.times is None or self.seen < self.first + self.times)
 
 
 class Hub:
     """What the server holds, and what it was asked for.
 
     Args:
-        name: The id of the one model.
+        name: The id of a model that is there from the start, at `COMMIT`; None for none.
         folder: Its files.
+        user: Whose token it is: a push may go to repositories of this name alone.
+        token: The one that it accepts; None for any.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.folder = folder
+    def __init__(
+        self,
+        name: str | None = None,
+        folder: Path | None = None,
+        *,
+        user: str = "local",
+        token: str | None = None,
+    ) -> None:
+        self.models: dict[str, Model] = {}
+        self.user = user
+        self.token = token
         self.error: tuple[int, str] | None = None  # status and X-Error-Code of every answer
         self.hung_up: str | None = None  # a file in whose middle the line goes dead
+        self.faults: list[Fault] = []
         self.url = ""
         self.downloaded: list[str] = []
         self.tokens: set[str | None] = set()
+        self.requests: list[tuple[str, str]] = []  # method and path of every one
+        self.arrived: list[str] = []  # sha256 of every LFS file that was sent, whole
+        self.hanging, self.released = Event(), Event()
+        self.lock = RLock()
+        if name is not None and folder is not None:
+            files = {path.name: File(path.read_bytes()) for path in folder.iterdir() if path.is_file()}
+            self.models[name] = Model()
+            self.models[name].add(files, commit=COMMIT)
 
-    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body for a path."""
+    def fail(self, method: str, part: str, how: int | str, **more: Any) -> None:
+        """From now on, until `faults` is cleared; see `Fault`."""
+        self.faults.append(Fault(method, part, how, **more))
+
+    def count(self, method: str, part: str = "") -> int:
+        """How many requests there were of a method whose path contains a part."""
+        return sum(asked == method and part in path for asked, path in self.requests)
+
+    def create(self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False) -> Model:
+        """A repository as the Hub makes it, with .gitattributes."""
+        attributes = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for ending in LFS)
+        contents = {".gitattributes": attributes.encode()} | (files or {})
+        self.models[name] = model = Model(private)
+        model.add({path: File(content, path.endswith(LFS)) for path, content in contents.items()})
+        return model
+
+    def change(self, name: str, branch: str = "main", /, **files: bytes) -> str:
+        """A commit of somebody else's, who writes files of these names."""
+        model = self.models[name]
+        before = model.commits[model.branches[branch]]
+        return model.add(before | {path: File(content) for path, content in files.items()}, branch)
+
+    def head(self, name: str, branch: str = "main") -> str:
+        """The newest commit of a branch."""
+        return self.models[name].branches[branch]
+
+    def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
+        """What a user gets, without .gitattributes."""
+        model = self.models[name]
+        held = model.commits[model.branches.get(revision, revision)]
+        return {path: file.content for path, file in held.items() if path != ".gitattributes"}
+
+    def answer(
+        self, method: str, path: str, asked: dict[str, list[str]], token: str | None, body: bytes
+    ) -> Answer:
+        """Status, headers and body for a request."""
         if self.error:
-            status, code = self.error
-            return status, {"X-Error-Code": code, "X-Error-Message": "no"}, b""
-        api = f"/api/models/{self.name}/"
-        if path.startswith(f"/{self.name}/resolve/{COMMIT}/"):
-            return self._file(path.removeprefix(f"/{self.name}/resolve/{COMMIT}/"))
-        if path in (f"{api}revision/main", f"{api}revision/{COMMIT}"):
-            return 200, {}, json.dumps(self._model()).encode()
-        if path == f"{api}tree/{COMMIT}":
-            return 200, {}, json.dumps(self._tree()).encode()
-        code = "RevisionNotFound" if path.startswith(f"{api}revision/") else "RepoNotFound"
-        return 404, {"X-Error-Code": code}, b""
+            return refusal(*self.error, "no")
+        wrong = self.token is not None and token not in (None, f"Bearer {self.token}")
+        if wrong and not path.startswith("/lfs/"):
+            return refusal(401, "", "Invalid credentials in Authorization header")
+        if method in ("GET", "HEAD"):
+            return self._read(path, asked, token)
+        if path.startswith("/lfs/"):
+            return self._lfs_file(method, path, body)
+        if token is None:
+            return refusal(401, "", "Invalid username or password.")
+        return self._write(path, body)
 
-    def _model(self) -> dict:
-        files = [{"rfilename": path.name} for path in sorted(self.folder.iterdir())]
-        return {"id": self.name, "modelId": self.name, "sha": COMMIT, "siblings": files, "tags": []}
+    def _read(self, path: str, asked: dict[str, list[str]], token: str | None) -> Answer:
+        if path == "/api/whoami-v2":
+            return good({"type": "user", "name": self.user, "orgs": []}) if token else refusal(401)
+        of_api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|refs)(?:/(.+))?)?", path)
+        found = of_api or re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/(.+)", path)
+        if found is None:
+            return refusal(404)
+        name, kind, rest = found.groups()
+        model = self.models.get(name)
+        if model is None or (model.private and token is None):
+            return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
+        if kind == "refs":
+            branches = [{"name": branch, "targetCommit": at} for branch, at in model.branches.items()]
+            return good({"branches": branches, "converts": [], "tags": []})
+        revision, below = map(unquote, (rest or "main").partition("/")[::2])
+        commit = model.branches.get(revision, revision)
+        if commit not in model.commits:
+            return refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        files = model.commits[commit]
+        if kind == "resolve":
+            return self._file(files.get(below), commit)
+        if kind == "tree":
+            return tree(files, below, recursive=asked.get("recursive", ["false"])[0].lower() in ("true", "1"))
+        blobs = "blobs" in asked
+        siblings = [files[path].sibling(path, blobs=blobs) for path in sorted(files)]
+        described = {"id": name, "modelId": name, "sha": commit, "private": model.private, "tags": []}
+        return good(described | {"siblings": siblings})
 
-    def _tree(self) -> list[dict]:
-        files = sorted(self.folder.iterdir())
-        return [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": etag(f)} for f in files]
+    def _file(self, file: File | None, commit: str) -> Answer:
+        if file is None:
+            return refusal(404, "EntryNotFound", "Entry not found")
+        headers = {"ETag": f'"{file.etag}"', "X-Repo-Commit": commit, "X-Linked-Size": str(len(file.content))}
+        return 200, headers, file.content
 
-    def _file(self, name: str) -> tuple[int, dict[str, str], bytes]:
-        if not (self.folder / name).is_file():
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        headers = {"ETag": f'"{etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
-        return 200, headers, (self.folder / name).read_bytes()
+    def _write(self, path: str, body: bytes) -> Answer:
+        if path == "/api/validate-yaml":
+            return validated(json.loads(body)["content"])
+        if path == "/api/repos/create":
+            return self._create(json.loads(body))
+        if found := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+            return self._batch(found[1], json.loads(body)["objects"])
+        if not (found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit|branch)/(.+)", path)):
+            return refusal(404)
+        name, kind, branch = found[1], found[2], unquote(found[3])
+        if name not in self.models:
+            return refusal(404, "RepoNotFound", "Repository not found")
+        if name.split("/")[0] != self.user:
+            return refusal(403, "", "You don't have the rights to write to this model")
+        model = self.models[name]
+        if kind == "branch":
+            if branch in model.branches:
+                return refusal(409, "", "Reference already exists")
+            model.branches[branch] = model.branches[json.loads(body).get("startingPoint", "main")]
+            return good({})
+        if branch not in model.branches:
+            return refusal(404, "RevisionNotFound", f"Invalid rev id: {branch}")
+        if kind == "preupload":
+            held = model.commits[model.branches[branch]]
+            return good(
+                {"files": [mode(file["path"], file["size"], held) for file in json.loads(body)["files"]]}
+            )
+        return self._commit(name, model, branch, [json.loads(line) for line in body.splitlines()])
+
+    def _create(self, asked: dict[str, Any]) -> Answer:
+        owner = asked.get("organization") or self.user
+        name = f"{owner}/{asked['name']}"
+        if owner != self.user:
+            return refusal(
+                403, "", f'You don\'t have the rights to create a model under the namespace "{owner}"'
+            )
+        url = {"url": f"{self.url}/{name}"}
+        if name in self.models:
+            error = {"error": "You already created this model repo"}
+            return 409, {}, json.dumps(url | error).encode()
+        self.create(name, private=bool(asked.get("private")) or asked.get("visibility") == "private")
+        return good(url | {"name": name})
+
+    def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
+        def instructed(wanted: dict[str, Any]) -> dict[str, Any]:
+            oid = wanted["oid"]
+            if oid in self.models[name].objects:
+                return wanted
+            upload = {"href": f"{self.url}/lfs/{name}/{oid}?X-Amz-Signature=0123"}
+            return wanted | {
+                "actions": {"upload": upload, "verify": {"href": f"{self.url}/lfs/verify/{name}"}}
+            }
+
+        return good({"transfer": "basic", "objects": [instructed(wanted) for wanted in objects]})
+
+    def _lfs_file(self, method: str, path: str, body: bytes) -> Answer:
+        if method == "POST":
+            stated = json.loads(body)
+            held = self.models[path.removeprefix("/lfs/verify/")].objects.get(stated["oid"])
+            return good({}) if held is not None and len(held) == stated["size"] else refusal(404)
+        name, _, oid = path.removeprefix("/lfs/").rpartition("/")
+        if hashlib.sha256(body).hexdigest() != oid:
+            return refusal(400, "", "XAmzContentSHA256Mismatch")
+        self.models[name].objects[oid] = body
+        self.arrived.append(oid)
+        return 200, {}, b""
+
+    def _commit(self, name: str, model: Model, branch: str, lines: list[dict[str, Any]]) -> Answer:
+        header, *operations = [(line["key"], line["value"]) for line in lines]
+        if header[1].get("parentCommit", model.branches[branch]) != model.branches[branch]:
+            return refusal(412, "", "A commit has happened since. Please refresh and try again.")
+        files = dict(model.commits[model.branches[branch]])
+        for kind, stated in operations:
+            path = stated["path"]
+            if kind == "file":
+                files[path] = File(base64.b64decode(stated["content"]))
+            elif kind == "lfsFile" and stated["oid"] in model.objects:
+                files[path] = File(model.objects[stated["oid"]], lfs=True)
+            elif kind == "deletedFile" and path in files:
+                del files[path]
+            else:
+                return refusal(422, "", f"cannot carry out {kind} of {path}")
+        commit = model.add(files, branch)
+        url = f"{self.url}/{name}/commit/{commit}"
+        return good({"success": True, "commitOid": commit, "commitUrl": url, "pullRequestUrl": None})
+
+
+def good(content: Any) -> Answer:
+    return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
+
+
+def refusal(status: int, code: str = "", message: str = "") -> Answer:
+    return status, {"X-Error-Code": code, "X-Error-Message": message}, b""
+
+
+def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
+    """What the Hub says before an upload: how, and what it has of that name."""
+    lfs = path.endswith(LFS) or size > 10 << 20
+    stated = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": ignored(path, held)}
+    return stated | ({"oid": held[path].etag} if path in held else {})
+
+
+def ignored(path: str, held: dict[str, File]) -> bool:
+    """Whether the repository's .gitignore names the file; without patterns."""
+    return ".gitignore" in held and path in held[".gitignore"].content.decode().split()
+
+
+def tree(files: dict[str, File], below: str, *, recursive: bool) -> Answer:
+    """The entries of a folder, with those of its folders or without."""
+    start = f"{below}/" if below else ""
+    inside = {path: file for path, file in sorted(files.items()) if path.startswith(start)}
+    if below and not inside:
+        return refusal(404, "EntryNotFound", f"{below} does not exist")
+    folders = {
+        str(parent) for path in inside for parent in Path(path).parents if str(parent).startswith(start or "")
+    }
+    entries = [
+        {"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders - {"."})
+    ]
+    entries += [file.entry(path) for path, file in inside.items()]
+    return good([entry for entry in entries if recursive or "/" not in entry["path"].removeprefix(start)])
+
+
+def validated(card: str) -> Answer:
+    """What the Hub says of the metadata at the top of a card."""
+    front = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+    try:
+        metadata = yaml.safe_load(front[1]) if front else {}
+    except yaml.YAMLError:
+        metadata = None
+    if isinstance(metadata, dict):
+        return good({"errors": [], "warnings": []})
+    problem = {"message": "Invalid YAML in metadata"}
+    return 400, {}, json.dumps({"errors": [problem], "warnings": []}).encode()
 
 
 def etag(file: Path) -> str:
     """What names a file's content."""
     return hashlib.sha1(file.read_bytes()).hexdigest()
+
+
+def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
+    """The variables with which another process speaks to this Hub, with a cache of its own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    own = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "0",  # CI sets it; this Hub is on this machine
+        "OMP_NUM_THREADS": "1",
+    }
+    return kept | own | ({} if token is None else {"HF_TOKEN": token})
+
+
+def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any") -> None:
+    """Until the test ends this process pushes to this Hub, and does not wait before it tries again."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
 
 
 @contextmanager
@@ -70,30 +403,58 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
 
-        def do_GET(self) -> None:
-            path = unquote(self.path.partition("?")[0])
-            hub.tokens.add(self.headers.get("Authorization"))
-            status, headers, body = hub.answer(path)
+        def serve(self) -> None:
+            raw, _, query = self.path.partition("?")
+            path, token = unquote(raw), self.headers.get("Authorization")
+            length = int(self.headers.get("Content-Length") or 0)
+            with hub.lock:
+                hub.tokens.add(token)
+                hub.requests.append((self.command, path))
+                fault = next((fault for fault in hub.faults if fault.hits(self.command, path)), None)
+            if fault is not None and fault.how in ("cut", "hang"):
+                self.rfile.read(length // 2)
+                if fault.how == "hang":
+                    hub.hanging.set()
+                    hub.released.wait()
+                self.close_connection = True
+                return
+            body = self.rfile.read(length)
+            if fault is not None and isinstance(fault.how, int):
+                answer = refusal(fault.how, fault.code, fault.message)
+            else:
+                with hub.lock:
+                    answer = hub.answer(self.command, raw, parse_qs(query), token, body)
+            if fault is not None and fault.how == "lost":
+                self.close_connection = True
+            else:
+                self.send(path, *answer)
+
+        def send(self, path: str, status: int, headers: dict[str, str], body: bytes) -> None:
+            name = path.rpartition("/")[2]
             if self.command == "GET" and "/resolve/" in path:
-                hub.downloaded.append(path.rpartition("/")[2])
+                hub.downloaded.append(name)
             self.send_response(status)
             for key, value in (headers | {"Content-Length": str(len(body))}).items():
                 self.send_header(key, value)
             self.end_headers()
-            if self.command == "GET" and path.rpartition("/")[2] == hub.hung_up:
+            if self.command == "GET" and name == hub.hung_up:
                 self.wfile.write(body[: len(body) // 2])
                 self.close_connection = True
-            elif self.command == "GET":
+            elif self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815  # the name http.server calls
+        do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815  # the names http.server calls
 
         def log_message(self, *arguments: object) -> None:
             pass
 
     with listening(Handler) as hub.url:
-        yield hub
+        try:
+            yield hub
+        finally:
+            hub.released.set()
 
 
 @contextmanager

@@ -564,7 +564,7 @@ def test_a_base_whose_configuration_has_changed_is_another_run(monkeypatch, tmp_
 
 
 def test_logits_are_not_compared_where_the_weights_do_not_fit_twice(monkeypatch, tmp_path):
-    monkeypatch.setattr("ropepatch.verification._available_bytes", lambda: 0)
+    monkeypatch.setattr("ropepatch.verification.available_bytes", lambda: 0)
     folder = adapt(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out").folder
     verified = json.loads((folder / "ropepatch.json").read_text())["verified"]
     assert verified["frequencies"] == "equal"

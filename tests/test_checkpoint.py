@@ -465,7 +465,7 @@ def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
 
 
 def test_weights_too_large_for_the_memory_are_compared_by_their_frequencies_alone(source, out, monkeypatch):
-    monkeypatch.setattr("ropepatch.verification._available_bytes", lambda: 1000)
+    monkeypatch.setattr("ropepatch.verification.available_bytes", lambda: 1000)
     extend(source, out)
     assert "do not fit into memory" in read(out / "ropepatch.json")["verified"]["logits"]
 

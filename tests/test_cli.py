@@ -19,7 +19,7 @@ from ropepatch.cli.results_text import print_results
 from ropepatch.lengths import parse_length, parse_lengths, short_length
 from ropepatch.suites import Method, PasskeyTask, PerplexityTask, Suite, read_suite
 
-COMMANDS = ["extend", "plan", "eval", "compare", "plot", "methods", "recipes", "demo"]
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
 
 def ropepatch(*words, cwd=None):

@@ -6,11 +6,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
+from hub_server import Hub, environment, serving
 from run_recipes import small_recipe
 from transformers import AutoModelForCausalLM
 
 from ropepatch.evaluation.results import as_read
+from ropepatch.tiny.held_out import held_out_tales
 
 SUITE = """
 to: [2x]
@@ -18,6 +21,13 @@ tasks:
   - {task: perplexity, windows: 2, lengths: [128, 512]}
   - {task: passkey, trials: 1, lengths: [128], depths: [0.5]}
 """
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """Where `--push` pushes to."""
+    with serving(Hub()) as hub:
+        yield hub
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +41,10 @@ def place(tmp_path_factory):
 
 
 def ropepatch(place, *words):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    without = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
+    alone = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
     line = [sys.executable, "-m", "ropepatch", *words]
-    return subprocess.run(line, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(line, cwd=place, env=alone, capture_output=True, text=True, check=False)
 
 
 LINE = ("extend", "tiny", "--recipe", "six.yaml", "--eval", "suite.yaml", "--out", "out")
@@ -117,6 +128,88 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
     assert not [path for path in place.iterdir() if path.name.startswith("dry")]
 
 
+REPO = "local/tiny-512"
+# In a process of its own, and without ropepatch.
+STOCK = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+with torch.inference_mode():
+    logits = [model(ids[None], use_cache=False).logits[0] for ids in torch.load(sys.argv[2])]
+assert not [name for name in sys.modules if name.startswith("ropepatch")]
+torch.save(logits, sys.argv[3])
+"""
+
+
+@pytest.fixture(scope="module")
+def pushed(done, place, hub):
+    """The same command once more, with `--push`: all is done but that."""
+    speaking = environment(hub, place / "home", "hf_token")
+    line = [sys.executable, "-m", "ropepatch", *LINE, "--push", REPO]
+    pushed = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert pushed.returncode == 0, pushed.stderr
+    return pushed
+
+
+def test_push_brings_what_is_finished_to_the_hub_with_its_evidence(pushed, hub):
+    files = hub.files(REPO)
+    assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= files.keys()
+    assert {"adaptation/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
+    assert "step" not in pushed.stderr
+    assert f"{hub.url}/{REPO}" in pushed.stdout
+    assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
+
+
+def test_stock_transformers_loads_it_from_the_hub_and_gives_the_logits_that_were_evaluated(
+    pushed, place, hub, tiny
+):
+    documents = held_out_tales(tiny[1], length=512, count=2)
+    torch.save([document.ids for document in documents], place / "ids.pt")
+    speaking = environment(hub, place / "elsewhere", None)
+    words = [sys.executable, "-c", STOCK, REPO, "ids.pt", "logits.pt"]
+    done = subprocess.run(words, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    logits = torch.load(place / "logits.pt")
+    written = AutoModelForCausalLM.from_pretrained(place / "out").eval()
+    nats = []
+    for document, row in zip(documents, logits, strict=True):
+        with torch.inference_mode():
+            assert torch.equal(written(document.ids[None], use_cache=False).logits[0], row)
+        nats.append(torch.nn.functional.cross_entropy(row[:-1].double(), document.ids[1:]).item())
+    (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-six.json")
+    measured = {row["length"]: row["nats"] for row in json.loads(file.read_text())["tables"]["by_length"]}
+    assert sum(nats) / len(nats) == pytest.approx(measured[512], abs=1e-6)
+
+
+def test_the_card_says_the_command_and_quotes_the_results(pushed, place, hub):
+    card = hub.files(REPO)["README.md"].decode()
+    assert f"ropepatch extend tiny --recipe six.yaml --eval suite.yaml --out out --push {REPO}" in card
+    (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-six.json")
+    last = json.loads(file.read_text())["tables"]["by_length"][-1]
+    assert f"{last['nats']:.3f}" in card
+
+
+def test_a_push_as_json_says_what_was_pushed_in_the_one_object(pushed, place, hub):
+    speaking = environment(hub, place / "home", "hf_token")
+    line = [sys.executable, "-m", "ropepatch", *LINE, "--push", REPO, "--json"]
+    done = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    record = json.loads(done.stdout)
+    assert (record["pushed"]["repo"], record["target"]) == (REPO, 512)
+    # The command has become another one, and the card quotes it.
+    assert set(record["pushed"]["uploaded"]) == {"ropepatch.json", "README.md"}
+
+
+def test_what_failed_its_gate_is_not_pushed(done, place, hub):
+    speaking = environment(hub, place / "home", "hf_token")
+    words = [*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red"]
+    line = [sys.executable, "-m", "ropepatch", *words]
+    red = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert red.returncode == 1
+    assert "not pushed" in red.stderr
+    assert "local/red" not in hub.models
+
+
 def test_the_command_line_goes_before_the_recipe(place):
     words = ("extend", "tiny", "--recipe", "six.yaml", "--to", "1k", "--method", "ntk", "--dry-run", "--json")
     plan = json.loads(ropepatch(place, *words).stdout)
@@ -137,6 +230,8 @@ def test_the_command_line_goes_before_the_recipe(place):
             ("extend", "tiny", "--recipe", "six.yaml", "--max-short-loss-increase", "-1%"),
             "'-1%' is not a share",
         ),
+        (("extend", "tiny", "--recipe", "six.yaml", "--push", "a/b/c"), "'a/b/c' is no name of a repository"),
+        (("extend", "tiny", "--recipe", "six.yaml", "--push", "me/it"), "no token for the Hub"),
         (("extend", "tiny", "--recipe", "six.yaml", "--eval", "dem"), "unknown suite 'dem'"),
         (("extend", "tiny", "--recipe", "tyni"), "unknown recipe 'tyni'"),
         (("extend", "tiny", "--recipe", "none.yaml"), "none.yaml is not a recipe"),

@@ -163,6 +163,15 @@ def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
     assert record(out)["verified"]["logits"].startswith("within ")
 
 
+def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path):
+    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made")
+    assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
+    assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
+    out = fold_attention(made, tmp_path / "out")
+    assert {t.dtype for name, t in weights(out).items() if "q_proj" in name} == {torch.float32}
+    assert float(record(out)["verified"]["logits"].split()[1]) < 1e-5
+
+
 def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, folded):
     before, after = record(yarn), record(folded)
     assert after["folded_attention_factor"] == before["attention_factor"] > 1
@@ -222,7 +231,7 @@ def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, 
 def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatch, power):
     write = folding._write
     monkeypatch.setattr(
-        folding, "_write", lambda file, folder, scale, o: write(file, folder, scale**power, o)
+        folding, "_write", lambda file, out, scale, *rest: write(file, out, scale**power, *rest)
     )
     assert "changes the logits" in refused(yarn, tmp_path)
 

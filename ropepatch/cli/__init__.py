@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from ropepatch.cli import compare, demo, evaluate, extend, methods, plan, plot, recipes
+from ropepatch.cli import compare, demo, doctor, evaluate, export, extend, methods, plan, plot, push, recipes
 from ropepatch.errors import RopepatchError
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app.command(epilog=extend.EXAMPLES)(extend.extend)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=compare.EXAMPLES)(compare.compare)
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command(epilog=export.EXAMPLES)(export.export)
+app.command(epilog=push.EXAMPLES)(push.push)
 app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=methods.EXAMPLES)(methods.methods)
 app.command(epilog=recipes.EXAMPLES)(recipes.recipes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from ropepatch.cli.arguments import (
     print_warnings,
 )
 from ropepatch.cli.measured import TextField, TextSource, TextSplit, measure_extension_and_print, named_suite
-from ropepatch.cli.running import is_first
+from ropepatch.cli.running import bytes_progress, is_first
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length, relative_length, short_length
 
@@ -34,7 +35,7 @@ Examples:
   ropepatch extend ./llama-2-7b --to 32k
   ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
   ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
-  ropepatch extend tiny --to 2k --recipe tiny --eval demo
+  ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
   ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%"""
 
 
@@ -76,6 +77,10 @@ def extend(
             "rewrites one of them in place also changes the source.",
         ),
     ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="REPO", help="Push it to the Hub with its card; see `ropepatch push`."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     revision: Revision = None,
     as_json: AsJson = False,
@@ -85,6 +90,8 @@ def extend(
     Without a recipe it is training-free. With one the model is trained at the new context: the same command
     goes on where it was interrupted, and several processes share the work under torchrun or accelerate.
     """
+    from ropepatch.checkpoint import amend_record
+    from ropepatch.cli.push import print_pushed, push_folder, pushed_data
     from ropepatch.planning import plan as make_plan
     from ropepatch.source import read_json
 
@@ -102,6 +109,10 @@ def extend(
     if dry_run:
         print(made.to_json() if as_json else made)
         return
+    if push:
+        from ropepatch.hub import check_repo
+
+        check_repo(push)
     if made.exportable and is_first():
         print_warnings(made)
     if asked:
@@ -118,15 +129,25 @@ def extend(
         _measure(asked, made, folder, trained=taught is not None, label=label, as_json=as_json)
     if not is_first():
         return
+    amend_record(folder, command=shlex.join(["ropepatch", *sys.argv[1:]]))
     record = read_json(folder / "ropepatch.json")
-    if as_json:
-        print(json.dumps(record, indent=2, ensure_ascii=False))
-    else:
+    if not as_json:
         _print_outcome(folder, made, record)
     if gate is not None:
         print("" if gate.passed else "warning: ", gate, sep="", file=sys.stderr)
-        if most is not None and not gate.passed:
-            raise typer.Exit(1)
+    red = gate is not None and most is not None and not gate.passed
+    if push and red:
+        print(f"not pushed to {push}", file=sys.stderr)
+    elif push:
+        pushed = push_folder(folder, push)
+        if as_json:
+            record["pushed"] = pushed_data(pushed)
+        else:
+            print_pushed(pushed)
+    if as_json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+    if red:
+        raise typer.Exit(1)
 
 
 def _target(wanted: str, model: str, revision: str | None) -> int:
@@ -204,35 +225,10 @@ def _measure(suite: Suite, made: Plan, folder: Path, *, trained: bool, label: st
 
 
 def _write(made: Plan, folder: Path, *, link_weights: bool) -> Path:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
     from ropepatch.checkpoint import extend as write
 
-    columns = (
-        TextColumn("weights"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("weights", total=None)
-        return write(
-            made,
-            folder,
-            link_weights=link_weights,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with bytes_progress("weights") as progress:
+        return write(made, folder, link_weights=link_weights, progress=progress)
 
 
 def _print_outcome(written: Path, made: Plan, record: dict[str, Any]) -> None:

@@ -1,0 +1,58 @@
+"""`ropepatch doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropepatch.cli.arguments import AsJson, Model, Revision
+from ropepatch.cli.running import progress
+
+EXAMPLES = """\b
+Examples:
+  ropepatch doctor ./llama-2-7b-32k
+  ropepatch doctor ./llama-2-7b-32k --fix ./mended
+  ropepatch doctor Qwen/Qwen2.5-7B --no-measure --json"""
+
+
+def doctor(
+    model: Model,
+    fix: Annotated[
+        Path | None,
+        typer.Option(help="A folder for a copy in which all is mended that needs no guess."),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            help="Measure what a fault does to the model, if its weights fit into memory. "
+            "Of a Hub id without it only config.json is downloaded."
+        ),
+    ] = True,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what is wrong with a checkpoint's rope: exit 0 no error, 1 errors.
+
+    With --fix the errors that are left in the copy count.
+    """
+    from ropepatch.doctor import diagnose, mend
+
+    found = diagnose(model, revision, measure=measure)
+    print(found.to_json() if as_json else found)
+    fixable = [finding for finding in found.findings if finding.fixable]
+    left = found
+    if fix is not None and fixable:
+        with progress("copying") as copied:
+            folder = mend(found, fix, progress=copied)
+        left = diagnose(folder, measure=False)
+        codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
+        print(f"mended in {folder}: {codes}", file=sys.stderr)
+        if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
+            print(f"left for you to decide: {codes}", file=sys.stderr)
+    elif fix is not None:
+        print(f"nothing to mend without guessing: {fix} was not made", file=sys.stderr)
+    if left.has_errors:
+        raise typer.Exit(1)

@@ -1,0 +1,102 @@
+"""`ropepatch push`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ropepatch.cli.arguments import AsJson
+
+if TYPE_CHECKING:
+    from ropepatch.hub import Pushed
+
+EXAMPLES = """\b
+Examples:
+  ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --private
+  ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --dry-run
+  ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --revision longer"""
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint that `extend` wrote.")],
+    repo: Annotated[
+        str, typer.Argument(metavar="REPO", help="owner/name on the Hub, or name in your own namespace.")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be uploaded, and send and write nothing.")
+    ] = False,
+    revision: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="The branch, made if it is not there; main.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Push what was not verified, or whose gate is red.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a checkpoint to the Hub: the files that changed, in one commit.
+
+    It is refused where nothing has verified the checkpoint, or its gate is red. The same command goes on
+    where it was interrupted. The token is that of `hf auth login` or HF_TOKEN.
+    """
+    pushed = push_folder(folder, repo, private=private, revision=revision, dry_run=dry_run, force=force)
+    if as_json:
+        print(json.dumps(pushed_data(pushed), indent=2, ensure_ascii=False))
+    else:
+        print_pushed(pushed)
+
+
+def push_folder(folder: Path, repo: str, **options: Any) -> Pushed:
+    """Push, and tell on stderr how far it is."""
+    from ropepatch.hub import push as send
+
+    return send(folder, repo, say=lambda line: print(line, file=sys.stderr, flush=True), **options)
+
+
+def pushed_data(pushed: Pushed) -> dict[str, Any]:
+    """What a push did, as JSON-ready data."""
+    return asdict(pushed) | {"bytes": pushed.num_bytes}
+
+
+def print_pushed(pushed: Pushed) -> None:
+    """What a push did: the outcome on stdout, what the user should know on stderr."""
+    notes = list(pushed.notes)
+    if pushed.left_out:
+        notes.append(f"left out, no part of a checkpoint: {', '.join(pushed.left_out)}")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"
+    if pushed.dry_run:
+        if pushed.created:
+            print(f"{pushed.repo} would be created")
+        for name, size in pushed.uploaded.items():
+            print(f"  upload     {size / 1e6:>10.3f} MB  {name}")
+        for name in pushed.unchanged:
+            print(f"  unchanged  {'':>13}  {name}")
+        for name in pushed.deleted:
+            print(f"  delete     {'':>13}  {name}")
+        print(f"{counts} to upload to {pushed.url}; nothing was sent")
+        return
+    print(pushed.url)
+    if pushed.uploaded or pushed.deleted:
+        deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
+        print(f"commit {pushed.commit}: {counts}{deleted}, {len(pushed.unchanged)} unchanged")
+    else:
+        print(f"nothing has changed since commit {pushed.commit}")
+    print(_how_to_load(pushed))
+
+
+def _how_to_load(pushed: Pushed) -> str:
+    revision = "" if pushed.branch == "main" else f', revision="{pushed.branch}"'
+    if "adapter_model.safetensors" in (*pushed.uploaded, *pushed.unchanged):
+        return f'ropepatch.load_adapter(huggingface_hub.snapshot_download("{pushed.repo}"{revision}))'
+    return f'AutoModelForCausalLM.from_pretrained("{pushed.repo}"{revision})'
+
+
+def _files(count: int) -> str:
+    return f"{count} file" + ("" if count == 1 else "s")

@@ -1,0 +1,248 @@
+"""The small files of one checkpoint, read without asking transformers, which refuses some of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from ropepatch.doctor.findings import (
+    ADAPTER,
+    CONFIG,
+    DROP,
+    GENERATION,
+    RECORD,
+    TOKENIZER,
+    Edit,
+    Keys,
+    edited,
+    shown,
+)
+from ropepatch.errors import RopepatchError
+from ropepatch.source import read_json
+
+SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
+DEFAULT_THETA = 10_000.0
+THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
+WINDOW_KEYS = ("max_position_embeddings", "n_positions")
+ORIGINAL = "original_max_position_embeddings"
+WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
+FIRST_LAYERS = "full_attention"  # those that the older keys describe, where ropes differ by layer
+LARGEST = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a pair that stands still
+
+
+def number(value: Any) -> float | None:
+    """A finite number as a float; None for anything else, booleans too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        return None
+    return float(value)
+
+
+def positive(value: Any) -> float | None:
+    """A finite number above 0."""
+    found = number(value)
+    return found if found and found > 0 else None
+
+
+@dataclass(frozen=True)
+class Block:
+    """One JSON object that describes a rope: `rope_scaling`, `rope_parameters`, or one layer type of these.
+
+    Args:
+        path: Where it is in config.json.
+        values: What it says.
+        generation: Of its keys: transformers 5 writes `rope_parameters` only, what is older reads
+            `rope_scaling` only.
+        layer_type: The layers it is for; None where there is one rope.
+    """
+
+    path: Keys
+    values: dict[str, Any]
+    generation: Literal["older", "newer"]
+    layer_type: str | None = None
+
+    @property
+    def kind(self) -> str | None:
+        """The rope type, under either name of the key; None if none is named."""
+        kind = self.values.get("rope_type", self.values.get("type"))
+        return kind if kind is None or isinstance(kind, str) else shown(kind)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its type changes the frequencies."""
+        return self.kind not in (None, "default", "mrope", "axial")
+
+    def number(self, key: str) -> float | None:
+        """The number under a key."""
+        return number(self.values.get(key))
+
+    def key(self, name: str) -> str:
+        """The dotted name of one of its keys."""
+        return ".".join((*self.path, name))
+
+    def edit(self, name: str, value: Any) -> Edit:
+        """A change of one of its values."""
+        return Edit(CONFIG, (*self.path, name), value)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint or adapter folder.
+
+    Args:
+        name: As the user gave it.
+        folder: Where its files are.
+        files: The content of those of its JSON files that matter here and can be read, by name.
+        unreadable: Why the others cannot, by name.
+    """
+
+    name: str
+    folder: Path
+    files: dict[str, dict[str, Any]]
+    unreadable: dict[str, str]
+
+    @cached_property
+    def raw(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return self.files.get(CONFIG, {})
+
+    @cached_property
+    def prefix(self) -> Keys:
+        """Where config.json describes the language model: at the top, or in its text_config."""
+        text = self.raw.get("text_config")
+        telling = {"rope_scaling", "rope_parameters", "rope_theta", "hidden_size", *WINDOW_KEYS}
+        return ("text_config",) if isinstance(text, dict) and telling & text.keys() else ()
+
+    @cached_property
+    def stated(self) -> dict[str, Any]:
+        """What config.json says of the language model."""
+        stated: dict[str, Any] = self.raw[self.prefix[0]] if self.prefix else self.raw
+        return stated
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, in transformers' words."""
+        return str(self.stated.get("model_type", self.raw.get("model_type")))
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Every description of a rope, the newer ones first."""
+        return (*self._blocks("rope_parameters", "newer"), *self._blocks("rope_scaling", "older"))
+
+    def _blocks(self, name: str, generation: Literal["older", "newer"]) -> Iterable[Block]:
+        whole = self.stated.get(name)
+        if not isinstance(whole, dict):
+            return
+        path = (*self.prefix, name)
+        flat = {"rope_type", "type", "factor"} & whole.keys()
+        nested = {} if flat else {key: value for key, value in whole.items() if isinstance(value, dict)}
+        for key, value in nested.items():
+            yield Block((*path, key), value, generation, key)
+        if not nested:
+            yield Block(path, whole, generation)
+
+    @property
+    def newer(self) -> tuple[Block, ...]:
+        """The blocks that transformers 5 writes."""
+        return tuple(block for block in self.blocks if block.generation == "newer")
+
+    @property
+    def older(self) -> tuple[Block, ...]:
+        """The blocks that readers of the older keys read."""
+        return tuple(block for block in self.blocks if block.generation == "older")
+
+    @cached_property
+    def window_key(self) -> str:
+        """Under which name the window stands."""
+        return next((key for key in WINDOW_KEYS if key in self.stated), WINDOW_KEYS[0])
+
+    @cached_property
+    def window(self) -> float | None:
+        """The window that config.json states, in tokens."""
+        return positive(self.stated.get(self.window_key))
+
+    @cached_property
+    def theta_key(self) -> str | None:
+        """The older key of the base, if it is there."""
+        return next((key for key in THETA_KEYS if key in self.stated), None)
+
+    @cached_property
+    def theta(self) -> float | None:
+        """The base that the older key states."""
+        return number(self.stated.get(self.theta_key)) if self.theta_key else None
+
+    def original(self, block: Block) -> float | None:
+        """The window of pretraining; a value at the top wins, as in transformers 5."""
+        return positive(self.stated.get(ORIGINAL)) or positive(block.values.get(ORIGINAL))
+
+    def reach(self, block: Block | None = None) -> float | None:
+        """How many tokens the scaled model reads; Qwen leaves its window as it was before scaling."""
+        scaled = [
+            original * factor
+            for one in ([block] if block else self.blocks)
+            if one.kind in ("yarn", "longrope")
+            and (original := self.original(one))
+            and (factor := positive(one.values.get("factor")))
+        ]
+        return max([*scaled, self.window or 0]) or None
+
+    @cached_property
+    def pairs(self) -> int | None:
+        """The number of rotary pairs; None where the sizes do not tell."""
+        said = self.stated
+        hidden, heads = positive(said.get("hidden_size")), positive(said.get("num_attention_heads"))
+        head = positive(said.get("qk_rope_head_dim")) or positive(said.get("head_dim"))
+        head = head or (hidden // heads if hidden and heads else None)
+        shares = [block.values.get("partial_rotary_factor") for block in self.blocks]
+        shares += [said.get("partial_rotary_factor"), said.get("rotary_pct"), 1.0]
+        share = next(found for value in shares if (found := positive(value)))
+        return int(head * share) // 2 if head and math.isfinite(head * share) else None
+
+    def path(self, name: str) -> Keys:
+        """Where a key of the language model stands in config.json."""
+        return (*self.prefix, name)
+
+    def key(self, name: str) -> str:
+        """The dotted name of a key of the language model."""
+        return ".".join(self.path(name))
+
+    def edit(self, name: str, value: Any) -> Edit:
+        """A change of a value of the language model in config.json."""
+        return Edit(CONFIG, self.path(name), value)
+
+    def without_newer(self) -> Edit:
+        """The change after which only the older keys are left."""
+        return self.edit("rope_parameters", DROP)
+
+    def recorded(self) -> dict[str, Any]:
+        """What ropepatch wrote into config.json, by its own record; empty if it did not."""
+        changes = self.files.get(RECORD, {}).get("config_changes")
+        return changes if isinstance(changes, dict) else {}
+
+    def with_edits(self, edits: Iterable[Edit]) -> Case:
+        """The same checkpoint after changes."""
+        files = dict(self.files)
+        for edit in edits:
+            files[edit.file] = edited(files.get(edit.file, {}), edit.path, edit.value)
+        return replace(self, files=files)
+
+
+def read_case(name: str, folder: Path) -> Case:
+    """Read the small files of a folder.
+
+    Raises:
+        RopepatchError: If config.json, or of an adapter adapter_config.json, is missing or unreadable.
+    """
+    files, unreadable = {}, {}
+    for file in SIDE_FILES:
+        if (folder / file).exists():
+            try:
+                files[file] = read_json(folder / file)
+            except RopepatchError as error:
+                unreadable[file] = str(error).replace(f"{folder}/", "")
+    if ADAPTER not in files or (folder / CONFIG).exists():
+        files[CONFIG] = read_json(folder / CONFIG)
+    return Case(name, folder, files, unreadable)

@@ -1,0 +1,175 @@
+"""All checks over one checkpoint, and what came of them."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+
+from ropepatch.doctor import companions, keys, lengths, rope_types, scalings, theta
+from ropepatch.doctor.adapter import adapter_findings, base_of, no_base
+from ropepatch.doctor.case import Case, read_case
+from ropepatch.doctor.effects import with_effects
+from ropepatch.doctor.findings import ADAPTER, CONFIG, SEVERITIES, Finding, Mend
+from ropepatch.doctor.tensors import readable, weight_findings
+from ropepatch.errors import RopepatchError
+from ropepatch.source import find_source
+
+# What each looks for stands in its docstring; a new check is a function added here.
+CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    scalings.misspelled_keys,
+    lengths.broken_numbers,
+    lengths.broken_windows,
+    lengths.required_keys,
+    rope_types.rope_types_known,
+    rope_types.open_head_dim,
+    theta.lost_theta,
+    keys.contradictions,
+    lengths.lost_original,
+    lengths.factor_against_lengths,
+    lengths.small_factor,
+    lengths.whole_factor,
+    scalings.swapped_bounds,
+    scalings.attention_factors,
+    scalings.lone_mscale,
+    scalings.longrope_lists,
+    scalings.open_ramp,
+    scalings.switching,
+    scalings.unread_attention_factor,
+    scalings.linear_in_vllm,
+    keys.one_generation,
+    companions.tokenizer_behind,
+    companions.generation_behind,
+    companions.record_differs,
+)
+MOST_ROUNDS = 50  # of mending, each of one finding
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in one checkpoint.
+
+    Args:
+        case: The checkpoint.
+        findings: Errors first.
+        looked_at: What was read, for people.
+    """
+
+    case: Case = field(repr=False)
+    findings: tuple[Finding, ...]
+    looked_at: tuple[str, ...]
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether any finding is an error."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def to_json(self) -> str:
+        """The findings as a JSON list of objects."""
+        dicts = [finding.to_dict() for finding in self.findings]
+        return json.dumps(dicts, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        looked = f"looked at: {', '.join(self.looked_at)}"
+        if not self.findings:
+            return f"{self.case.name}: nothing found\n{looked}"
+        counts = Counter(finding.severity for finding in self.findings)
+        words = ", ".join(
+            f"{counts[one]} {one}{'s' if counts[one] > 1 else ''}" for one in SEVERITIES if counts[one]
+        )
+        return "\n\n".join([f"{self.case.name}: {words}\n{looked}", *map(str, self.findings)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = True) -> Diagnosis:
+    """Look for what is wrong with the rope of a checkpoint, or between an adapter and its base.
+
+    Args:
+        model: A checkpoint folder, an adapter's folder, a Hub id or `tiny`.
+        revision: Of a Hub id.
+        measure: Load the weights, where they fit into memory, and measure what a fault does to the model; of
+            a Hub id without it only config.json is downloaded.
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, or its config.json is no JSON object.
+    """
+    if folder := _adapter_folder(model):
+        return _diagnose_adapter(read_case(str(model), folder), measure)
+    source = find_source(model, revision, weights=measure)
+    case = read_case(source.name, source.folder)
+    found = chain(check(case), companions.unreadable_files(case), weight_findings(case))
+    findings = by_severity(found)
+    weights = readable(case)
+    if measure:
+        findings = by_severity(with_effects(case, findings, weights, mended(case)))
+    looked = [*case.files, *case.unreadable]
+    looked += [file.name for file in weights.files] if weights else ["no weights that can be read"]
+    return Diagnosis(case, findings, tuple(looked))
+
+
+def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
+    try:
+        base = base_of(case)
+        found = list(adapter_findings(case, base))
+        if measure:
+            found = with_effects(base, found, readable(base), base)
+    except (RopepatchError, OSError) as error:  # OSError: a name that is too long
+        found = [no_base(case, error)]
+    findings = by_severity([*companions.unreadable_files(case), *found])
+    return Diagnosis(case, findings, (*case.files, *case.unreadable, "the base"))
+
+
+def _adapter_folder(model: str | Path) -> Path | None:
+    """The folder, if it holds an adapter and no model."""
+    try:
+        folder = Path(model).expanduser()
+        return folder if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file() else None
+    except (OSError, RuntimeError):  # a name that is too long, ~ of nobody: `find_source` says so
+        return None
+
+
+def check(case: Case) -> list[Finding]:
+    """What the small files of a checkpoint say."""
+    found = merged(finding for look in CHECKS for finding in look(case))
+    if not any(finding.severity == "error" for finding in found):
+        found += rope_types.refused(case)
+    return found
+
+
+def merged(found: Iterator[Finding]) -> list[Finding]:
+    """One finding for a fault that stands in both generations of keys, or in several layer types."""
+    kept: dict[tuple[str, ...], Finding] = {}
+    for finding in found:
+        identity = (finding.code, finding.file, finding.problem)
+        if (first := kept.get(identity)) is None:
+            kept[identity] = finding
+            continue
+        edits = [*(first.mend.edits if first.mend else ()), *(finding.mend.edits if finding.mend else ())]
+        kept[identity] = replace(
+            first,
+            mend=Mend(tuple(edits)) if edits else first.mend,
+            meant=None if first.meant is None else (*first.meant, *(finding.meant or ())),
+            read=(*first.read, *finding.read),
+        )
+    return list(kept.values())
+
+
+def by_severity(found: Iterator[Finding] | list[Finding]) -> tuple[Finding, ...]:
+    """Errors first, each kind in the order of the checks."""
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def mended(case: Case) -> Case:
+    """The checkpoint after all changes of its small files that need no guess, one finding at a time."""
+    for _ in range(MOST_ROUNDS):
+        edits = next((finding.mend.edits for finding in check(case) if finding.mend), ())
+        if not edits:
+            break
+        case = case.with_edits(edits)
+    return case

@@ -1,0 +1,231 @@
+"""What a fault does to the model itself: two ropes, the same weights, the same text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.adapters import (
+    RotarySite,
+    find_rotary,
+    float32_on_cpu,
+    load_config,
+    stock_code,
+    text_config,
+)
+from ropepatch.doctor.case import Case
+from ropepatch.doctor.findings import CONFIG, Finding
+from ropepatch.errors import RopepatchError
+from ropepatch.loading import load_model
+from ropepatch.verification import available_bytes
+from ropepatch.weights import Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS = 128  # that the model writes itself
+AROUND = 32  # tokens on either side of the length at which frequencies switch
+EQUAL = 1e-6  # nats per token, below which two predictions count as equal
+SWITCHING = "switches-against-cache"
+
+
+def with_effects(
+    case: Case, findings: Iterable[Finding], weights: Weights | None, loadable: Case
+) -> list[Finding]:
+    """The findings that concern the rope, with the effect measured or the reason why not.
+
+    Args:
+        case: The checkpoint.
+        findings: What was found.
+        weights: Its weights; None where there are none to load.
+        loadable: The checkpoint after all that can be mended, whose configuration loads if any does.
+    """
+    listed = list(findings)
+    if not any(_concerns_rope(finding) for finding in listed):
+        return listed
+    reason = _obstacle(case, weights)
+    bench = None
+    if weights and not reason:
+        try:
+            bench = _bench(loadable.raw, weights)
+        except RopepatchError as error:
+            reason = str(error)
+    return [
+        replace(finding, effect=_effect(case, finding, bench) if bench else f"not measured: {reason}")
+        if _concerns_rope(finding)
+        else finding
+        for finding in listed
+    ]
+
+
+def _concerns_rope(finding: Finding) -> bool:
+    return finding.meant is not None or finding.code == SWITCHING
+
+
+def _obstacle(case: Case, weights: Weights | None) -> str:
+    if weights is None:
+        return "no weights here that can be loaded"
+    if "quantization_config" in case.raw:
+        return "quantised weights"
+    if 2 * weights.num_bytes > available_bytes():
+        return "the weights do not fit into memory"
+    return ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A loaded model whose rotary module is swapped."""
+
+    model: PreTrainedModel
+    site: RotarySite
+
+    def rotary(self, raw: dict[str, Any]) -> nn.Module:
+        """The stock rotary module of a configuration."""
+        config = text_config(load_config(raw))
+        with stock_code(f"compute the rope of {config.model_type}"), float32_on_cpu():
+            module: nn.Module = self.site.rotary_class(config)
+        return module
+
+    @contextmanager
+    def under(self, rotary: nn.Module) -> Iterator[Any]:
+        """The model while it rotates by another module."""
+        parent, _, name = self.site.path.rpartition(".")
+        before = self.model.get_submodule(self.site.path)
+        setattr(self.model.get_submodule(parent), name, rotary)
+        try:
+            with stock_code("run the model"), torch.inference_mode():
+                yield self.model
+        finally:
+            setattr(self.model.get_submodule(parent), name, before)
+
+
+def _bench(raw: dict[str, Any], weights: Weights) -> Bench:
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for file in weights.files:
+            (folder / file.name).symlink_to(file.resolve())
+        (folder / CONFIG).write_text(json.dumps(raw), encoding="utf-8")
+        model = load_model(folder)
+    return Bench(model, find_rotary(model))
+
+
+def _effect(case: Case, finding: Finding, bench: Bench) -> str:
+    try:
+        if finding.code == SWITCHING:
+            return _switching(case, bench)
+        mended = case.with_edits(finding.meant or ())
+        meant = bench.rotary(mended.raw)
+    except RopepatchError as error:
+        return f"not measured: {error}"
+    try:
+        read = bench.rotary(case.with_edits(finding.read).raw)
+        with stock_code("run the model"):
+            return _divergences(mended, bench, meant, read)
+    except RopepatchError as error:
+        return f"measured: {error}"
+
+
+def _divergences(case: Case, bench: Bench, meant: nn.Module, read: nn.Module) -> str:
+    """How far the predictions move, in words."""
+    reach = int(case.reach() or TOKENS)
+    originals = [int(original) for block in case.blocks if (original := case.original(block))]
+    window = min([*originals, reach])
+    with bench.under(meant) as model:
+        ids = _written(model, min(TOKENS, reach))
+    length = ids.shape[1]
+    near = min(length, window)
+    within = _divergence(bench, meant, read, ids[:, :near], torch.arange(near))
+    parts = [f"{within:.3g} nats per token (mean KL) within {window} positions"]
+    beyond = 0.0
+    if reach > window and length > 1:
+        # The second half at the far end: its tokens attend to each other and across the whole window.
+        half = length // 2
+        positions = torch.cat([torch.arange(half), torch.arange(reach - length + half, reach)])
+        beyond = _divergence(bench, meant, read, ids, positions, skip=half)
+        parts.append(f"{beyond:.3g} across {reach}")
+    if max(within, beyond) < EQUAL:
+        return f"measured: none, equal predictions for {length} tokens that the model writes itself"
+    return f"measured on {length} tokens that the model writes itself: predictions move by {', '.join(parts)}"
+
+
+def _divergence(
+    bench: Bench, meant: nn.Module, read: nn.Module, ids: Tensor, positions: Tensor, skip: int = 0
+) -> float:
+    """Mean KL in nats per token of the predictions under one rope from those under another."""
+    rows = []
+    for rotary in (meant, read):
+        with bench.under(rotary) as model:
+            rows.append(_logits(model, ids, positions).log_softmax(-1)[skip:])
+    expected, got = rows
+    return (expected.exp() * (expected - got)).sum(-1).mean().item()
+
+
+def _logits(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
+    """[T, V] float32; the mask is explicit because jumps would be taken for packed documents."""
+    mask = torch.ones_like(ids)
+    out = model(ids, position_ids=positions[None], attention_mask=mask, use_cache=False)
+    logits: Tensor = out.logits[0].float()
+    return logits
+
+
+def _written(model: Any, length: int) -> Tensor:
+    """Tokens that the model samples itself, from its own first token on: [1, length]."""
+    generator = torch.Generator().manual_seed(0)
+    config = text_config(model.config)
+    start = config.bos_token_id if isinstance(config.bos_token_id, int) else 0
+    ids, past = torch.tensor([[start % config.vocab_size]]), None
+    while ids.shape[1] < length:
+        out = model(ids[:, -1:], past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        following = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=generator)
+        ids = torch.cat([ids, following], dim=1)
+    return ids
+
+
+def _switching(case: Case, bench: Bench) -> str:
+    """The full-against-incremental test: the same tokens across the switch, at once and one by one."""
+    block = next(block for block in case.blocks if block.kind in ("dynamic", "longrope"))
+    switch = int(case.original(block) or case.window or 0)
+    if switch < 2 * AROUND:
+        return f"not measured: a window of {switch} tokens is too short"
+    vocabulary = text_config(bench.model.config).vocab_size
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (1, 2 * AROUND), generator=generator)
+    across, before = (
+        _cached_against_full(case, bench, ids, torch.arange(2 * AROUND) + start)
+        for start in (switch - AROUND, switch - 2 * AROUND)
+    )
+    return (
+        f"measured on {2 * AROUND} random tokens, {AROUND} before and {AROUND} after position {switch}: "
+        f"read at once and one by one with the cache, logits differ by up to {across:.2g} "
+        f"({before:.1g} where all lie before it)"
+    )
+
+
+def _cached_against_full(case: Case, bench: Bench, ids: Tensor, positions: Tensor) -> float:
+    """The largest difference of a logit between one pass, and half of it and then token by token."""
+    half, logits, past = ids.shape[1] // 2, [], None
+    steps = [slice(0, half), *(slice(i, i + 1) for i in range(half, ids.shape[1]))]
+    with bench.under(bench.rotary(case.raw)) as model:
+        for step in steps:
+            mask = torch.ones(1, step.stop, dtype=torch.long)
+            out = model(
+                ids[:, step],
+                position_ids=positions[None, step],
+                attention_mask=mask,
+                past_key_values=past,
+                use_cache=True,
+            )
+            past = out.past_key_values
+            logits.append(out.logits[0].float())
+    with bench.under(bench.rotary(case.raw)) as model:
+        full = _logits(model, ids, positions)
+    return (torch.cat(logits) - full)[half:].abs().max().item()

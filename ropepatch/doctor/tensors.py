@@ -1,0 +1,212 @@
+"""The weight files, by their headers: whether they are whole, where the index says, and the model's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ropepatch.adapters import blueprint, load_config, text_config
+from ropepatch.doctor.case import Case
+from ropepatch.doctor.findings import Finding, Mend
+from ropepatch.errors import RopepatchError
+from ropepatch.source import check_inside, read_json
+from ropepatch.survey import survey
+from ropepatch.weights import INDEX, PICKLES, SINGLE, Weights, check_fit, read_headers
+
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
+HALF = {"BF16": "bfloat16", "F16": "float16"}
+FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
+Headers = dict[str, dict[str, str]]  # of every file, the dtype of every tensor in it
+
+
+def weight_findings(case: Case) -> list[Finding]:
+    """What is wrong with the weights of a checkpoint; no finding where there are none."""
+    headers, found = _read(case.folder)
+    if (case.folder / INDEX).exists():
+        found += _index(case.folder, headers, broken=bool(found))
+    elif SINGLE not in headers and not found:
+        found += _unnamed(case.folder, headers)
+    if not any(finding.severity == "error" for finding in found):
+        found += [*_misfit(case), *_saved_frequencies(case, headers)]
+    return found
+
+
+def readable(case: Case) -> Weights | None:
+    """The weights of a checkpoint, None where they are missing or damaged."""
+    try:
+        return read_headers(case.folder)
+    except RopepatchError:
+        return None
+
+
+def _read(folder: Path) -> tuple[Headers, list[Finding]]:
+    headers: Headers = {}
+    found = []
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name != SINGLE and not SHARD.fullmatch(file.name):
+            continue
+        try:
+            check_inside(file, folder)
+            with safe_open(file, framework="np") as tensors:
+                names = list(tensors.keys())
+                headers[file.name] = {name: tensors.get_slice(name).get_dtype() for name in names}
+        except (SafetensorError, OSError, RopepatchError) as error:
+            found.append(
+                Finding(
+                    "weights-damaged",
+                    "error",
+                    f"{file.name} cannot be read: {error}",
+                    "the checkpoint does not load",
+                    "download the file again",
+                    file=file.name,
+                )
+            )
+    return headers, found
+
+
+def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]:
+    try:
+        places: Any = read_json(folder / INDEX).get("weight_map")
+    except RopepatchError as error:
+        places, problem = None, str(error)
+    else:
+        problem = "it has no weight_map of tensor names to file names"
+    shards = {name: tensors for name, tensors in headers.items() if name != SINGLE}
+    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        yield _wrong_index(problem, mend=bool(shards) and not broken)
+        return
+    held = {tensor for tensors in shards.values() for tensor in tensors}
+    missing = sorted({*places.values()} - headers.keys())
+    for name in missing:
+        if not (folder / name).exists():
+            yield Finding(
+                "shard-missing",
+                "error",
+                f"{INDEX} names {name}, which is not there",
+                "the checkpoint does not load, or its tensors are made up at random",
+                "download the checkpoint again; every shard is needed",
+                file=INDEX,
+                key="weight_map",
+            )
+    misplaced = sorted(
+        tensor for tensor, place in places.items() if place in headers and tensor not in headers[place]
+    )
+    unlisted = sorted(held - places.keys())
+    whole = not missing and not broken and places.keys() <= held
+    if misplaced:
+        place = places[misplaced[0]]
+        yield _wrong_index(f"{misplaced[0]} is not in {place}", len(misplaced), mend=whole)
+    elif unlisted:
+        yield _wrong_index(f"{unlisted[0]} is in the files and not in the index", len(unlisted), mend=whole)
+
+
+def _wrong_index(problem: str, count: int = 1, *, mend: bool) -> Finding:
+    others = f", and {count - 1} more tensors are wrong" if count > 1 else ""
+    return Finding(
+        "index-wrong",
+        "error",
+        problem + others,
+        "tensors that are not found are made up at random, with no more than a warning",
+        "make the index anew from the files" if mend else "copy the index and the files again",
+        file=INDEX,
+        key="weight_map",
+        mend=Mend(reindex=True) if mend else None,
+    )
+
+
+def _unnamed(folder: Path, headers: Headers) -> Iterator[Finding]:
+    """Weights in a form that is not read."""
+    pickles = [name for name in PICKLES if (folder / name).exists()]
+    if headers:
+        yield _wrong_index(f"{len(headers)} shards, and no {INDEX}", mend=True)
+    elif pickles:
+        yield Finding(
+            "weights-pickled",
+            "error",
+            f"the weights are a pickle ({pickles[0]})",
+            "a pickle can run code when it is loaded; ropepatch and careful servers refuse it",
+            "where you trust it, load it with transformers and save_pretrained it: that writes safetensors",
+            file=pickles[0],
+        )
+
+
+def _misfit(case: Case) -> Iterator[Finding]:
+    weights = readable(case)
+    if weights is None or "quantization_config" in case.raw:
+        return
+    try:
+        model = blueprint(load_config(case.raw))
+    except RopepatchError:
+        return  # a configuration that cannot be built is another finding
+    configs = model.config, text_config(model.config)
+    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+    shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    try:
+        check_fit(weights, expected, shared)
+    except RopepatchError as error:
+        yield Finding(
+            "weights-misfit",
+            "error",
+            str(error),
+            "the model loads with random tensors in their place, or not at all",
+            error.hint or "",
+            file=weights.files[0].name,
+        )
+
+
+def _saved_frequencies(case: Case, headers: Headers) -> Iterator[Finding]:
+    places = {
+        tensor: (name, dtype)
+        for name, tensors in headers.items()
+        for tensor, dtype in tensors.items()
+        if tensor.endswith(FREQUENCIES)
+    }
+    if not places:
+        return
+    first = min(places)
+    name, dtype = places[first]
+    with safe_open(case.folder / name, framework="pt") as tensors:
+        saved = tensors.get_tensor(first).double().flatten()
+    try:
+        rope = survey(case.raw).rope
+        exact = rope.inv_freq().double()
+    except RopepatchError:
+        exact = None
+    off = 0.0
+    if exact is not None and exact.shape == saved.shape:
+        off = ((saved - exact).abs() / exact.clamp(min=torch.finfo(torch.float64).tiny)).max().item()
+    elif exact is not None:
+        off = float("inf")
+    if not off <= FAR_OFF:
+        yield Finding(
+            "frequencies-contradict",
+            "error",
+            f"{first} holds other frequencies than config.json describes (off by {off:.1%})",
+            "transformers recomputes them from config.json; the model may have been trained with these",
+            "find out which were trained, and mend config.json if it was the saved ones",
+            file=name,
+            key=first,
+            value=dtype,
+        )
+    elif dtype in HALF:
+        reach = case.reach() or 0
+        radians = 0.0 if exact is None else (saved - exact).abs().max().item() * reach
+        yield Finding(
+            "frequencies-rounded",
+            "warning",
+            f"{len(places)} tensors like {first} hold the frequencies in {HALF[dtype]}",
+            f"what loads them, as transformers does not, is off by {radians:.2g} radians at "
+            f"position {reach:g}",
+            "leave them out: every reader can compute them",
+            file=name,
+            key=first,
+            value=dtype,
+            mend=Mend(without=frozenset(places)),
+        )

@@ -1,0 +1,126 @@
+"""What the Hub refuses, and a line that goes dead, in one line and a hint each; never with the token."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is that of its httpx
+    HfHubHTTPError,
+    HTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+
+from ropepatch.errors import RopepatchError
+
+TIME_LIMIT = 120.0  # seconds without a sign of life from the Hub
+AGAIN = "run the same command again: what has arrived is not sent again"
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, which comes first"
+ROOM = ("the Hub has no room for it", "make room or get more at https://hf.co/settings/billing, or push less")
+MOVED = ("{repo} was changed by somebody else meanwhile", AGAIN)
+ANSWERS = {
+    401: ("the Hub does not accept the token", LOG_IN),
+    402: ROOM,
+    403: (
+        "the Hub does not let this token write to {repo}",
+        "use a token with write access, or a repository of your own; `hf auth whoami` says who you are",
+    ),
+    404: (
+        "the Hub has no {repo}, or does not show it to this token",
+        "check the spelling; the user or the organisation must exist",
+    ),
+    408: ("the Hub gave up waiting", AGAIN),
+    409: MOVED,
+    412: MOVED,
+    413: ROOM,
+    429: ("the Hub asks for a pause (429)", f"wait some minutes, then {AGAIN}"),
+    507: ROOM,
+}
+
+
+@contextmanager
+def talking(repo: str, token: str | None) -> Iterator[None]:
+    """Within it the Hub may take `TIME_LIMIT`, shows bars to a terminal alone, and its errors are explained.
+
+    Args:
+        repo: Which the errors name.
+        token: Which they never hold.
+
+    Raises:
+        RopepatchError: For whatever goes wrong between here and the Hub.
+    """
+    try:
+        with _time_limit(), nullcontext() if sys.stderr.isatty() else _no_bars(), warnings.catch_warnings():
+            # httpx's, of the way in which huggingface_hub hands it a file
+            warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
+            yield
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        message, hint = _explained(_cause(error), repo)
+        raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
+
+
+def _cause(error: Exception) -> BaseException:
+    """What went wrong in a thread that uploads, beneath what the thread made of it."""
+    return error.__cause__ or error if type(error) is RuntimeError else error
+
+
+def _explained(error: BaseException, repo: str) -> tuple[str, str]:
+    if isinstance(error, OfflineModeIsEnabled):
+        return "the Hub is switched off (HF_HUB_OFFLINE)", "unset HF_HUB_OFFLINE to push"
+    if isinstance(error, LocalTokenNotFoundError):
+        return "no token for the Hub", LOG_IN
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code
+        message, hint = ANSWERS.get(status, (f"the Hub answered {status} for {{repo}}", AGAIN))
+        said = _line(error.server_message or "")
+        return message.format(repo=repo) + (f": {said}" if said else ""), hint
+    if isinstance(error, HTTPError):
+        if type(error).__name__.endswith("Timeout"):
+            return f"the Hub did not answer within {TIME_LIMIT:.0f} seconds", AGAIN
+        if type(error).__name__ == "ConnectError":
+            return "cannot reach the Hub", "check the network, and HF_ENDPOINT where it is set"
+        return "the line to the Hub went dead", AGAIN
+    if isinstance(error, OSError) and error.errno:
+        where = f" {error.filename}" if error.filename else ""
+        return f"cannot read{where}: {os.strerror(error.errno)}", "check the folder, and the disk it is on"
+    return f"cannot push to {repo}: {_line(str(error))}", f"mend what it names, or {AGAIN}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """The Hub's client waits for ever unless told otherwise."""
+    client = get_session()
+    before = client.timeout
+    if before.read is None:
+        client.timeout = TIME_LIMIT
+    try:
+        yield
+    finally:
+        client.timeout = before
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Unless the environment decides."""
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is not None or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,95 @@
+"""What stays on this machine: no command asks the network about a local folder, and none runs its code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_folders import edit_json, write_checkpoint
+
+# Every way out of the process is shut and noted down; HF_HUB_OFFLINE=0, or the library would not even try.
+SHUT_IN = """
+import json, socket, sys
+
+attempts = []
+
+
+def refuse(*arguments, **keywords):
+    attempts.append(repr(arguments[:2]))
+    raise OSError("no network here")
+
+
+socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
+socket.getaddrinfo = socket.create_connection = refuse
+
+from ropepatch.cli import main
+
+codes = []
+for line in json.loads(sys.argv[1]):
+    sys.argv = ["ropepatch", *line]
+    try:
+        main()
+        codes.append(0)
+    except SystemExit as end:
+        codes.append(end.code or 0)
+json.dump({"codes": codes, "attempts": attempts}, open("outcome.json", "w"))
+"""
+
+
+def shut_in(place: Path, *lines: list[str]) -> dict:
+    environment = os.environ | {"HF_HUB_OFFLINE": "0", "HF_HOME": str(place / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHUT_IN, json.dumps(lines)],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((place / "outcome.json").read_text()) | {"stderr": done.stderr}
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    write_checkpoint(tmp_path / "source")
+    (tmp_path / "text.txt").write_text("word1 word2 word3 word4 word5 " * 200)
+    return tmp_path
+
+
+def test_no_command_asks_the_network_about_a_local_folder(place):
+    lines = [
+        ["plan", "source", "--to", "256"],
+        ["extend", "source", "--to", "256", "--out", "out"],
+        ["eval", "out", "--text", "text.txt", "--lengths", "64,256", "--windows", "2"],
+        ["eval", "tiny", "--method", "yarn", "--to", "512", "--windows", "1"],
+        ["compare", "source", "--to", "256", "--text", "text.txt", "--windows", "1", "--methods", "yarn,ntk"],
+        ["doctor", "out"],
+        ["export", "out", "--fold-attention", "--out", "folded"],
+    ]
+    outcome = shut_in(place, *lines)
+    assert outcome["codes"] == [0] * len(lines), outcome["stderr"]
+    assert outcome["attempts"] == []
+
+
+def test_a_command_that_needs_the_network_is_seen_to_ask(place):
+    outcome = shut_in(place, ["plan", "a-lab/a-model", "--to", "256"])
+    assert outcome["codes"] == [2]
+    assert outcome["attempts"]
+
+
+def test_code_in_a_checkpoint_is_not_run_by_any_command(place):
+    (place / "source" / "modeling.py").write_text("open('ran', 'w')\n")
+    edit_json(place / "source" / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    lines = [
+        ["plan", "source", "--to", "256"],
+        ["extend", "source", "--to", "256", "--out", "out"],
+        ["eval", "source", "--text", "text.txt", "--windows", "1"],
+        ["doctor", "source"],
+    ]
+    assert shut_in(place, *lines)["codes"][:3] == [0, 0, 0]
+    assert not list(place.rglob("ran"))
+    assert not (place / "out" / "modeling.py").exists()
+    assert "auto_map" not in json.loads((place / "out" / "config.json").read_text())
