@@ -70,12 +70,7 @@ def extend(
     origin = origin_of(source)
     weights = read_headers(source.folder)
     if "quantization_config" not in raw:
-        model = blueprint(load_config(raw))
-        expected = model.state_dict()
-        configs = model.config, text_config(model.config)
-        tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-        shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
-        check_fit(weights, {name: tuple(tensor.shape) for name, tensor in expected.items()}, shared)
+        check_weights(weights, blueprint(load_config(raw)))
     with new_folder(folder) as partial:
         check_space(weights, partial, link=link_weights)
         copy_small_files(source.folder, partial)
@@ -84,6 +79,18 @@ def extend(
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
         write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | origin)
     return folder
+
+
+def check_weights(weights: Weights, model: PreTrainedModel) -> None:
+    """Refuse weights that are not those of a model, which may be on the meta device.
+
+    Raises:
+        RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
+    """
+    configs = model.config, text_config(model.config)
+    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+    shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
+    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, shared)
 
 
 def save_trained(

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
+import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.cli.push import push as push_command
 from ropepatch.hub import Pushed, check_repo, push
@@ -924,3 +925,24 @@ def test_stock_transformers_loads_what_was_pushed_with_the_same_logits(hub, tmp_
     with torch.no_grad():
         assert torch.equal(down(ids).logits, AutoModelForCausalLM.from_pretrained(made)(ids).logits)
     assert len([name for name in hub.downloaded if name.endswith(".safetensors")]) > 1
+
+
+# from Python, in one call
+
+
+def test_a_plan_pushes_itself_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    plan = ropepatch.plan(write_checkpoint(tmp_path / "source"), to=256, method="linear")
+    done = plan.push(NAME, private=True)
+    assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= hub.files(NAME).keys()
+    assert json.loads(hub.files(NAME)["config.json"])["max_position_embeddings"] == 256
+    assert (done.created, hub.models[NAME].private) == (True, True)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_plan_is_not_written_for_a_name_that_is_none(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("ropepatch.checkpoint.extend", lambda *arguments: pytest.fail("was written"))
+    plan = ropepatch.plan(write_checkpoint(tmp_path / "source"), to=256, method="linear")
+    with pytest.raises(RopepatchError, match="no name of a repository"):
+        plan.push("a/b/c")

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ropepatch.adapters import blueprint, load_config, text_config
+from ropepatch.adapters import blueprint, load_config
+from ropepatch.checkpoint import check_weights
 from ropepatch.doctor.case import Case
 from ropepatch.doctor.findings import Finding, Mend
 from ropepatch.errors import RopepatchError
 from ropepatch.source import check_inside, read_json
 from ropepatch.survey import survey
-from ropepatch.weights import INDEX, PICKLES, SINGLE, Weights, check_fit, read_headers
+from ropepatch.weights import INDEX, PICKLES, SINGLE, Weights, read_headers
 
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
@@ -144,12 +145,8 @@ def _misfit(case: Case) -> Iterator[Finding]:
         model = blueprint(load_config(case.raw))
     except RopepatchError:
         return  # a configuration that cannot be built is another finding
-    configs = model.config, text_config(model.config)
-    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     try:
-        check_fit(weights, expected, shared)
+        check_weights(weights, model)
     except RopepatchError as error:
         yield Finding(
             "weights-misfit",

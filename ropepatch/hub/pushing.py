@@ -201,7 +201,8 @@ def _proof(folder: Path, *, force: bool) -> list[str]:
     proof = evidence(folder)
     if proof.against and not force:
         raise RopepatchError(
-            f"{folder} is not pushed: {'; '.join(proof.against)}", hint="--force pushes it all the same"
+            f"{folder} is not pushed: {'; '.join(proof.against)}",
+            hint="`ropepatch push --force` pushes it all the same",
         )
     return [*proof.notes, *(f"pushed by force: {reason}" for reason in proof.against)]
 
