@@ -18,7 +18,7 @@ from ropepatch.planning import Plan
 from ropepatch.source import Source, check_inside, find_source, read_json, stated_by_card
 from ropepatch.survey import survey_folder
 from ropepatch.verification import verify, verify_trained
-from ropepatch.weights import Progress, Weights, check_fit, clone_files, read_headers
+from ropepatch.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers
 from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
+TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 
 
 def extend(
@@ -77,7 +78,8 @@ def extend(
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | origin)
+        proof = {"weights": fingerprint(weights), "verified": verdict}
+        write_json(partial / "ropepatch.json", plan_record(plan) | proof | origin)
     return folder
 
 
@@ -129,7 +131,8 @@ def save_trained(
         write_configuration(source.folder, plan.survey.raw, partial, plan)
         verdict = verify_trained(partial, model, plan)
         enclose(partial)
-        write_json(partial / "ropepatch.json", plan_record(plan) | {"verified": verdict} | record | origin)
+        proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
+        write_json(partial / "ropepatch.json", plan_record(plan) | proof | record | origin)
     return folder
 
 
@@ -146,7 +149,19 @@ def source_of(plan: Plan, *, beside: Path) -> Source:
 
 
 def origin_of(source: Source) -> dict[str, Any]:
-    """What `ropepatch.json` says of the checkpoint that another is made from."""
+    """What `ropepatch.json` says of the checkpoint that another is made from.
+
+    Raises:
+        RopepatchError: If one of the files that are written anew is a link that leads out of it, or there is
+            an adapter beside the model.
+    """
+    if (source.folder / "adapter_config.json").exists():
+        raise RopepatchError(
+            f"{source.name} holds a PEFT adapter beside a model, and stock transformers would apply it",
+            hint="merge it (merge_and_unload) and save that, or remove adapter_config.json",
+        )
+    for name in WRITTEN:
+        check_inside(source.folder / name, source.folder)
     earlier = source.folder / "ropepatch.json"
     history = {"earlier": read_json(earlier)} if earlier.exists() else {}
     return {"base": stated_by_card(source.folder)} | history
@@ -180,6 +195,10 @@ def copy_small_files(source: Path, partial: Path) -> None:
     Raises:
         RopepatchError: If one is a link that leads out of the source.
     """
+    for file in sorted(source.glob(f"{TEMPLATES}/*.jinja")):
+        check_inside(file, source)
+        (partial / TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(file, partial / TEMPLATES / file.name)
     for file in sorted(source.iterdir()):
         carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
         if carried and file.is_file() and not file.name.endswith(".index.json"):

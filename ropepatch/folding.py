@@ -29,7 +29,7 @@ from ropepatch.scaling import make_scaling
 from ropepatch.source import Source, find_source
 from ropepatch.survey import Survey, survey_folder
 from ropepatch.verification import check_frequencies, probe_logits
-from ropepatch.weights import Progress, clone_files, read_headers
+from ropepatch.weights import Progress, clone_files, fingerprint, read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,6 +85,7 @@ def fold_attention(
                 progress(done, weights.num_bytes)
         verdict = _verify(partial, source.folder, made, _plan(found, source, attention_factor=a))
         record = _record(source, made) | {"folded_attention_factor": a, "verified": verdict}
+        record["weights"] = fingerprint(read_headers(partial))
         write_json(partial / "ropepatch.json", record)
     return folder
 
@@ -140,11 +141,13 @@ def query_weights(found: Survey) -> dict[str, float]:
         if found.site.layer_type and layers.get(getattr(module, "layer_idx", -1)) != found.site.layer_type:
             continue
         if norm := getattr(module, "q_norm", None):
+            if getattr(norm, "weight", None) is None:
+                raise RopepatchError("queries are normalised without weights", hint=HINT)
             tensors[f"{path}.q_norm.weight"] = _offset(norm)
         else:
             tensors |= {f"{path}.q_proj.{name}": 0.0 for name, _ in module.q_proj.named_parameters()}
     if not tensors:
-        raise RopepatchError(f"{found.config.model_type} projects queries together with keys", hint=HINT)
+        raise RopepatchError(f"{found.config.model_type} has no projection to queries alone", hint=HINT)
     return tensors
 
 

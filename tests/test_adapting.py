@@ -380,6 +380,15 @@ def test_the_time_and_the_machine_of_the_training_are_recorded(adapted):
     assert record["device"] == f"CPU, {torch.get_num_threads()} threads"
 
 
+def test_the_time_of_steps_between_two_logs_counts(monkeypatch, tmp_path):
+    ticks = itertools.count()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    made = adapt(
+        yarn(), small_recipe(trainer={"logging_steps": 4, "save_steps": 100}), tmp_path / "out"
+    ).folder
+    assert json.loads((made / "ropepatch.json").read_text())["adaptation"]["seconds"] == STEPS
+
+
 def test_a_loss_that_rose_by_more_than_allowed_does_not_pass_the_gate(adapted):
     assert not adapt(yarn(), small_recipe(), adapted, max_short_loss_increase=0.0).gate.passed
 

@@ -20,6 +20,7 @@ import ropepatch
 from ropepatch import METHODS, RopepatchError
 from ropepatch import checkpoint as checkpoint_module
 from ropepatch import weights as weights_module
+from ropepatch.weights import fingerprint, read_headers
 
 TARGET = 256
 SAVED = [name for name, method in METHODS.items() if method.saved_as != "–"]
@@ -269,6 +270,7 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
         "verified": {"frequencies": "equal", "logits": "equal"},
         "versions": record["versions"],
         "base": {},
+        "weights": fingerprint(read_headers(source)),
     }
     assert record["versions"].keys() == {"ropepatch", "transformers", "torch"}
     assert (record["method"], record["target"], record["model"]) == ("yarn", TARGET, str(source))
@@ -351,6 +353,32 @@ def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tm
     with pytest.raises(RopepatchError, match=r"vocab\.txt is a link that leads out of the checkpoint"):
         extend(source, out)
     assert left(tmp_path) == ["secret.txt", "source"]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "generation_config.json", "ropepatch.json", "README.md"]
+)
+def test_a_file_that_is_written_anew_is_not_read_through_a_link_that_leads_out(source, out, tmp_path, name):
+    (tmp_path / "secret.json").write_text('{"auths": "a secret"}')
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "secret.json")
+    with pytest.raises(RopepatchError, match="is a link that leads out of the checkpoint"):
+        extend(source, out)
+    assert left(tmp_path) == ["secret.json", "source"]
+
+
+def test_an_adapter_beside_the_model_is_refused(source, out, tmp_path):
+    (source / "adapter_config.json").write_text("{}")
+    with pytest.raises(RopepatchError, match="holds a PEFT adapter beside a model"):
+        extend(source, out)
+    assert left(tmp_path) == ["source"]
+
+
+def test_named_chat_templates_are_carried_over(source, out):
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
+    extend(source, out)
+    assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ messages }}"
 
 
 def test_a_link_within_the_checkpoint_is_followed(source, out):

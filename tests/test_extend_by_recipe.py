@@ -184,7 +184,8 @@ def test_stock_transformers_loads_it_from_the_hub_and_gives_the_logits_that_were
 
 def test_the_card_says_the_command_and_quotes_the_results(pushed, place, hub):
     card = hub.files(REPO)["README.md"].decode()
-    assert f"ropepatch extend tiny --recipe six.yaml --eval suite.yaml --out out --push {REPO}" in card
+    # That of the call that made it, which is not the one that only pushed it.
+    assert "\nropepatch extend tiny --recipe six.yaml --eval suite.yaml --out out\n" in card
     (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-six.json")
     last = json.loads(file.read_text())["tables"]["by_length"][-1]
     assert f"{last['nats']:.3f}" in card
@@ -196,8 +197,16 @@ def test_a_push_as_json_says_what_was_pushed_in_the_one_object(pushed, place, hu
     done = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
     record = json.loads(done.stdout)
     assert (record["pushed"]["repo"], record["target"]) == (REPO, 512)
-    # The command has become another one, and the card quotes it.
-    assert set(record["pushed"]["uploaded"]) == {"ropepatch.json", "README.md"}
+    assert record["pushed"]["uploaded"] == {}
+
+
+def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed, place, hub):
+    speaking = environment(hub, place / "home", "hf_token") | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    line = [sys.executable, "-m", "ropepatch", *LINE, "--push", "local/other", "--json"]
+    done = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "; the checkpoint is written: `ropepatch push" in done.stderr
+    assert json.loads(done.stdout)["target"] == 512
 
 
 def test_what_failed_its_gate_is_not_pushed(done, place, hub):
@@ -208,6 +217,9 @@ def test_what_failed_its_gate_is_not_pushed(done, place, hub):
     assert red.returncode == 1
     assert "not pushed" in red.stderr
     assert "local/red" not in hub.models
+    record = json.loads((place / "out" / "ropepatch.json").read_text())
+    assert record["adaptation"]["gate"]["most"] == 0.0  # or a plain `push` would let it through
+    assert not record["adaptation"]["gate"]["passed"]
 
 
 def test_the_command_line_goes_before_the_recipe(place):

@@ -219,7 +219,8 @@ def test_quantised_weights_are_refused(yarn, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "reason"), [("phi3", "together with keys"), ("gpt_neox", "only part of each head")]
+    ("model_type", "reason"),
+    [("phi3", "no projection to queries alone"), ("gpt_neox", "only part of each head")],
 )
 def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, reason):
     tiny_model(model_type).save_pretrained(tmp_path / "source")

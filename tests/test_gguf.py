@@ -151,14 +151,24 @@ def test_matrices_keep_their_dtype_to_the_bit_and_vectors_become_float32(small, 
     assert {kinds[name] for name in kinds.keys() - vectors} == {kind}
 
 
-def test_tied_embeddings_are_written_once_even_where_the_file_holds_a_copy(tmp_path):
+def test_tied_embeddings_are_written_once_and_a_stored_head_as_transformers_loads_it(tmp_path):
     source = write_checkpoint(tmp_path / "tied", tie_word_embeddings=True)
     assert "output.weight" not in exported(source, tmp_path).tensors
     weights = load_file(source / "model.safetensors")
     weights["lm_head.weight"] = torch.zeros(48, 32)
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     again = Read(export_gguf(source, tmp_path / "again.gguf").file)
-    assert "output.weight" not in again.tensors
+    head = LlamaForCausalLM.from_pretrained(source).lm_head.weight
+    assert np.array_equal(again.values("output.weight"), head.detach().numpy())
+    assert not head.any()
+
+
+def test_the_context_is_what_the_rope_reads_also_where_the_window_was_left_behind(tmp_path):
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    source = write_checkpoint(tmp_path / "source", rope_parameters=yarn)  # as Qwen documents it
+    made = export_gguf(source, tmp_path / "made.gguf")
+    assert made.context_length == 256
+    assert Read(made.file).keys["llama.context_length"] == 256
 
 
 def test_weights_in_many_files_are_all_there(small, tmp_path):

@@ -105,6 +105,22 @@ def test_the_babyllama_table_is_its_result_file():
     generated("babyllama", "\n".join(lines), PROTOCOL)
 
 
+def test_the_llama_cpp_table_is_its_result_file():
+    result = json.loads((RESULTS / "llama-cpp.json").read_text())
+    lines = [
+        f"{result['tokens']} tokens of {result['text']} in windows of {result['window']}; llama-cpp-python "
+        f"{result['llama_cpp_python']}, gguf {result['gguf']}, transformers {result['transformers']}:",
+        "",
+        "| | perplexity, ours | perplexity, llama.cpp | largest difference of a logit |",
+        "|---|---|---|---|",
+    ]
+    for name, row in result["methods"].items():
+        assert row["agrees"]
+        both = " | ".join(f"{row[key]:.4f}" for key in ("perplexity_ours", "perplexity_llama_cpp"))
+        lines.append(f"| `{name}` | {both} | {row['largest_logit_difference']:.1e} |")
+    generated("llama-cpp", "\n".join(lines), PROTOCOL)
+
+
 def test_the_figure_of_the_front_page_is_drawn_from_the_results(tmp_path):
     drawn = figures([read_result(file) for file in sorted((RESULTS / "tiny-suite").glob("*.json"))])
     _, svg = save_figure(drawn["perplexity"], tmp_path / "tiny-suite-perplexity")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +92,6 @@ def extend(
     goes on where it was interrupted, and several processes share the work under torchrun or accelerate.
     """
     from ropepatch.checkpoint import amend_record
-    from ropepatch.cli.push import print_pushed, push_folder, pushed_data
     from ropepatch.planning import plan as make_plan
     from ropepatch.source import read_json
 
@@ -119,8 +119,11 @@ def extend(
         _check_suite(asked, made, taught)
     parts = [Path(model).name, name, short_length(made.target), *([Path(recipe).stem] if recipe else [])]
     folder = out or Path("-".join(parts))
-    gate = None
+    gate, before = None, {}
     if taught:
+        with suppress(OSError):  # a name that is too long: the training says so
+            if (folder / "ropepatch.json").is_file():
+                before = read_json(folder / "ropepatch.json")
         folder, gate = _train(made, taught, folder, most)
     else:
         folder = _write(made, folder, link_weights=link_weights)
@@ -129,25 +132,38 @@ def extend(
         _measure(asked, made, folder, trained=taught is not None, label=label, as_json=as_json)
     if not is_first():
         return
-    amend_record(folder, command=shlex.join(["ropepatch", *sys.argv[1:]]))
     record = read_json(folder / "ropepatch.json")
+    if not before or record.get("evaluation") != before.get("evaluation"):
+        amend_record(folder, command=shlex.join(["ropepatch", *sys.argv[1:]]))
+        record = read_json(folder / "ropepatch.json")
     if not as_json:
         _print_outcome(folder, made, record)
+    red = gate is not None and not gate.passed
     if gate is not None:
-        print("" if gate.passed else "warning: ", gate, sep="", file=sys.stderr)
-    red = gate is not None and most is not None and not gate.passed
-    if push and red:
-        print(f"not pushed to {push}", file=sys.stderr)
-    elif push:
-        pushed = push_folder(folder, push)
+        print("warning: " if red else "", gate, sep="", file=sys.stderr)
+    try:
+        if push and red:
+            print(f"not pushed: `ropepatch push --force {folder} {push}` does", file=sys.stderr)
+        elif push:
+            record["pushed"] = _push(folder, push, as_json=as_json)
+    finally:
         if as_json:
-            record["pushed"] = pushed_data(pushed)
-        else:
-            print_pushed(pushed)
-    if as_json:
-        print(json.dumps(record, indent=2, ensure_ascii=False))
-    if red:
+            print(json.dumps(record, indent=2, ensure_ascii=False))
+    if red and (push or most is not None):
         raise typer.Exit(1)
+
+
+def _push(folder: Path, repo: str, *, as_json: bool) -> dict[str, Any]:
+    from ropepatch.cli.push import print_pushed, push_folder, pushed_data
+
+    try:
+        pushed = push_folder(folder, repo)
+    except RopepatchError as error:
+        again = f"the checkpoint is written: `ropepatch push {folder} {repo}` goes on"
+        raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error
+    if not as_json:
+        print_pushed(pushed)
+    return pushed_data(pushed)
 
 
 def _target(wanted: str, model: str, revision: str | None) -> int:

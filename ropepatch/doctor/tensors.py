@@ -9,26 +9,28 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from ropepatch.adapters import blueprint, load_config
 from ropepatch.checkpoint import check_weights
-from ropepatch.doctor.case import Case
+from ropepatch.doctor.case import Case, positive
 from ropepatch.doctor.findings import Finding, Mend
 from ropepatch.errors import RopepatchError
-from ropepatch.source import check_inside, read_json
+from ropepatch.source import read_json
 from ropepatch.survey import survey
 from ropepatch.weights import INDEX, PICKLES, SINGLE, Weights, read_headers
 
-SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
 HALF = {"BF16": "bfloat16", "F16": "float16"}
+COPY_AGAIN = "copy the index and the files again"
 FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
 Headers = dict[str, dict[str, str]]  # of every file, the dtype of every tensor in it
 
 
 def weight_findings(case: Case) -> list[Finding]:
     """What is wrong with the weights of a checkpoint; no finding where there are none."""
-    headers, found = _read(case.folder)
+    headers, found = read_shards(case.folder)
     if (case.folder / INDEX).exists():
         found += _index(case.folder, headers, broken=bool(found))
     elif SINGLE not in headers and not found:
@@ -46,18 +48,22 @@ def readable(case: Case) -> Weights | None:
         return None
 
 
-def _read(folder: Path) -> tuple[Headers, list[Finding]]:
+def read_shards(folder: Path) -> tuple[Headers, list[Finding]]:
+    """The headers of the weight files, and what is wrong with those that are none.
+
+    Links are followed wherever they lead, as `extend` does: weights often lie on another disk, and a file
+    that is not safetensors is not read.
+    """
     headers: Headers = {}
     found = []
     for file in sorted(folder.glob("*.safetensors")):
         if file.name != SINGLE and not SHARD.fullmatch(file.name):
             continue
         try:
-            check_inside(file, folder)
             with safe_open(file, framework="np") as tensors:
                 names = list(tensors.keys())
                 headers[file.name] = {name: tensors.get_slice(name).get_dtype() for name in names}
-        except (SafetensorError, OSError, RopepatchError) as error:
+        except (SafetensorError, OSError) as error:
             found.append(
                 Finding(
                     "weights-damaged",
@@ -79,8 +85,9 @@ def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]
     else:
         problem = "it has no weight_map of tensor names to file names"
     shards = {name: tensors for name, tensors in headers.items() if name != SINGLE}
+    again = COPY_AGAIN if broken else _incomplete(shards)
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
-        yield _wrong_index(problem, mend=bool(shards) and not broken)
+        yield _wrong_index(problem, remedy=again)
         return
     held = {tensor for tensors in shards.values() for tensor in tensors}
     missing = sorted({*places.values()} - headers.keys())
@@ -99,25 +106,40 @@ def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]
         tensor for tensor, place in places.items() if place in headers and tensor not in headers[place]
     )
     unlisted = sorted(held - places.keys())
-    whole = not missing and not broken and places.keys() <= held
+    remedy = again if not missing and places.keys() <= held else again or COPY_AGAIN
     if misplaced:
         place = places[misplaced[0]]
-        yield _wrong_index(f"{misplaced[0]} is not in {place}", len(misplaced), mend=whole)
+        yield _wrong_index(f"{misplaced[0]} is not in {place}", len(misplaced), remedy=remedy)
     elif unlisted:
-        yield _wrong_index(f"{unlisted[0]} is in the files and not in the index", len(unlisted), mend=whole)
+        yield _wrong_index(f"{unlisted[0]} is in the files and not in the index", len(unlisted), remedy=remedy)
 
 
-def _wrong_index(problem: str, count: int = 1, *, mend: bool) -> Finding:
+def _incomplete(shards: Headers) -> str:
+    """What to do before an index can be made of these files; empty if they are those of one whole save."""
+    numbers = [match.groups() for name in shards if (match := SHARD.fullmatch(name))]
+    counts = sorted({count for _, count in numbers})
+    if len(counts) > 1:
+        saves = " and ".join(f"-of-{count}" for count in counts)
+        return f"files of several saves lie here ({saves}): keep those of one, with its index"
+    if not counts or {int(number) for number, _ in numbers} != {*range(1, int(counts[0]) + 1)}:
+        return f"{COPY_AGAIN}: {len(shards)} of {int(counts[0]) if counts else 'its'} files are here"
+    placed = Counter(tensor for tensors in shards.values() for tensor in tensors)
+    twice = sorted(tensor for tensor, count in placed.items() if count > 1)
+    return f"{COPY_AGAIN}: {twice[0]} is in two of the files" if twice else ""
+
+
+def _wrong_index(problem: str, count: int = 1, *, remedy: str) -> Finding:
+    """A fault of the index, with what to do; without a remedy the index is made anew from the files."""
     others = f", and {count - 1} more tensors are wrong" if count > 1 else ""
     return Finding(
         "index-wrong",
         "error",
         problem + others,
         "tensors that are not found are made up at random, with no more than a warning",
-        "make the index anew from the files" if mend else "copy the index and the files again",
+        remedy or "make the index anew from the files",
         file=INDEX,
         key="weight_map",
-        mend=Mend(reindex=True) if mend else None,
+        mend=None if remedy else Mend(reindex=True),
     )
 
 
@@ -125,7 +147,7 @@ def _unnamed(folder: Path, headers: Headers) -> Iterator[Finding]:
     """Weights in a form that is not read."""
     pickles = [name for name in PICKLES if (folder / name).exists()]
     if headers:
-        yield _wrong_index(f"{len(headers)} shards, and no {INDEX}", mend=True)
+        yield _wrong_index(f"{len(headers)} shards, and no {INDEX}", remedy=_incomplete(headers))
     elif pickles:
         yield Finding(
             "weights-pickled",
@@ -178,7 +200,9 @@ def _saved_frequencies(case: Case, headers: Headers) -> Iterator[Finding]:
         exact = None
     off = 0.0
     if exact is not None and exact.shape == saved.shape:
-        off = ((saved - exact).abs() / exact.clamp(min=torch.finfo(torch.float64).tiny)).max().item()
+        off, saved = min(
+            ((_distance(one, exact), one) for one in _meanings(case, saved)), key=lambda pair: pair[0]
+        )
     elif exact is not None:
         off = float("inf")
     if not off <= FAR_OFF:
@@ -207,3 +231,18 @@ def _saved_frequencies(case: Case, headers: Headers) -> Iterator[Finding]:
             value=dtype,
             mend=Mend(without=frozenset(places)),
         )
+
+
+def _meanings(case: Case, saved: Tensor) -> Iterator[Tensor]:
+    """Saved frequencies as they are, and as transformers 4.31 meant them: linear, it divided positions."""
+    yield saved
+    yield from (
+        saved / factor
+        for block in case.blocks
+        if block.kind == "linear" and (factor := positive(block.values.get("factor")))
+    )
+
+
+def _distance(saved: Tensor, exact: Tensor) -> float:
+    """The largest relative difference."""
+    return ((saved - exact).abs() / exact.clamp(min=torch.finfo(torch.float64).tiny)).max().item()

@@ -94,7 +94,7 @@ def export_gguf(
         file=file,
         num_bytes=file.stat().st_size,
         num_tensors=len(layout.tensors) + (layout.divisors is not None),
-        context_length=layout.survey.config.max_position_embeddings,
+        context_length=layout.survey.rope.original_max_position_embeddings,
         scaled=layout.divisors is not None,
         attention_factor=layout.attention_factor,
         tokenizer=vocabulary.model,
@@ -137,7 +137,7 @@ def _add_metadata(writer: GGUFWriter, name: str, folder: Path) -> None:
 def _add_model(writer: GGUFWriter, layout: Layout) -> None:
     config: Any = layout.survey.config
     writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(layout.survey.rope.original_max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -191,7 +191,7 @@ def _verify(gguf: ModuleType, written: Path, layout: Layout, vocabulary: Vocabul
         for tensor in reader.tensors
     }
     values = {
-        "llama.context_length": layout.survey.config.max_position_embeddings,
+        "llama.context_length": layout.survey.rope.original_max_position_embeddings,
         "llama.rope.freq_base": np.float32(layout.survey.rope.rope_theta),
         "tokenizer.ggml.model": vocabulary.model,
     }

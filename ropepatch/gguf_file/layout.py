@@ -136,7 +136,7 @@ def read_layout(folder: Path) -> Layout:
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = []
     for name in expected:
-        if name in tied:
+        if name in tied and name not in stored:  # a head that is stored is loaded, by transformers 5 too
             continue
         ours = _gguf_name(name)
         if name not in stored:

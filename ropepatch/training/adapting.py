@@ -14,6 +14,7 @@ import torch
 from transformers import set_seed
 
 from ropepatch.adapters import stock_code
+from ropepatch.checkpoint import amend_record
 from ropepatch.loading import load_model, no_progress_bars
 from ropepatch.patching import patch
 from ropepatch.source import read_json
@@ -88,8 +89,11 @@ def adapt(
     if not finished:
         with run.alone():
             _finish(run, record, supply, most, say)
-    gate = read_json(run.out / "ropepatch.json")["adaptation"]["gate"]
-    return Adapted(run.out, Gate(gate["base"], gate["now"], most))
+    adaptation = read_json(run.out / "ropepatch.json")["adaptation"]
+    gate = Gate(adaptation["gate"]["base"], adaptation["gate"]["now"], most)
+    if run.state.is_main_process and adaptation["gate"] != gate.to_dict():  # asked again with another limit
+        amend_record(run.out, adaptation=adaptation | {"gate": gate.to_dict()})
+    return Adapted(run.out, gate)
 
 
 def _finish(
