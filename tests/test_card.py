@@ -1,5 +1,6 @@
 """A card says what was done and what was measured, and no number that nobody measured."""
 
+import ast
 import builtins
 import importlib.util
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from checkpoint_folders import edit_json
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from hypothesis import HealthCheck, example, given, settings
@@ -28,8 +30,11 @@ from ropepatch.checkpoint import plan_record
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.scaling import METHODS
+from ropepatch.weights import fingerprint, read_headers
 
 GATE = {"base": 0.61237, "now": 0.61849, "increase": 0.009994, "most": 0.02, "passed": True}
+BASE = reading("as it is", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the adapted
+TRAINED_WEIGHTS = adapted(reading("yarn", [0.6, 2.0, 12.0])).model["weights"]
 ADAPTATION = {"steps": 600, "tokens": 1_234_567, "seconds": 1234.5, "device": "CPU, 2 threads", "gate": GATE}
 REVISION = "6f5d4e3c2b1a09876f5d4e3c2b1a09876f5d4e3c"
 VERIFIED = {"frequencies": "equal", "logits": "equal"}
@@ -59,14 +64,20 @@ SCORED = [
 NAMED = {"name": "me/tiny-1k", "files": frozenset({"tokenizer.json", "adaptation", "evaluation.html"})}
 COMMAND = "ropepatch extend tiny --to 1k --recipe mine --eval demo"
 MADE = {
-    "trained": Extended(record=record(adaptation=ADAPTATION, command=COMMAND), results=TRAINED, **NAMED),
+    "trained": Extended(
+        record=record(adaptation=ADAPTATION, command=COMMAND),
+        results=TRAINED,
+        weights=TRAINED_WEIGHTS,
+        **NAMED,
+    ),
     "training-free": Extended("tiny-1k", record("ntk", base={})),
-    "scored": Extended("tiny-1k", record(), SCORED),
+    "scored": Extended("tiny-1k", record(), SCORED, weights=BASE),
     "licensed": Extended(
         "me/tiny-1k",
         record(base={"license": "llama2", "language": ["en", "de"]})
         | {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION},
         TRAINED[:3],
+        weights=BASE,
     ),
     "scaled before": Extended(
         "tiny-1k",
@@ -99,8 +110,9 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("made") / "tiny-1k"
     ropepatch.extend(ropepatch.plan("tiny", to=1024, method="yarn"), out)
     (out / "evaluation").mkdir()
+    weights = {"weights": fingerprint(read_headers(out))}
     for k, result in enumerate([*TRAINED[:3], *TRAINED[4:6]]):
-        result.write(out / "evaluation" / f"{k}.json")
+        replace(result, model={**result.model, **weights}).write(out / "evaluation" / f"{k}.json")
     return out
 
 
@@ -270,12 +282,42 @@ def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
         reading("linear", [0.9, 0.8, 2.75], method="linear"),
         adapted(reading("yarn + mine", [0.6, 0.5, 0.45], method="yarn")),
     ]
-    assert Extended("x", record(), others).evidence == []
-    assert Extended("x", record(adaptation=ADAPTATION), TRAINED[:3]).evidence == []
-    assert Extended("x", record() | {"factor": 8.0}, TRAINED[:3]).evidence == []
-    assert Extended("x", record() | {"target": 2048}, TRAINED[:3]).evidence == []
+
+    def claimed(stated, results, weights=BASE):
+        return Extended("x", stated, results, weights=weights).evidence
+
+    assert claimed(record(), TRAINED[:3])
+    assert claimed(record(), others) == claimed(record(), others, TRAINED_WEIGHTS) == []
+    assert claimed(record(adaptation=ADAPTATION), TRAINED[:3]) == []
+    assert claimed(record() | {"factor": 8.0}, TRAINED[:3]) == []
+    assert claimed(record() | {"target": 2048}, TRAINED[:3]) == []
     parameters = record()["parameters"] | {"beta_fast": 16.0}
-    assert Extended("x", record() | {"parameters": parameters}, TRAINED[:3]).evidence == []
+    assert claimed(record() | {"parameters": parameters}, TRAINED[:3]) == []
+    assert claimed(record(), TRAINED[:3], "sha256:other") == claimed(record(), TRAINED[:3], None) == []
+    nameless = [replace(r, model={k: v for k, v in r.model.items() if k != "weights"}) for r in TRAINED[:3]]
+    assert claimed(record(), nameless, None) == []
+
+
+def test_of_two_trainings_of_one_scaling_that_of_these_weights_is_quoted():
+    other = replace(TRAINED[3], label="a better one", model={**TRAINED[3].model, "weights": "sha256:89ab"})
+    made = MADE["trained"]
+    for results in ([*TRAINED, other], [other, *TRAINED]):
+        card = card_text(replace(made, results=results))
+        assert "**yarn + mine** (this checkpoint)" in card
+        assert "**a better one**" not in card
+
+
+def test_weights_that_were_replaced_after_the_measurement_are_given_no_results(copied):
+    write_card(copied)
+    assert "### Pass keys" in (copied / "README.md").read_text()
+    file = copied / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    write_card(copied)
+    card = (copied / "README.md").read_text()
+    assert "### Pass keys" not in card
+    assert "model-index" not in card
 
 
 def test_the_order_of_the_results_does_not_matter():
@@ -285,7 +327,9 @@ def test_the_order_of_the_results_does_not_matter():
 
 def test_two_measurements_of_one_task_stand_apart():
     twice = [*TRAINED[:3], *(replace(r, parameters={**r.parameters, "text": "plays"}) for r in TRAINED[:3])]
-    made = Extended("x", record(), twice, captions={"perplexity": "first", "perplexity-2": "second"})
+    made = Extended(
+        "x", record(), twice, weights=BASE, captions={"perplexity": "first", "perplexity-2": "second"}
+    )
     card = card_text(made)
     assert card.count("### Perplexity and loss") == 2
     assert "![first](evaluation/perplexity.png)" in card
@@ -308,7 +352,7 @@ def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
     shorter[1] = replace(
         shorter[1], scaling=scaling, tables={"by_length": [*shorter[1].tables["by_length"], beyond]}
     )
-    card = card_text(Extended("x", record(), shorter))
+    card = card_text(Extended("x", record(), shorter, weights=BASE))
     assert "Its loss at 512 tokens of books is 0.600" in card
     (result,) = ModelCard(card).data.eval_results
     assert (result.metric_name, result.metric_value) == ("perplexity at 512 tokens", 1.8221)
@@ -316,7 +360,7 @@ def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
 
 def test_a_perplexity_that_no_number_holds_is_infinite():
     endless = reading("yarn", [0.6, 0.7, 800.0], method="yarn", width=None)
-    card = card_text(Extended("x", record(), [endless]))
+    card = card_text(Extended("x", record(), [endless], weights=BASE))
     assert tables(card)["Perplexity and loss"][-1] == ["1,024", "∞<br>800.000"]
     (result,) = ModelCard(card).data.eval_results
     assert (result.metric_type, result.metric_value) == ("loss", 800.0)
@@ -356,7 +400,7 @@ def test_scores_carry_the_names_of_their_tasks_and_metrics():
 def test_a_score_that_is_none_is_left_out():
     scores = scoring("yarn", {("long_task", "acc"): 0.4, ("short_task", "acc"): 0.0}, method="yarn")
     rows = [scores.tables["scores"][0], {**scores.tables["scores"][1], "value": None, "stderr": None}]
-    card = card_text(Extended("x", record(), [replace(scores, tables={"scores": rows})]))
+    card = card_text(Extended("x", record(), [replace(scores, tables={"scores": rows})], weights=BASE))
     assert len(ModelCard(card).data.eval_results) == 1
     assert tables(card)["lm-eval"][-1] == ["short\\_task", "acc", "–"]
 
@@ -557,6 +601,15 @@ def test_a_factor_that_was_folded_is_told():
     assert "The attention factor, 1.1386, was folded into the query weights" in card_text(made)
 
 
+def test_losses_and_training_from_before_folding_are_said_to_be_from_before():
+    stated = record(adaptation=ADAPTATION)
+    folded = card_text(Extended("x", stated | {"folded_attention_factor": 1.14}))
+    assert "on 1,234,567 tokens, before folding." in folded
+    assert "- Training, before folding: 600 steps" in folded
+    assert "watched during the training, before folding: 0.612 nats" in folded
+    assert "before folding" not in card_text(Extended("x", stated))
+
+
 # Whom to cite
 
 
@@ -582,12 +635,33 @@ def test_the_year_and_the_eprint_of_a_paper_follow_from_its_number(paper):
     assert f"eprint        = {{{paper[6:]}}}," in bibtex(paper)
 
 
-@pytest.mark.parametrize("paper", ["–", "", "a talk", "arXiv:12", "javascript:alert(1)", "arXiv:9999.00001"])
-def test_a_paper_that_is_not_known_is_not_cited(paper):
-    card = card_text(Extended("x", record() | {"paper": paper}))
+@pytest.mark.parametrize(
+    "paper",
+    [
+        "–",
+        "",
+        "a talk",
+        "arXiv:12",
+        "javascript:alert(1)",
+        "arXiv:9999.00001",
+        "evil.example/a",
+        "http://a.b",
+    ],
+)
+def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(paper):
+    card = card_text(Extended("x", record() | {"method": "of a stranger", "paper": paper}))
     assert bibtex(paper) is None
+    assert card.count("@misc{") == 1
     assert "@misc{ropepatch," in card
-    assert "](javascript" not in card
+    assert f"](https://{paper}" not in card
+    assert f"]({paper}" not in card
+    assert f"(`{paper}`)" in card or not paper
+
+
+def test_the_paper_of_a_registered_method_is_ropepatchs_own():
+    card = card_text(Extended("x", record() | {"paper": "evil.example/a"}))
+    assert "[arXiv:2309.00071](https://arxiv.org/abs/2309.00071)" in card
+    assert "evil" not in card
 
 
 def test_the_base_model_and_ropepatch_are_cited():
@@ -646,9 +720,11 @@ def test_no_folder_of_the_user_is_on_the_card(parts, root):
     command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
     results = [replace(r, parameters={**r.parameters, "text": path}) for r in TRAINED[:3]]
     stated = record_of_yarn() | {"model": path, "command": command}
-    assert "zorro" not in card_text(Extended("x", stated, results))
+    made = Extended("x", stated, results, weights=BASE)
+    assert made.evidence
+    assert "zorro" not in card_text(made)
     del stated["command"]
-    assert "zorro" not in card_text(Extended("x", stated, results))
+    assert "zorro" not in card_text(replace(made, record=stated))
 
 
 def record_of_yarn():
@@ -667,7 +743,7 @@ def test_no_name_breaks_the_card(name):
         for r in TRAINED[:3]
     ]
     stated = record_of_yarn() | {"warnings": [name], "command": name, "model": name, "method": "yarn"}
-    made = Extended("me/x", stated, results, captions={"perplexity": name})
+    made = Extended("me/x", stated, results, weights=BASE, captions={"perplexity": name})
     card = card_text(made)
     data = ModelCard(card).data
     assert data.tags[0] == "ropepatch"
@@ -757,6 +833,113 @@ def test_a_folder_that_ropepatch_did_not_make_gets_no_card(tmp_path):
     (tmp_path / "ropepatch.json").write_text('{"model": 3}')
     with pytest.raises(RopepatchError, match=r"ropepatch\.json says nothing usable of model, got 3"):
         write_card(tmp_path)
+
+
+DAMAGED = {
+    "earlier.target": {"earlier": {"method": "yarn", "target": "32k"}},
+    "earlier.method": {"earlier": {"target": 32768}},
+    "earlier": {"earlier": ["yarn"]},
+    "base": {"base": None},
+    "base.license": {"base": {"license": {"a": 1}}},
+    "base.language": {"base": {"language": ["en", 3]}},
+    "adaptation": {"adaptation": "trained"},
+    "adaptation.steps": {"adaptation": {"gate": GATE}},
+    "adaptation.tokens": {"adaptation": ADAPTATION | {"tokens": 1.5}},
+    "adaptation.gate": {"adaptation": ADAPTATION | {"gate": True}},
+    "adaptation.gate.now": {"adaptation": ADAPTATION | {"gate": GATE | {"now": None}}},
+    "verified": {"verified": "yes"},
+    "verified.logits": {"verified": {"logits": 3}},
+    "engines": {"engines": ["vLLM"]},
+    "engines.note": {"engines": [{"engine": "vLLM", "reads": "yes"}]},
+    "warnings": {"warnings": [1]},
+    "config_changes.rope_parameters": {"config_changes": {"rope_parameters": "yarn"}},
+    "layer_type": {"layer_type": ["full_attention"]},
+    "command": {"command": ["ropepatch"]},
+    "folded_attention_factor": {"folded_attention_factor": "1.1"},
+    "original_max_position_embeddings": {"original_max_position_embeddings": 0},
+    "target": {"target": 10**30},
+    "factor": {"factor": 10**400},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_value_of_the_wrong_kind_is_named_in_one_line(name):
+    with pytest.raises(RopepatchError, match=re.escape(f"says nothing usable of {name}, got ")) as caught:
+        Extended("x", record(**DAMAGED[name]))
+    assert "\n" not in str(caught.value)
+
+
+ODD = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=3)
+ODD = st.recursive(
+    ODD, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner)
+)
+FULL = record(adaptation=ADAPTATION, command=COMMAND, folded_attention_factor=1.1, layer_type=None)
+FULL |= {"earlier": {"method": "linear", "target": 512}, "base": {"license": "mit", "language": "en"}}
+
+
+def places_of(content, path=()):
+    if path:
+        yield path
+    inner = content.items() if isinstance(content, dict) else ()
+    inner = enumerate(content[:2]) if isinstance(content, list) else inner
+    for key, value in inner:
+        yield from places_of(value, (*path, key))
+
+
+@given(st.sampled_from([*places_of(FULL)]), ODD)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_record_makes_the_card_crash(path, value):
+    damaged = json.loads(json.dumps(FULL))
+    place = damaged
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    try:
+        made = Extended("me/x", damaged, files=frozenset({"tokenizer.json"}))
+    except RopepatchError:
+        return
+    ModelCard(card_text(made))
+    del damaged["command"]
+    card_text(made)
+
+
+@pytest.mark.parametrize("name", ["a=1)\nimport os; os.system('x')", "", "a b", "import", "1a", "*a"])
+def test_a_parameter_that_is_no_name_is_not_printed_as_python(name):
+    with pytest.raises(RopepatchError, match=r"names a parameter .*expected a plain name"):
+        Extended("x", record() | {"parameters": {name: 1.0}})
+
+
+def test_the_value_of_a_parameter_stays_a_value():
+    value = "1)\nimport os\nos.abort("
+    made = Extended("x", record() | {"parameters": {"beta_fast": value, "ramp": [value]}})
+    (*_, line, _) = blocks(card_text(made), "python")[-1].splitlines()
+    given = {word.arg: ast.literal_eval(word.value) for word in ast.parse(line).body[0].value.keywords}
+    assert (given["beta_fast"], given["ramp"]) == (value, [value])
+
+
+def test_a_text_that_is_no_unicode_is_written_all_the_same(copied):
+    edit_json(copied / "ropepatch.json", command="ropepatch \ud800")
+    write_card(copied)
+    assert "ropepatch '?'" in (copied / "README.md").read_text(encoding="utf-8")
+
+
+# A branch
+
+
+def test_every_line_that_loads_names_the_branch(copied):
+    write_card(copied, "me/tiny-1k", "longer/1k")
+    card = (copied / "README.md").read_text()
+    (lines, *_) = blocks(card, "python")
+    assert lines.count('from_pretrained("me/tiny-1k", revision="longer/1k")') == 2
+    assert "vllm serve me/tiny-1k --revision longer/1k" in card
+    assert "ropepatch export me/tiny-1k --revision longer/1k --gguf" in card
+    write_card(copied, "me/tiny-1k")
+    assert "longer/1k" not in (copied / "README.md").read_text()
+
+
+def test_an_adapter_is_downloaded_from_its_branch():
+    (lines, _) = blocks(card_text(replace(MADE["an adapter"], branch="longer")), "python")
+    assert 'load_adapter(snapshot_download("me/adapter-1k", revision="longer"))' in lines
 
 
 def test_a_damaged_result_is_named(copied):

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, mend
+from ropepatch.survey import survey_folder
 from ropepatch.weights import fingerprint, read_headers
 
 # As for a user: a warning of transformers is no error.
@@ -166,10 +167,104 @@ def test_a_cut_shard_is_named_once(sharded):
     assert found(sharded) == ["weights-damaged"]
 
 
-def test_weights_that_lead_out_of_the_checkpoint_are_not_read(folder, tmp_path):
-    (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
-    (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    assert found(folder) == ["weights-damaged"]
+def test_weights_on_another_disk_are_read_and_copied(folder, tmp_path):
+    """As a link, which `extend` follows too."""
+    weights = Path(shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors"))
+    (folder / "model.safetensors").symlink_to(weights)
+    assert found(folder) == []
+    scaled(folder, attention_factor=0)
+    out = mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert not (out / "model.safetensors").is_symlink()
+    assert (out / "model.safetensors").read_bytes() == weights.read_bytes()
+
+
+def test_a_link_out_that_is_called_weights_and_is_none_is_not_copied(folder, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (folder / "model-00001-of-00001.safetensors").symlink_to(tmp_path / "secret")
+    scaled(folder, attention_factor=0)
+    assert found(folder) == ["attention-factor-zero", "weights-damaged"]
+    with pytest.raises(RopepatchError, match="leads out of the checkpoint"):
+        mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def resharded(folder: Path, count: int, scale: float = 1.0) -> Path:
+    """The same tensors once more, as a save in `count` files without an index."""
+    tensors = {}
+    for file in (folder / "model.safetensors", *folder.glob("whole/*")):
+        tensors |= safetensors.torch.load_file(file) if file.is_file() else {}
+    (folder / "whole").mkdir(exist_ok=True)
+    if (folder / "model.safetensors").exists():
+        (folder / "model.safetensors").rename(folder / "whole/model.safetensors")
+    names = sorted(tensors)
+    for i in range(count):
+        part = {name: tensors[name] * scale for name in names[i::count]}
+        name = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        safetensors.torch.save_file(part, folder / name, {"format": "pt"})
+    return folder
+
+
+def only_finding(folder: Path) -> tuple[str, bool, str]:
+    (finding,) = diagnose(folder, measure=False).findings
+    return finding.code, finding.fixable, finding.remedy
+
+
+def test_no_index_is_made_of_the_files_of_two_saves(folder, tmp_path):
+    resharded(resharded(folder, 3, scale=3.0), 2)
+    code, fixable, remedy = only_finding(folder)
+    assert (code, fixable) == ("index-wrong", False)
+    assert "-of-00002 and -of-00003" in remedy
+    for leftover in folder.glob("*-of-00003.safetensors"):
+        leftover.unlink()
+    assert only_finding(folder)[:2] == ("index-wrong", True)
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_no_index_is_made_where_a_shard_is_missing(folder, last):
+    (resharded(folder, 3) / f"model-0000{last}-of-00003.safetensors").unlink()
+    code, fixable, remedy = only_finding(folder)
+    assert (code, fixable) == ("index-wrong", False)
+    assert "2 of 3 files" in remedy
+
+
+def test_no_index_is_made_where_a_shard_has_another_number(folder):
+    resharded(folder, 3)
+    (folder / "model-00003-of-00003.safetensors").rename(folder / "model-00004-of-00003.safetensors")
+    assert only_finding(folder)[:2] == ("index-wrong", False)
+
+
+def test_no_index_is_made_where_a_tensor_is_in_two_files(folder, tmp_path):
+    diagnosis = diagnose(resharded(folder, 3), measure=False)
+    second = safetensors.torch.load_file(folder / "model-00002-of-00003.safetensors")
+    first = safetensors.torch.load_file(folder / "model-00001-of-00003.safetensors")
+    twice = min(first)
+    safetensors.torch.save_file(second | {twice: first[twice]}, folder / "model-00002-of-00003.safetensors")
+    code, fixable, remedy = only_finding(folder)
+    assert (code, fixable) == ("index-wrong", False)
+    assert f"{twice} is in two" in remedy
+    with pytest.raises(RopepatchError, match=f"{twice} is in model-00001.* and in model-00002"):
+        mend(diagnosis, tmp_path / "out")  # the file changed between the two
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", [misplaced, unlisted, other_index("{")])
+def test_a_wrong_index_is_not_made_anew_of_the_files_of_two_saves(sharded, damage):
+    first = min(sharded.glob("model-*.safetensors"))
+    shutil.copy(first, sharded / "model-00001-of-00099.safetensors")
+    damage(sharded)
+    code, fixable, remedy = only_finding(sharded)
+    assert (code, fixable) == ("index-wrong", False)
+    assert "-of-00099" in remedy
+
+
+def test_leaving_frequencies_out_keeps_the_index_to_the_files_it_names(sharded, tmp_path):
+    first = min(sharded.glob("model-*.safetensors"))
+    shutil.copy(first, sharded / "model-00001-of-00099.safetensors")
+    tensors = safetensors.torch.load_file(first) | {INV_FREQ.format(0): exact().bfloat16()}
+    safetensors.torch.save_file(tensors, first, {"format": "pt"})
+    places = index(sharded)
+    edit_json(sharded / INDEX, weight_map=places | {INV_FREQ.format(0): first.name})
+    assert index(mend(diagnose(sharded, measure=False), tmp_path / "out")) == places
 
 
 def test_pickled_weights_are_named_and_never_loaded(folder):
@@ -235,13 +330,63 @@ def test_saved_frequencies_that_contradict_the_configuration_are_evidence_and_st
     assert found(folder) == ["frequencies-contradict"]
 
 
+def linear(folder: Path) -> Path:
+    """Scaled as transformers 4.31 did: by 4."""
+    edit_json(folder / "config.json", drop=("rope_parameters",), rope_theta=10000.0)
+    edit_json(folder / "config.json", rope_scaling={"type": "linear", "factor": 4.0})
+    return folder
+
+
+@pytest.mark.parametrize("divisor", [1, 4])
+def test_linear_scaling_saves_its_frequencies_scaled_or_as_transformers_4_31_unscaled(folder, divisor):
+    """That version divided the positions."""
+    with_frequencies(linear(folder), exact() / divisor)
+    assert found(folder) == []
+
+
+def test_other_frequencies_contradict_linear_scaling_too(folder):
+    with_frequencies(linear(folder), exact() / 16)
+    assert found(folder) == ["frequencies-contradict"]
+
+
+def test_unscaled_frequencies_contradict_every_other_scaling(folder):
+    with_frequencies(folder, exact() * 4)
+    assert found(folder) == ["frequencies-contradict"]
+    with_frequencies(folder, survey_folder(scaled(folder)).rope.inv_freq() * 4)
+    assert found(folder) == ["frequencies-contradict"]
+
+
+@pytest.mark.parametrize("divisor", [1, 4])
+def test_how_far_rounded_frequencies_are_off_is_counted_in_the_scaled_ones(folder, divisor):
+    rounded = (exact() / divisor).bfloat16()
+    with_frequencies(linear(folder), rounded)
+    (finding,) = [one for one in diagnose(folder, measure=False).findings if one.severity != "remark"]
+    radians = (rounded.double() * divisor / 4 - exact().double() / 4).abs().max().item() * WINDOW
+    assert finding.code == "frequencies-rounded"
+    assert float(re.search(r"off by (\S+) radians", finding.why)[1]) == pytest.approx(radians, rel=0.05)
+
+
+def test_mended_weights_are_no_longer_called_verified(folder, tmp_path):
+    (folder / "ropepatch.json").write_text(json.dumps({"verified": {"logits": "equal"}, "target": 64}))
+    with_frequencies(folder, exact().bfloat16())
+    out = mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert json.loads((out / "ropepatch.json").read_text()) == {"target": 64}
+
+
+def test_with_a_new_index_weights_are_no_longer_called_verified(sharded, tmp_path):
+    (sharded / "ropepatch.json").write_text(json.dumps({"verified": {"logits": "equal"}, "target": 64}))
+    (sharded / INDEX).unlink()
+    out = mend(diagnose(sharded, measure=False), tmp_path / "out")
+    assert json.loads((out / "ropepatch.json").read_text()) == {"target": 64}
+
+
 def test_mending_a_configuration_leaves_the_weights_and_the_source_as_they_are(folder, tmp_path):
-    scaled(folder, beta_fast=1.0, beta_slow=32.0)
+    scaled(folder, attention_factor=0)
     before = contents(folder)
     out = mend(diagnose(folder, measure=False), tmp_path / "out")
     assert contents(folder) == before
     assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    assert torch.equal(logits(out), logits(scaled(folder, beta_fast=32.0, beta_slow=1.0)))
+    assert torch.equal(logits(out), logits(scaled(folder)))
 
 
 # --- effects --------------------------------------------------------------------------------------------
@@ -274,7 +419,7 @@ def test_the_effect_is_the_kl_of_the_mended_model_from_the_one_as_it_stands(fold
     scaled(folder, beta_fast=1.0, beta_slow=32.0)
     diagnosis = diagnose(folder)
     (finding,) = diagnosis.findings
-    out = mend(diagnosis, tmp_path / "out")
+    out = scaled(Path(shutil.copytree(folder, tmp_path / "out")), beta_fast=32.0, beta_slow=1.0)
     meant, read = (AutoModelForCausalLM.from_pretrained(place).eval() for place in (out, folder))
     ids = written(meant, 128)
     near = kl(meant, read, ids[:, :WINDOW], torch.arange(WINDOW)).mean().item()
@@ -465,5 +610,5 @@ def test_the_inverse_of_the_usual_attention_factor_is_told_from_a_chosen_one(fol
     (exact_inverse,) = diagnose(folder, measure=False).findings
     scaled(folder, attention_factor=0.9)
     (chosen,) = diagnose(folder, measure=False).findings
-    assert (exact_inverse.severity, exact_inverse.fixable) == ("error", True)
+    assert (exact_inverse.severity, exact_inverse.fixable) == ("error", False)
     assert (chosen.severity, chosen.fixable) == ("warning", False)

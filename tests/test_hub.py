@@ -29,9 +29,11 @@ from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.card import MARKER
 from ropepatch.cli.push import push as push_command
 from ropepatch.hub import Pushed, check_repo, push
 from ropepatch.hub.contents import evidence
+from ropepatch.weights import fingerprint, read_headers
 
 NAME = "local/tiny-2k"
 TOKEN = "hf_" + "0a" * 17
@@ -44,12 +46,13 @@ RECORD = {
     "verified": {"frequencies": "equal", "logits": "equal"},
     "adaptation": {"gate": {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}},
 }
+OURS = f"{MARKER}\n![keys](evaluation/passkey.png)"  # a card that ropepatch wrote
 # The command line with a push that writes no card: torch, which takes two seconds, stays out.
 ALONE = """
 import sys
 from types import SimpleNamespace
 
-sys.modules["ropepatch.card"] = SimpleNamespace(write_card=lambda folder, repo: [])
+sys.modules["ropepatch.card"] = SimpleNamespace(MARKER="ours", write_card=lambda *given: [])
 from ropepatch.cli import app, main
 from ropepatch.cli.push import push
 
@@ -84,7 +87,13 @@ def folder(tmp_path) -> Path:
     write(folder / "evaluation/passkey.json", {"found": 1.0})
     write(folder / "evaluation/passkey.png", "drawn")
     write(folder / "adaptation/recipe.yaml", "to: 2k")
+    prove(folder)
     return folder
+
+
+def prove(folder: Path) -> None:
+    """Let the record say that the weights are the verified ones."""
+    edit_json(folder / "ropepatch.json", weights=fingerprint(read_headers(folder)))
 
 
 @pytest.fixture
@@ -148,7 +157,8 @@ def test_only_the_file_that_changed_is_sent(hub, folder):
     assert len(hub.models[NAME].commits) == 3
     assert hub.count("PUT") == 3
     save_file({"tensor1": np.full(20_000, 7, np.float32)}, folder / SHARDS[1])
-    assert [*pushed(folder).uploaded] == [SHARDS[1]]
+    prove(folder)
+    assert [*pushed(folder).uploaded] == [SHARDS[1], "ropepatch.json"]
     assert hub.count("PUT") == 4
     assert hub.files(NAME) == files_of(folder)
 
@@ -162,6 +172,7 @@ def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_o
         (folder / name).unlink()
     (folder / "adaptation/recipe.yaml").unlink()
     save_file({"tensor": np.zeros(9, np.float32)}, folder / "model.safetensors")
+    prove(folder)
     commits = len(hub.models[NAME].commits)
     done = pushed(folder)
     assert hub.files(NAME) == files_of(folder) | kept
@@ -185,26 +196,115 @@ def test_a_push_that_only_deletes_is_a_commit_too(hub, folder):
     assert hub.files(NAME) == files_of(folder)
 
 
-def test_in_a_repository_of_others_only_weights_are_replaced(hub, folder):
+def test_in_a_repository_of_others_only_weights_are_replaced_and_by_force_alone(hub, folder):
     own = {"evaluation/mine.json": b"{}", "evaluation.html": b"mine", "ropepatch.txt": b""}
     weights = {"model.safetensors": b"old", "adapter_config.json": b"{}", "adapter_model.safetensors": b"old"}
     hub.create(NAME, own | weights)
     (folder / "evaluation.html").unlink()
-    done = pushed(folder)
+    for dry_run in (True, False):
+        message, hint = refused(folder, dry_run=dry_run)
+        assert message == f"{NAME} holds other weights: {', '.join(sorted(weights))}"
+        assert "--force" in hint
+    assert hub.files(NAME) == own | weights
+    done = pushed(folder, force=True)
     assert hub.files(NAME) == files_of(folder) | own
     assert set(done.deleted) == set(weights)
+
+
+def test_weights_of_others_are_not_overwritten_under_their_own_names_either(hub, folder):
+    hub.create(NAME, {SHARDS[0]: b"old", SHARDS[1]: (folder / SHARDS[1]).read_bytes()})
+    assert refused(folder)[0] == f"{NAME} holds other weights: {SHARDS[0]}"
+    assert hub.files(NAME)[SHARDS[0]] == b"old"
+    hub.create("local/same", {SHARDS[1]: (folder / SHARDS[1]).read_bytes()})
+    pushed(folder, "local/same")
+
+
+def test_a_new_branch_replaces_the_weights_and_the_card_that_main_keeps(hub, folder):
+    theirs = {"model.safetensors": b"old", "README.md": b"# theirs"}
+    hub.create(NAME, theirs)
+    write(folder / "README.md", OURS)
+    hub.fail("POST", "/commit/", 500)
+    refused(folder, revision="longer")
+    hub.faults.clear()
+    pushed(folder, revision="longer")
+    assert hub.files(NAME) == theirs
+    assert hub.files(NAME, "longer") == files_of(folder)
+    hub.create("local/other", theirs)
+    hub.models["local/other"].branches["longer"] = hub.head("local/other")
+    hub.change("local/other", "longer", **{"model.safetensors": b"longer"})
+    message, _ = refused(folder, "local/other", revision="longer")
+    assert message == "local/other holds other weights: model.safetensors"
+
+
+# the card of others
+
+
+def test_a_card_that_was_edited_on_the_hub_stays(hub, folder):
+    write(folder / "README.md", OURS)
+    assert pushed(folder).notes == ()
+    hub.change(NAME, **{"README.md": b"# mine, written on the Hub"})
+    write(folder / "merges.txt", "b c")
+    for dry_run in (True, False):
+        done = pushed(folder, dry_run=dry_run)
+        assert [*done.uploaded] == ["merges.txt"]
+        (note,) = done.notes
+        assert note.startswith("README.md on the Hub is not ropepatch's and stays")
+    assert hub.files(NAME) == files_of(folder) | {"README.md": b"# mine, written on the Hub"}
+
+
+def test_a_card_of_ropepatch_is_replaced_by_the_newer_one(hub, folder):
+    write(folder / "README.md", OURS)
+    pushed(folder)
+    write(folder / "README.md", f"{OURS} newer")
+    done = pushed(folder)
+    assert ([*done.uploaded], done.notes) == (["README.md"], ())
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_a_card_in_a_repository_that_ropepatch_never_wrote_stays(hub, folder):
+    hub.create(NAME, {"README.md": b"# theirs"})
+    write(folder / "README.md", OURS)
+    hub.fail("GET", "/resolve/", 503)
+    assert "answered 503" in refused(folder)[0]
+    hub.faults.clear()
+    pushed(folder)
+    assert hub.files(NAME) == files_of(folder) | {"README.md": b"# theirs"}
+
+
+def test_the_own_card_of_the_user_is_the_same_here_and_there(hub, folder):
+    write(folder / "README.md", "# mine")
+    pushed(folder)
+    assert pushed(folder).notes == ()
+    assert not any("/resolve/" in path for _, path in hub.requests)
+
+
+def test_a_dry_run_foretells_that_the_card_stays(hub, folder):
+    hub.create(NAME, {"README.md": b"# theirs"})
+    (note,) = push(folder, NAME, dry_run=True).notes
+    assert note.startswith("README.md on the Hub is not ropepatch's")
+
+
+def test_a_record_that_no_card_can_be_written_from_leaves_nothing_on_the_hub(hub, folder):
+    with pytest.raises(RopepatchError, match=r"passkey\.json: unknown result key"):
+        push(folder, NAME)
+    (folder / "evaluation/passkey.json").unlink()
+    with pytest.raises(RopepatchError, match=r"ropepatch\.json says nothing usable of model"):
+        push(folder, NAME)
+    assert hub.models == {}
 
 
 def test_the_model_card_is_written_before_files_are_compared(hub, folder, monkeypatch):
     asked = []
 
-    def write_card(place: Path, repo: str) -> None:
-        asked.append((place, repo))
+    def write_card(place: Path, repo: str, revision: str | None) -> None:
+        asked.append((place, repo, revision))
         write(place / "README.md", "---\nlicense: mit\n---\n# A card")
 
     monkeypatch.setattr("ropepatch.card.write_card", write_card)
     done = push(folder, "tiny-2k")
-    assert asked == [(folder, NAME)]
+    push(folder, NAME, revision="main")
+    push(folder, NAME, revision="longer")
+    assert asked == [(folder, NAME, None), (folder, NAME, None), (folder, NAME, "longer")]
     assert hub.files(NAME)["README.md"] == b"---\nlicense: mit\n---\n# A card"
     assert "README.md" in done.uploaded
 
@@ -258,6 +358,11 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
     stays = ["pytorch_model.bin", "pytorch_model.bin.index.json", "modeling_tiny.py", "optimizer.pt", ".env"]
     stays += [".hidden.json", "x.json.partial", ".x.json.0a1b.partial", "model-00004-of-00003.safetensors"]
     stays += [
+        "LICENSE.bin",
+        "NOTICE.txt.pkl",
+        "trainer_state.json",
+        "training_args.json",
+        "additional_chat_templates/tool.py",
         "extra.safetensors",
         "training_args.bin",
         "evaluation/cache.pkl",
@@ -267,13 +372,25 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
     sent = files_of(folder)
     for name in stays:
         write(folder / name, "{}")
-    (folder / "LICENSE").write_text("Apache-2.0")
+    own = ["LICENSE", "LICENSE-2.0.txt", "NOTICE.md", "additional_chat_templates/tool.jinja"]
+    for name in own:
+        write(folder / name, "own")
     done = pushed(folder)
-    assert hub.files(NAME) == sent | {"LICENSE": b"Apache-2.0"}
+    assert hub.files(NAME) == sent | dict.fromkeys(own, b"own")
     assert set(done.left_out) == {
         *(name for name in stays if "/" not in name and not name.startswith(".")),
         "run",
     }
+
+
+def test_figures_that_the_card_no_longer_shows_stay_behind(hub, folder):
+    write(folder / "evaluation/passkey-2.png", "drawn")
+    card = f"{MARKER}\n![keys](evaluation/passkey-2.png)"
+    for readme, missing in (("# mine", set()), (card, {"evaluation/passkey.png"})):
+        write(folder / "README.md", readme)
+        hub.models.clear()
+        pushed(folder)
+        assert files_of(folder).keys() - hub.files(NAME).keys() == missing
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "evaluation", SHARDS[0]])
@@ -410,9 +527,34 @@ def test_weights_that_could_not_be_compared_are_pushed_and_said_so(hub, folder, 
     assert done.notes == ((f"logits {logits}",) if "not" in logits else ())
 
 
+def test_weights_that_have_changed_since_they_were_verified_are_refused(hub, folder):
+    save_file({"tensor1": np.full(20_000, 7, np.float32)}, folder / SHARDS[1])
+    message, _ = refused(folder)
+    assert message == f"{folder} is not pushed: its weights have changed since they were verified"
+    assert hub.requests == []
+    (note,) = pushed(folder, force=True).notes
+    assert note == "pushed by force: its weights have changed since they were verified"
+    edit_json(folder / "ropepatch.json", drop=("weights",))
+    (note,) = pushed(folder).notes
+    assert "no `weights` in ropepatch.json" in note
+
+
 def test_a_configuration_within_a_section_counts_as_the_verified_one(hub, folder):
     write(folder / "config.json", {"model_type": "llava", "text_config": CHANGES})
     assert pushed(folder).notes == ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 256, "vision_config": CHANGES},
+        {"text_config": {"max_position_embeddings": 256}, "vision_config": CHANGES},
+        {"text_config": {"max_position_embeddings": 256}} | CHANGES,
+    ],
+)
+def test_another_section_does_not_stand_for_the_verified_one(hub, folder, config):
+    write(folder / "config.json", config)
+    assert "config.json has changed" in refused(folder)[0]
 
 
 def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
@@ -808,7 +950,7 @@ def test_a_branch_that_moves_on_after_the_push_is_said_so(hub, folder):
 @pytest.fixture
 def command(hub, monkeypatch, capsys):
     """The command line of a push that writes no card; what it prints on stdout and on stderr."""
-    monkeypatch.setattr("ropepatch.card.write_card", lambda folder, repo: [])
+    monkeypatch.setattr("ropepatch.card.write_card", lambda *given: [])
     alone = typer.Typer()
     alone.command()(push_command)
 
@@ -852,6 +994,12 @@ def test_the_dry_run_is_a_table(hub, folder, command):
     assert ["delete", "evaluation/old.json"] in lines
     assert " ".join(lines[-1]) == f"1 file, 0.0 MB to upload to {hub.url}/{NAME}; nothing was sent"
     assert command(folder, "new", "--dry-run")[0].startswith("local/new would be created\n")
+
+
+def test_what_was_deleted_is_named(hub, folder, command):
+    hub.create(NAME, {"model.safetensors": b"old"})
+    lines = command(folder, NAME, "--force")[0].splitlines()
+    assert lines[2:-1] == ["deleted model.safetensors"]
 
 
 def test_json_holds_what_was_pushed(hub, folder, command):

@@ -137,7 +137,8 @@ def _old_context(made: Extended) -> Iterator[str]:
             f"{gate['base']:.3f} nats per token before, {gate['now']:.3f} after ({gate['increase']:+.2%})"
         )
         verdict = f"{'within' if gate['passed'] else '**beyond**'} the {gate['most']:.2%} allowed"
-        yield f"Loss on the text that was watched during the training: {change}, {verdict}."
+        watched = f"Loss on the text that was watched during the training{made.folded}"
+        yield f"{watched}: {change}, {verdict}."
 
 
 def _text(found: Evidence) -> str:

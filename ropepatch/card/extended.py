@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ropepatch.card.kinds import check_record
 from ropepatch.card.names import shown_name
-from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import as_read
+from ropepatch.scaling import METHODS
 from ropepatch.source import HUB_ID
 
 if TYPE_CHECKING:
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result, Row
 
-KINDS: dict[str, Any] = {  # of what every `ropepatch.json` says
-    "model": str,
-    "revision": str | None,
-    "model_type": str,
-    "method": str,
-    "factor": int | float,
-    "parameters": dict,
-    "paper": str,
-    "original_max_position_embeddings": int,
-    "target": int,
-    "config_changes": dict,
-    "engines": list,
-    "warnings": list,
-    "versions": dict,
-}
 TASKS = ("perplexity", "passkey", "lm-eval")  # in the order of the card
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
 
@@ -77,9 +63,12 @@ class Extended:
         results: What was measured.
         files: The names of the files in its folder.
         captions: Of the figures there are, by the stem of their files.
+        weights: The fingerprint of its own weights; None of an adapter.
+        branch: Of the Hub id, to load it from; None for main.
 
     Raises:
-        RopepatchError: If the record lacks what ropepatch writes into every one.
+        RopepatchError: If the record lacks what ropepatch writes into every one, or a value is of another
+            kind.
     """
 
     name: str
@@ -87,14 +76,11 @@ class Extended:
     results: Sequence[Result] = ()
     files: frozenset[str] = frozenset()
     captions: Mapping[str, str] = field(default_factory=dict)
+    weights: str | None = None
+    branch: str | None = None
 
     def __post_init__(self) -> None:
-        for key, kind in KINDS.items():
-            if key not in self.record or not isinstance(self.record[key], kind):
-                raise RopepatchError(
-                    f"ropepatch.json says nothing usable of {key}, got {self.record.get(key)!r}",
-                    hint="a card is written from what `ropepatch extend` wrote",
-                )
+        check_record(self.record)
 
     @property
     def short_name(self) -> str:
@@ -128,6 +114,17 @@ class Extended:
         return self.record.get("adaptation")
 
     @property
+    def folded(self) -> str:
+        """What is said of losses and training from before the attention factor went into the weights."""
+        return ", before folding" if "folded_attention_factor" in self.record else ""
+
+    @property
+    def known_paper(self) -> str | None:
+        """That of the method by ropepatch's own list; None if the method is not on it."""
+        method = METHODS.get(self.record["method"])
+        return None if method is None else method.paper
+
+    @property
     def is_adapter(self) -> bool:
         """Whether the folder holds an adapter alone."""
         return "adapter_config.json" in self.files
@@ -136,8 +133,8 @@ class Extended:
     def rope_parameters(self) -> Mapping[str, Any]:
         """Those to come, of the global layers where layers differ; empty where no stock type holds them."""
         parameters = self.record["config_changes"].get("rope_parameters", {})
-        found: Mapping[str, Any] = parameters.get(self.record.get("layer_type"), parameters)
-        return found
+        found = parameters.get(self.record.get("layer_type"), parameters)
+        return found if isinstance(found, dict) else {}
 
     def engine(self, name: str) -> Mapping[str, str] | None:
         """What the record says of an engine."""
@@ -161,6 +158,8 @@ class Extended:
         scaling = as_read(result.scaling)
         return (
             scaling is not None
+            and self.weights is not None
+            and result.model.get("weights") == self.weights
             and all(scaling.get(key) == as_read(self.record[key]) for key in SAME)
             and result.adapted == (self.adaptation is not None)
         )

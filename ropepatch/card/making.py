@@ -36,18 +36,24 @@ def summary(made: Extended) -> str:
     record, trained = made.record, made.adaptation
     base = link(made.base_id, _hub(made.base_id)) if made.base_id else plain(made.base_name)
     revision = f" at revision {code(record['revision'])}" if made.base_id else ""
-    where = address(record["paper"])
-    paper = f" ({link(record['paper'], where)})" if where else ""
     training = "without training"
     if trained:
-        training = f"trained for {trained['steps']:,} steps on {trained['tokens']:,} tokens"
+        training = f"trained for {trained['steps']:,} steps on {trained['tokens']:,} tokens{made.folded}"
     what = "An adapter for " if made.is_adapter else ""
     needs = "; it loads without ropepatch" if "verified" in record else ""
     return (
         f"{what}{base}{revision}, extended from a context of {made.window:,} tokens to {made.target:,} with "
-        f"{code(record['method'])}{paper}, a factor of {record['factor']:g}, {training}. "
+        f"{code(record['method'])}{_paper(made)}, a factor of {record['factor']:g}, {training}. "
         f"Made with ropepatch {plain(record['versions'].get('ropepatch', ''))}{needs}."
     )
+
+
+def _paper(made: Extended) -> str:
+    """The paper in brackets; one that a record alone names leads nowhere: a stranger may have written it."""
+    if made.known_paper is None:
+        return f" ({code(made.record['paper'])})" if made.record["paper"].strip() else ""
+    where = address(made.known_paper)
+    return f" ({link(made.known_paper, where)})" if where else ""
 
 
 def sections(made: Extended) -> Iterator[str]:
@@ -68,7 +74,7 @@ def sections(made: Extended) -> Iterator[str]:
 def _facts(made: Extended) -> Iterator[str]:
     record, trained, versions = made.record, made.adaptation, made.record["versions"]
     if trained:
-        yield f"Training: {', '.join(_cost(trained))}."
+        yield f"Training{made.folded}: {', '.join(_cost(trained))}."
     if trained and "adaptation" in made.files:
         yield "The recipe and the history of the training are in [adaptation](adaptation)."
     if "folded_attention_factor" in record:
@@ -81,7 +87,7 @@ def _facts(made: Extended) -> Iterator[str]:
     if versions:
         yield f"Versions: {', '.join(plain(f'{name} {version}') for name, version in versions.items())}."
     if earlier := record.get("earlier"):
-        method, target = code(earlier.get("method")), earlier.get("target", 0)
+        method, target = code(earlier["method"]), earlier["target"]
         yield f"The base model had itself been extended by ropepatch, with {method} to {target:,} tokens."
     for warning in record["warnings"]:
         yield f"Warning: {plain(warning)}."
@@ -149,7 +155,7 @@ def _is_long(value: Any) -> bool:
 
 def citation(made: Extended) -> str:
     """BibTeX of the method, the base model and ropepatch."""
-    entries = [bibtex(made.record["paper"])]
+    entries = [bibtex(made.known_paper) if made.known_paper else None]
     if made.base_id:
         owner, _, name = made.base_id.rpartition("/")
         about = {"title": f"{{{_latex(name)}}}"} | ({"author": f"{{{_latex(owner)}}}"} if owner else {})

@@ -35,11 +35,11 @@ def sections(made: Extended) -> Iterator[str]:
 
 
 def _transformers(made: Extended) -> Iterator[str]:
-    names = ["AutoModelForCausalLM"]
-    lines = [f"model = AutoModelForCausalLM.from_pretrained({text(made.name)})"]
+    names, where = ["AutoModelForCausalLM"], _python(made)
+    lines = [f"model = AutoModelForCausalLM.from_pretrained({where})"]
     if made.files & TOKENIZERS:
         names.append("AutoTokenizer")
-        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({text(made.name)})")
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({where})")
     yield "### transformers"
     yield fenced("\n".join([f"from transformers import {', '.join(names)}", "", *lines]), "python")
     engine = made.engine("transformers 5.x")
@@ -52,7 +52,7 @@ def _adapter(made: Extended) -> Iterator[str]:
     begin, folder = "import ropepatch\n", text(made.name)
     if "/" in made.name:
         begin = f"{begin}from huggingface_hub import snapshot_download\n"
-        folder = f"snapshot_download({folder})"
+        folder = f"snapshot_download({_python(made)})"
     known = made.base_id or made.record["model"] == "tiny"
     base = "" if known else f", base={text('path/to/' + made.base_name)}"
     yield "### With ropepatch"
@@ -69,7 +69,7 @@ def _vllm(made: Extended) -> Iterator[str]:
         yield f"vLLM does not read this rope: {plain(engine['note'])}."
         return
     switches = re.findall(r"--[a-z-]+ \d+", engine["note"])
-    yield fenced(" ".join(["vllm serve", shlex.quote(made.name), *switches]), "bash")
+    yield fenced(" ".join(["vllm serve", _shell(made), *switches]), "bash")
     yield from _reservation(engine)
 
 
@@ -82,8 +82,19 @@ def _llama_cpp(made: Extended) -> Iterator[str]:
         yield f"llama.cpp does not read this rope: {plain(engine['note'])}."
         return
     file = shlex.quote(f"{made.short_name}.gguf")
-    lines = [f"ropepatch export {shlex.quote(made.name)} --gguf", f"llama-cli -m {file} -c {made.target}"]
+    lines = [f"ropepatch export {_shell(made)} --gguf", f"llama-cli -m {file} -c {made.target}"]
     yield fenced("\n".join(lines), "bash")
+
+
+def _python(made: Extended) -> str:
+    """Its name and branch as arguments of Python."""
+    return text(made.name) + (f", revision={text(made.branch)}" if made.branch else "")
+
+
+def _shell(made: Extended) -> str:
+    """Its name and branch as words of a command line."""
+    branch = f" --revision {shlex.quote(made.branch)}" if made.branch else ""
+    return shlex.quote(made.name) + branch
 
 
 def _fits_gguf(made: Extended) -> bool:

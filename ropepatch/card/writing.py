@@ -17,6 +17,7 @@ from ropepatch.evaluation.results import read_result
 from ropepatch.plots import looks_of, pictures_of_results
 from ropepatch.plots.style import house_style
 from ropepatch.source import read_json
+from ropepatch.weights import fingerprint, read_headers
 from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MARKER = (
 )
 
 
-def write_card(folder: Path, repo: str | None = None) -> list[Path]:
+def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
     """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
 
     Figures need matplotlib; without it there are none.
@@ -40,18 +41,20 @@ def write_card(folder: Path, repo: str | None = None) -> list[Path]:
     Args:
         folder: Of a checkpoint or an adapter.
         repo: The Hub id under which it can be loaded; None for the folder's name.
+        revision: The branch of it; None for main.
 
     Returns:
         The files; none if README.md is there and not ropepatch's: it is not touched.
 
     Raises:
-        RopepatchError: Not a folder that ropepatch made, a damaged result, or a disk that cannot be written.
+        RopepatchError: Not a folder that ropepatch made, a damaged record or result, weights that are missing
+            or damaged, or a disk that cannot be written.
     """
     card = folder / CARD
     try:
         if card.exists() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
             return []
-        made = _read(folder, repo)
+        made = _read(folder, repo, revision)
         pictures = dict(_pictures(made)) if find_spec("matplotlib") else {}
         text = card_text(
             replace(made, captions={stem: picture.caption for stem, picture in pictures.items()})
@@ -59,7 +62,7 @@ def write_card(folder: Path, repo: str | None = None) -> list[Path]:
         files = {folder / evidence.FIGURES.format(stem): picture for stem, picture in pictures.items()}
         with ExitStack() as stack:
             # The last to take its name: a card never shows figures that are not there.
-            stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8")
+            stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8", errors="replace")
             for file, picture in files.items():
                 _save(picture.figure, stack.enter_context(whole_file(file)))
     except OSError as error:
@@ -93,18 +96,20 @@ def _titled(title: str, sections: Iterator[str]) -> list[str]:
     return [title, *found] if found else []
 
 
-def _read(folder: Path, repo: str | None) -> Extended:
+def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     if not (folder / "ropepatch.json").is_file():
         raise RopepatchError(
             f"no ropepatch.json in {folder}: ropepatch did not make it",
             hint="a card is written for what `ropepatch extend` made",
         )
-    return Extended(
+    made = Extended(
         name=repo or folder_name(folder.resolve()),
         record=read_json(folder / "ropepatch.json"),
         results=[read_result(file) for file in sorted((folder / "evaluation").glob("*.json"))],
         files=frozenset(file.name for file in folder.iterdir()),
+        branch=branch,
     )
+    return made if made.is_adapter else replace(made, weights=fingerprint(read_headers(folder)))
 
 
 def _pictures(made: Extended) -> Iterator[tuple[str, Picture]]:

@@ -35,14 +35,17 @@ def push(
         str | None, typer.Option(metavar="BRANCH", help="The branch, made if it is not there; main.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Push what was not verified, or whose gate is red.")
+        bool,
+        typer.Option(
+            "--force", help="Push what was not verified, has a red gate, or replaces other weights."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring a checkpoint to the Hub: the files that changed, in one commit.
 
-    It is refused where nothing has verified the checkpoint, or its gate is red. The same command goes on
-    where it was interrupted. The token is that of `hf auth login` or HF_TOKEN.
+    It is refused where nothing has verified the checkpoint, its gate is red, or REPO holds weights of others.
+    The same command goes on where it was interrupted. The token is that of `hf auth login` or HF_TOKEN.
     """
     pushed = push_folder(folder, repo, private=private, revision=revision, dry_run=dry_run, force=force)
     if as_json:
@@ -86,6 +89,8 @@ def print_pushed(pushed: Pushed) -> None:
     if pushed.uploaded or pushed.deleted:
         deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
         print(f"commit {pushed.commit}: {counts}{deleted}, {len(pushed.unchanged)} unchanged")
+        for name in pushed.deleted:
+            print(f"deleted {name}")
     else:
         print(f"nothing has changed since commit {pushed.commit}")
     print(_how_to_load(pushed))

@@ -31,6 +31,8 @@ WINDOW_KEYS = ("max_position_embeddings", "n_positions")
 ORIGINAL = "original_max_position_embeddings"
 WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
 FIRST_LAYERS = "full_attention"  # those that the older keys describe, where ropes differ by layer
+# Up to this ratio to the window of pretraining a window counts as left behind: Qwen3's 40960 beside 32768.
+LEFT_BEHIND = 1.25
 LARGEST = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a pair that stands still
 
 
@@ -179,12 +181,17 @@ class Case:
         return positive(self.stated.get(ORIGINAL)) or positive(block.values.get(ORIGINAL))
 
     def reach(self, block: Block | None = None) -> float | None:
-        """How many tokens the scaled model reads; Qwen leaves its window as it was before scaling."""
+        """How many tokens the scaled model reads.
+
+        An extended window says it; a factor may be larger than it needs. Qwen leaves its window as it was
+        before scaling, so that only the factor says it.
+        """
         scaled = [
             original * factor
             for one in ([block] if block else self.blocks)
             if one.kind in ("yarn", "longrope")
             and (original := self.original(one))
+            and (self.window or 0) <= LEFT_BEHIND * original
             and (factor := positive(one.values.get("factor")))
         ]
         return max([*scaled, self.window or 0]) or None
@@ -221,6 +228,13 @@ class Case:
         """What ropepatch wrote into config.json, by its own record; empty if it did not."""
         changes = self.files.get(RECORD, {}).get("config_changes")
         return changes if isinstance(changes, dict) else {}
+
+    def recorded_at(self, block: Block, name: str) -> float | None:
+        """The number that ropepatch wrote for a key of a block, by its own record."""
+        found: Any = self.recorded()
+        for key in (*block.path[len(self.prefix) :], name):
+            found = found.get(key) if isinstance(found, dict) else None
+        return number(found)
 
     def with_edits(self, edits: Iterable[Edit]) -> Case:
         """The same checkpoint after changes."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
-from ropepatch.doctor.case import ORIGINAL, WITH_ORIGINAL, Block, Case, number, positive
+from ropepatch.doctor.case import LEFT_BEHIND, ORIGINAL, WITH_ORIGINAL, Block, Case, number, positive
 from ropepatch.doctor.findings import Finding, Mend, shown
 
 ROUNDING = 0.01  # by how much factor x original may miss the window
-# Up to here a window counts as that of pretraining, left behind: Qwen3's 40960 beside 32768.
-LEFT_BEHIND = 1.25
 FACTOR_TYPES = ("linear", "dynamic", "yarn", "longrope", "llama3")
 REQUIRED = {
     "linear": ("factor",),
@@ -24,6 +23,7 @@ NUMBERS = (
     *("low_freq_factor", "high_freq_factor", "short_mscale", "long_mscale", "partial_rotary_factor"),
     ORIGINAL,
 )
+MSCALES = ("mscale", "mscale_all_dim")
 ABOVE_ZERO = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", ORIGINAL)
 
 
@@ -65,7 +65,7 @@ def factor_against_lengths(case: Case) -> Iterator[Finding]:
         elif free or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
             continue
         elif ratio <= LEFT_BEHIND:
-            yield _left_behind(case, block, window, factor * original)
+            yield _left_behind(case, window, factor * original)
         elif factor == math.ceil(ratio) and ratio % 1:
             yield Finding(
                 "factor-rounded",
@@ -79,6 +79,9 @@ def factor_against_lengths(case: Case) -> Iterator[Finding]:
                 value=shown(block.values["factor"]),
                 meant=(block.edit("factor", ratio),),
             )
+        elif factor > ratio and block.kind == "yarn":
+            # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
+            yield _larger_than_needed(case, block, window, factor * original)
         else:
             yield _contradiction(
                 case, block, f"factor {factor:g} x {original:g} is {factor * original:g}, not {window:g}"
@@ -100,7 +103,19 @@ def _contradiction(case: Case, block: Block, problem: str) -> Finding:
     )
 
 
-def _left_behind(case: Case, block: Block, window: float, reach: float) -> Finding:
+def _larger_than_needed(case: Case, block: Block, window: float, reach: float) -> Finding:
+    return Finding(
+        "factor-exceeds-window",
+        "remark",
+        f"factor x {ORIGINAL} is {reach:g}, {case.window_key} {window:g}",
+        "models are trained with a larger factor than their window needs (Yarn-Mistral, AFM), and load right",
+        "none, if it was trained so",
+        key=block.key("factor"),
+        value=shown(block.values["factor"]),
+    )
+
+
+def _left_behind(case: Case, window: float, reach: float) -> Finding:
     return Finding(
         "window-left-behind",
         "remark",
@@ -199,8 +214,10 @@ def broken_numbers(case: Case) -> Iterator[Finding]:
     places += [(case.stated, key, case.key(key), case.edit) for key in keys]
     for values, key, dotted, edit in places:
         value = values.get(key)
-        least = 1 if key in ("rope_theta", "rotary_emb_base", case.window_key) else 0
+        least = 1.0 if key in ("rope_theta", "rotary_emb_base", case.window_key) else 0.0
         strict = key in ABOVE_ZERO or least
+        if key in MSCALES:
+            least = _least_mscale(values)
         if value is None:
             continue
         if (found := number(value)) is None:
@@ -216,16 +233,22 @@ def broken_numbers(case: Case) -> Iterator[Finding]:
                 mend=Mend((edit(key, int(meant) if meant.is_integer() else meant),)) if meant else None,
                 meant=(edit(key, meant),) if meant else None,
             )
-        elif found < 0 or (strict and found <= least):
+        elif found < min(least, 0) or (strict and found <= least):
             yield Finding(
                 "impossible-value",
                 "error",
                 f"{key} is {shown(value)}",
                 "no rope has such a value",
-                f"write a number above {least if strict else 0}",
+                f"write a number above {least:g}",
                 key=dotted,
                 value=shown(value),
             )
+
+
+def _least_mscale(values: dict[str, Any]) -> float:
+    """Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too."""
+    factor = positive(values.get("factor")) or 1.0
+    return -10 / math.log(factor) if factor > 1 else 0.0
 
 
 def _number_in(value: object) -> float | None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.checkpoint import write_json
+from ropepatch.doctor.case import Case
 from ropepatch.doctor.diagnosis import Diagnosis, mended
+from ropepatch.doctor.findings import CONFIG, RECORD
+from ropepatch.doctor.tensors import read_shards
 from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent, new_folder
-from ropepatch.source import check_inside
+from ropepatch.source import check_inside, read_json
 from ropepatch.weights import INDEX, PICKLES, clone_files
 
 if TYPE_CHECKING:
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None) -> Path:
     """Write a copy of the checkpoint in which everything is mended that needs no guess.
 
-    The files of the folder itself are copied, not its folders and not pickled weights.
+    The files of the folder itself are copied, not its folders and not pickled weights. Where config.json or
+    weights change, `verified` is left out of ropepatch.json: it was said of the checkpoint as it was, and
+    nothing has verified the mended one.
 
     Args:
         diagnosis: What `diagnose` found.
@@ -31,7 +36,8 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
 
     Raises:
         RopepatchError: If nothing can be mended, or the folder exists, lies in the checkpoint or cannot be
-            written; nothing is left behind then.
+            written, or a file that is not weights is a link out of the checkpoint; nothing is left behind
+            then.
     """
     case = diagnosis.case
     mends = [finding.mend for finding in diagnosis.findings if finding.mend]
@@ -43,10 +49,14 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
     after = mended(case)
     # By identity: what differs may be 4 and 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
-    without = frozenset().union(*(one.without for one in mends))
+    without, reindex = frozenset().union(*(one.without for one in mends)), any(one.reindex for one in mends)
+    if CONFIG in changed or without or reindex:
+        changed |= _unverified(after)
     files = [file for file in sorted(case.folder.iterdir()) if _carried(file)]
+    weights, _ = read_shards(case.folder)
     for file in files:
-        check_inside(file, case.folder)
+        if file.name not in weights:
+            check_inside(file, case.folder)
     with new_folder(folder) as partial:
         clone_files(
             tuple(file for file in files if file.name not in changed), partial, link=False, progress=progress
@@ -55,9 +65,19 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
             write_json(partial / name, content)
         for name in _holding(partial, without):
             _rewrite(partial / name, without)
-        if any(one.reindex for one in mends) or (without and (partial / INDEX).exists()):
-            write_json(partial / INDEX, _index(partial))
+        if reindex:
+            write_json(partial / INDEX, _index(sorted(partial.glob("model-*.safetensors"))))
+        elif without and (partial / INDEX).exists():
+            named = {*read_json(partial / INDEX)["weight_map"].values()}
+            write_json(partial / INDEX, _index([partial / name for name in sorted(named)]))
     return folder
+
+
+def _unverified(case: Case) -> dict[str, dict[str, Any]]:
+    """The record of ropepatch without what it says was verified, by its name; empty if it says nothing."""
+    record = case.files.get(RECORD, {})
+    kept = {key: value for key, value in record.items() if key != "verified"}
+    return {RECORD: kept} if "verified" in record else {}
 
 
 def _carried(file: Path) -> bool:
@@ -88,15 +108,25 @@ def _rewrite(file: Path, without: frozenset[str]) -> None:
     save_file(kept, file, metadata)
 
 
-def _index(folder: Path) -> dict[str, Any]:
-    """The index that belongs to the shards of a folder."""
+def _index(shards: list[Path]) -> dict[str, Any]:
+    """The index that belongs to the shards of one save.
+
+    Raises:
+        RopepatchError: If a tensor is in two of them: nobody knows which is meant.
+    """
     from safetensors import safe_open
 
     places: dict[str, str] = {}
     total = 0
-    for file in sorted(folder.glob("model-*.safetensors")):
+    for file in shards:
         with safe_open(file, framework="np") as opened:
-            places |= dict.fromkeys(opened.keys(), file.name)
+            held = dict.fromkeys(opened.keys(), file.name)
+        if twice := places.keys() & held.keys():
+            raise RopepatchError(
+                f"{min(twice)} is in {places[min(twice)]} and in {file.name}",
+                hint="keep the files of one save, and copy its index too",
+            )
+        places |= held
         header = int.from_bytes(file.open("rb").read(8), "little")
         total += file.stat().st_size - 8 - header
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

@@ -23,31 +23,36 @@ OTHER_KEYS = {
 
 
 def swapped_bounds(case: Case) -> Iterator[Finding]:
-    """The bound of the fast pairs below that of the slow ones."""
+    """The bound of the fast pairs below that of the slow ones.
+
+    Mended only where ropepatch recorded what it wrote: transformers computes with such bounds, so that a
+    model can have been trained under them. Equal ones are a step, which transformers computes too.
+    """
     for block in case.blocks:
         if block.kind not in BETAS:
             continue
         fast, slow = BETAS[block.kind]
         bounds = [positive(block.values.get(key, BETA_DEFAULTS.get(key))) or 0.0 for key in (fast, slow)]
-        if not all(bounds) or bounds[0] > bounds[1]:
+        if not all(bounds) or bounds[0] >= bounds[1]:
             continue
-        if bounds[0] == bounds[1] and block.kind == "yarn":
-            continue  # a step instead of a ramp, which transformers guards
+        recorded = [case.recorded_at(block, key) for key in (fast, slow)]
         edits = tuple(
-            block.edit(key, value) for key, value in zip((fast, slow), reversed(bounds), strict=True)
+            block.edit(key, wrote or bound)
+            for key, wrote, bound in zip((fast, slow), recorded, reversed(bounds), strict=True)
         )
-        swapped = bounds[0] < bounds[1]
         yield Finding(
             "betas-swapped" if block.kind == "yarn" else "bands-swapped",
             "error",
             f"{fast} ({bounds[0]:g}) is not above {slow} ({bounds[1]:g})",
-            "the ramp runs the wrong way or not at all: pairs that should stay are slowed, and the other "
-            "way round; transformers only warns",
-            "swap them" if swapped else "write two bounds, the first above the second",
+            "the ramp runs the wrong way: pairs that should stay are slowed, and the other way round; "
+            "transformers only warns",
+            "write what ropepatch.json says"
+            if all(recorded)
+            else "swap them, unless the model was trained so",
             key=block.key(fast),
             value=shown(block.values.get(fast)),
-            mend=Mend(edits) if swapped else None,
-            meant=edits if swapped else None,
+            mend=Mend(edits) if all(recorded) else None,
+            meant=edits,
         )
 
 
@@ -75,7 +80,11 @@ def open_ramp(case: Case) -> Iterator[Finding]:
 
 
 def attention_factors(case: Case) -> Iterator[Finding]:
-    """An attention factor of zero, or below one where the context grew."""
+    """An attention factor of zero, or below one where the context grew.
+
+    One that ropepatch wrote was asked for. Others below one are mended only to what it recorded: a model can
+    have been trained under any.
+    """
     for block in case.blocks:
         a, original = block.number("attention_factor"), case.original(block)
         if block.kind not in ("yarn", "longrope") or a is None or not 0 <= a < 1:
@@ -96,19 +105,22 @@ def attention_factors(case: Case) -> Iterator[Finding]:
                 mend=Mend(edits),
                 meant=edits,
             )
-        elif factor > 1:
+        elif factor > 1 and (recorded := case.recorded_at(block, "attention_factor")) != a:
+            recorded = positive(recorded)
             exact = abs(a * _usual(block.kind, factor, original) - 1) < USUAL
-            edits = (block.edit("attention_factor", 1 / a),)
+            edits = (block.edit("attention_factor", recorded or 1 / a),)
             yield Finding(
                 "attention-factor-inverted",
                 "error" if exact else "warning",
                 f"attention_factor is {a:g}, below 1, though the context grew {factor:g} times",
                 f"it multiplies the logits by {a * a:.3g}, where longer contexts need sharper attention"
                 + (": it is the inverse of the paper's factor" if exact else ""),
-                f"write {1 / a:.6g}" + ("" if exact else ", unless the model was trained so"),
+                f"write {recorded:g}, as ropepatch.json says"
+                if recorded
+                else f"write {1 / a:.6g}, unless the model was trained so",
                 key=block.key("attention_factor"),
                 value=shown(block.values["attention_factor"]),
-                mend=Mend(edits) if exact else None,
+                mend=Mend(edits) if recorded else None,
                 meant=edits,
             )
 
@@ -121,10 +133,11 @@ def _usual(kind: Any, factor: float, original: float | None) -> float:
 
 
 def lone_mscale(case: Case) -> Iterator[Finding]:
-    """One of two keys that count only together."""
+    """One of two keys that count only together; mscale 1 alone says what every reader takes anyway."""
     for block in case.blocks:
         there = [key for key in ("mscale", "mscale_all_dim") if block.number(key)]
-        if block.kind == "yarn" and len(there) == 1 and not block.number("attention_factor"):
+        usual = block.number("mscale") == 1
+        if block.kind == "yarn" and len(there) == 1 and not usual and not block.number("attention_factor"):
             yield Finding(
                 "mscale-alone",
                 "warning",

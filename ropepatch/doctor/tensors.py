@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,9 @@ def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]
         place = places[misplaced[0]]
         yield _wrong_index(f"{misplaced[0]} is not in {place}", len(misplaced), remedy=remedy)
     elif unlisted:
-        yield _wrong_index(f"{unlisted[0]} is in the files and not in the index", len(unlisted), remedy=remedy)
+        yield _wrong_index(
+            f"{unlisted[0]} is in the files and not in the index", len(unlisted), remedy=remedy
+        )
 
 
 def _incomplete(shards: Headers) -> str:
@@ -121,8 +124,9 @@ def _incomplete(shards: Headers) -> str:
     if len(counts) > 1:
         saves = " and ".join(f"-of-{count}" for count in counts)
         return f"files of several saves lie here ({saves}): keep those of one, with its index"
-    if not counts or {int(number) for number, _ in numbers} != {*range(1, int(counts[0]) + 1)}:
-        return f"{COPY_AGAIN}: {len(shards)} of {int(counts[0]) if counts else 'its'} files are here"
+    expected = int(counts[0]) if counts else 0
+    if len(numbers) != expected or {int(number) for number, _ in numbers} != {*range(1, expected + 1)}:
+        return f"{COPY_AGAIN}: {len(numbers)} of {expected} files are here" if counts else COPY_AGAIN
     placed = Counter(tensor for tensors in shards.values() for tensor in tensors)
     twice = sorted(tensor for tensor, count in placed.items() if count > 1)
     return f"{COPY_AGAIN}: {twice[0]} is in two of the files" if twice else ""

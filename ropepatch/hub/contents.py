@@ -12,15 +12,20 @@ from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError
 from ropepatch.source import CHECKPOINT_FILES, read_json
-from ropepatch.weights import read_headers
+from ropepatch.weights import fingerprint, read_headers
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
 CARRIED = {
     "": [*(set(CHECKPOINT_FILES) - {"*.safetensors"}), "README.md", "evaluation.html"],
+    "additional_chat_templates": ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
 }
+TRAINERS = {"trainer_state.json", "training_args.json"}
+LICENCE = re.compile(
+    r"(LICENSE|NOTICE)[^.]*(\.(\d+|txt|md|rst|html|pdf))*"
+)  # LICENSE-2.0.txt, not LICENSE.bin
 # Of an earlier push. What decides which weights are loaded is replaced as a whole; evidence if it was ours.
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
@@ -71,9 +76,7 @@ def contents(folder: Path, token: str | None = None) -> Contents:
     for part, patterns in CARRIED.items():
         place = folder / part
         for path in sorted(place.iterdir()) if place.is_dir() else ():
-            carried = any(fnmatchcase(path.name, pattern) for pattern in patterns)
-            if path.name.startswith(".") or path.name.endswith(".index.json"):
-                carried = False
+            carried = any(fnmatchcase(path.name, pattern) for pattern in patterns) and not _stays(path.name)
             if (carried or (not part and path.name in names)) and (path.is_file() or path.is_symlink()):
                 files[f"{part}/{path.name}" if part else path.name] = path
     for name, path in files.items():
@@ -86,6 +89,8 @@ def contents(folder: Path, token: str | None = None) -> Contents:
                 f"{name} holds an access token of the Hub",
                 hint="remove it there, and revoke it at https://hf.co/settings/tokens if others have seen it",
             )
+    for name in _unnamed_figures(files):
+        del files[name]
     taken = {name.partition("/")[0] for name in files}
     rest = (entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     return Contents(dict(sorted(files.items())), tuple(sorted(set(rest) - taken)))
@@ -97,7 +102,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def evidence(folder: Path) -> Evidence:
-    """What speaks against pushing a folder: nothing verified it, or its gate is red.
+    """What speaks against pushing a folder: nothing verified it, it has changed since, or its gate is red.
 
     Raises:
         RopepatchError: If `ropepatch.json` or `config.json` cannot be read.
@@ -121,6 +126,12 @@ def evidence(folder: Path) -> Evidence:
             against.append(f"its logits after reloading are {logits}, expected equal")
         if changed := _changed_since(folder, record):
             against.append(f"config.json has changed since it was verified ({changed})")
+        if record.get("weights") is None:
+            notes.append(
+                "its weights may have changed since they were verified (no `weights` in ropepatch.json)"
+            )
+        elif record["weights"] != fingerprint(read_headers(folder)):
+            against.append("its weights have changed since they were verified")
     gate = _section(_section(record, "adaptation"), "gate")
     if gate and gate.get("passed") is not True:
         rise, most = _share(gate.get("increase")), _share(gate.get("most"))
@@ -136,8 +147,31 @@ def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
         files: What is pushed now.
         ours: Whether the repository's files are from ropepatch.
     """
-    left = WEIGHTS.fullmatch(name) or (ours and EVIDENCE.fullmatch(name))
+    left = is_weights(name) or (ours and EVIDENCE.fullmatch(name))
     return bool(left) and name not in files
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a repository is weights, or decides which are loaded."""
+    return WEIGHTS.fullmatch(name) is not None
+
+
+def _stays(name: str) -> bool:
+    """Whether a file is no part of a checkpoint though a pattern names it."""
+    if name.startswith(("LICENSE", "NOTICE")):
+        return not LICENCE.fullmatch(name)
+    return name.startswith(".") or name.endswith(".index.json") or name in TRAINERS
+
+
+def _unnamed_figures(files: dict[str, Path]) -> list[str]:
+    """The figures of an earlier card, which the one there is does not show; none beside the user's own."""
+    figures = [name for name in files if name.startswith("evaluation/") and name.endswith(".png")]
+    if not figures or "README.md" not in files:
+        return []
+    from ropepatch.card import MARKER
+
+    card = files["README.md"].read_text(encoding="utf-8", errors="replace")
+    return [name for name in figures if MARKER in card and f"({name})" not in card]
 
 
 def _weights(folder: Path) -> tuple[Path, ...]:
@@ -166,13 +200,11 @@ def _holds_token(path: Path, token: str | None) -> bool:
 
 
 def _changed_since(folder: Path, record: dict[str, Any]) -> str | None:
-    """A key of config.json that no longer says what was verified."""
+    """A key of config.json, or of its `text_config`, that no longer says what was verified."""
     config = read_json(folder / "config.json")
-    sections = [config, *(value for value in config.values() if isinstance(value, dict))]
-    for key, value in _section(record, "config_changes").items():
-        if not any(section.get(key) == value for section in sections):
-            return key
-    return None
+    stated = _section(config, "text_config") or config
+    changes = _section(record, "config_changes").items()
+    return next((key for key, value in changes if stated.get(key) != value), None)
 
 
 def _section(record: dict[str, Any], key: str) -> dict[str, Any]:

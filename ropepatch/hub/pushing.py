@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
 from ropepatch.hub import explaining
-from ropepatch.hub.contents import contents, evidence, is_stale
+from ropepatch.hub.contents import contents, evidence, is_stale, is_weights
 from ropepatch.hub.explaining import AGAIN, LOG_IN, talking
+from ropepatch.hub.remote import Remote, git_blob, is_equal, look, read_text
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
+CARD = "README.md"
 BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|/\.|\.lock$|/$|\.$))[\w][\w./-]{0,199}")
 
 
@@ -63,23 +61,6 @@ class Pushed:
         return sum(self.uploaded.values())
 
 
-@dataclass(frozen=True)
-class Remote:
-    """A branch as the Hub has it.
-
-    Args:
-        private: Whether the repository is.
-        has_branch: False for what the branch would be made from.
-        head: Its newest commit.
-        files: By name.
-    """
-
-    private: bool
-    has_branch: bool
-    head: str
-    files: dict[str, RepoSibling]
-
-
 def push(
     folder: str | Path,
     repo: str,
@@ -94,7 +75,8 @@ def push(
 ) -> Pushed:
     """Bring a checkpoint or an adapter to the Hub: what changed, in one commit, checked afterwards.
 
-    An interrupted push is gone on with by the same call: files that arrived are not sent again.
+    An interrupted push is gone on with by the same call: files that arrived are not sent again. A README.md
+    on the Hub that ropepatch did not write stays as it is.
 
     Args:
         folder: Of the checkpoint: `ropepatch.json` says that it was verified.
@@ -102,14 +84,16 @@ def push(
         private: Make it private.
         revision: The branch, made from main if it is not there; None for main.
         dry_run: Only say what would be done.
-        force: Push what was not verified, or whose gate is red.
+        force: Push what was not verified, or whose gate is red, and replace weights that ropepatch did not
+            bring there.
         card: Write the model card into the folder first, unless its README.md is the user's own.
         say: Takes lines that tell how far it is.
         api: Whom to talk to; None for the Hub, with the user's token.
 
     Raises:
         RopepatchError: If the folder holds no sound checkpoint or nothing speaks for it, a name is no name,
-            there is no token, the repository is public but should be private, or the Hub does not play along.
+            there is no token, the repository is public but should be private or holds weights of others, or
+            the Hub does not play along.
     """
     place, branch = Path(folder).expanduser(), revision or "main"
     if not place.is_dir():
@@ -127,29 +111,36 @@ def push(
     try:
         with talking(repo, token):
             repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
-            remote = _look(hub, repo, branch)
+            remote = look(hub, repo, branch)
             created = remote is None
     except RopepatchError as error:
         if not dry_run:
             raise
         notes.append(f"not compared with the Hub, all files count as new: {error}")
     _check_private(remote, repo, private)
+    if remote is not None and not force:
+        with talking(repo, token):
+            _check_weights(hub, remote, repo, branch, found.files)
     carded = card and (place / "ropepatch.json").exists()
-    if dry_run:
-        if remote is not None and not remote.has_branch:
-            notes.append(f"the branch {branch} would be made from main")
-        if carded:
-            notes.append("README.md, the model card, is written when it is pushed, unless it is your own")
-    else:
-        remote = _made(hub, repo, branch, remote, token, private=private, say=say)
-        if carded:
-            from ropepatch.card import write_card
+    if carded and not dry_run:
+        from ropepatch.card import write_card
 
-            write_card(place, repo)
-            found = contents(place, token)
+        write_card(place, repo, None if branch == "main" else branch)
+        found = contents(place, token)
+    if not dry_run:
+        remote = _made(hub, repo, branch, remote, token, private=private, say=say)
+    elif remote is not None and not remote.has_branch:
+        notes.append(f"the branch {branch} would be made from main")
     there = remote.files if remote else {}
     with talking(repo, token):
-        same = {name for name, path in found.files.items() if name in there and _equal(path, there[name])}
+        same = {name for name, path in found.files.items() if name in there and is_equal(path, there[name])}
+        differs = CARD in there and CARD not in same and (carded or CARD in found.files)
+        if remote and differs and _has_own_card(hub, remote, repo, branch, token):
+            found.files.pop(CARD, None)
+            carded = False
+            notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
+    if dry_run and carded:
+        notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
     stale = {name for name in there if is_stale(name, found.files, ours="ropepatch.json" in there)}
     planned = Pushed(
         repo=repo,
@@ -214,20 +205,33 @@ def _check_private(remote: Remote | None, repo: str, private: bool) -> None:
         )
 
 
-def _look(hub: HfApi, repo: str, branch: str) -> Remote | None:
-    """The branch (or a commit), or main if it is not there; None without the repository."""
-    options: dict[str, Any] = {"files_metadata": True, "timeout": explaining.TIME_LIMIT}
-    try:
-        try:
-            info, has_branch = hub.model_info(repo, revision=branch, **options), True
-        except RevisionNotFoundError:
-            info, has_branch = hub.model_info(repo, **options), False
-    except GatedRepoError:
-        raise
-    except RepositoryNotFoundError:
-        return None
-    files = {file.rfilename: file for file in info.siblings or ()}
-    return Remote(bool(info.private), has_branch, str(info.sha), files)
+def _check_weights(hub: HfApi, remote: Remote, repo: str, branch: str, files: dict[str, Path]) -> None:
+    """Refuse to replace weights that ropepatch did not bring there."""
+    if "ropepatch.json" in remote.files:
+        return
+    weights = [name for name in remote.files if is_weights(name)]
+    others = [name for name in weights if name not in files or not is_equal(files[name], remote.files[name])]
+    if others and not _copies_main(hub, remote, repo, branch):
+        raise RopepatchError(
+            f"{repo} holds other weights: {', '.join(others)[:200]}",
+            hint="`ropepatch push --force` replaces them; a new branch or repository leaves them",
+        )
+
+
+def _has_own_card(hub: HfApi, remote: Remote, repo: str, branch: str, token: str | None) -> bool:
+    """Whether the README.md there is not ropepatch's: written or edited there."""
+    from ropepatch.card import MARKER
+
+    ours = MARKER in read_text(hub, repo, remote.head, CARD, token)
+    return not ours and not _copies_main(hub, remote, repo, branch)
+
+
+def _copies_main(hub: HfApi, remote: Remote, repo: str, branch: str) -> bool:
+    """Whether a branch is to be made, or holds nothing yet that main does not keep."""
+    if branch == "main":
+        return False
+    main = look(hub, repo, "main")
+    return main is not None and main.head == remote.head
 
 
 def _made(
@@ -250,7 +254,7 @@ def _made(
         if branch != "main":
             say(f"creating the branch {branch}")
             hub.create_branch(repo, branch=branch, exist_ok=True)
-        made = _look(hub, repo, branch)
+        made = look(hub, repo, branch)
     if made is None or not made.has_branch:
         raise RopepatchError(f"the Hub made no branch {branch} of {repo}", hint=AGAIN)
     _check_private(made, repo, private)
@@ -273,7 +277,7 @@ def _send(
         parent_commit=before.head,
     ).oid
     say("checking what the Hub has")
-    after = _look(hub, planned.repo, commit)
+    after = look(hub, planned.repo, commit)
     now = after.files if after and after.has_branch else {}
     wrong = [
         *(sent.path_in_repo for sent in additions if not _arrived(sent, files, now.get(sent.path_in_repo))),
@@ -295,24 +299,8 @@ def _arrived(sent: CommitOperationAdd, files: dict[str, Path], entry: RepoSiblin
         return False
     if entry.lfs is not None:
         return entry.lfs.sha256 == sent.upload_info.sha256.hex()
-    return entry.blob_id == _git_blob(files[sent.path_in_repo])
+    return entry.blob_id == git_blob(files[sent.path_in_repo])
 
 
 def _unmoved(entry: RepoSibling, before: Remote) -> bool:
     return entry.blob_id == before.files[entry.rfilename].blob_id
-
-
-def _equal(path: Path, entry: RepoSibling) -> bool:
-    """Whether a file is what the Hub has: by size, then by what git or LFS calls its content."""
-    if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
-        return False
-    if entry.lfs is None:
-        return _git_blob(path) == entry.blob_id
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
-
-
-def _git_blob(path: Path) -> str:
-    """git's name of a file's content: sha1 of `blob SIZE`, a zero byte and the bytes (git-hash-object)."""
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
