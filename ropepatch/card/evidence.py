@@ -32,8 +32,10 @@ def _outcome(found: Evidence) -> str:
     if found.group.task == "passkey":
         base = "" if before is None else f"; the base model finds {_found(before)}"
         return f"Of the pass keys at {length:,} tokens it finds {_keys(own, '95 % interval ')}{base}."
-    base = "" if before is None else f"; that of the base model is {before['nats']:.3f}"
-    loss = f"{own['nats']:.3f} nats per token{_interval(own)}, a perplexity of {perplexity(own)}"
+    base = (
+        "" if before is None else f"; the base model: {before['nats']:.3f}, perplexity {perplexity(before)}"
+    )
+    loss = f"{own['nats']:.3f} nats per token{_interval(own)}, perplexity {perplexity(own)}"
     return f"Its loss at {length:,} tokens of {_text(found)} is {loss}{base}."
 
 

@@ -82,18 +82,14 @@ def card_text(made: Extended) -> str:
         evidence.headline(made),
         "## How to load it",
         *usage.sections(made),
-        *_titled("## What was measured", evidence.sections(made)),
+        "## What was measured",
+        *(tuple(evidence.sections(made)) or ("Nothing was measured on this checkpoint.",)),
         "## How it was made",
         *making.sections(made),
         "## Citation",
         making.citation(made),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _titled(title: str, sections: Iterator[str]) -> list[str]:
-    found = [*sections]
-    return [title, *found] if found else []
 
 
 def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:

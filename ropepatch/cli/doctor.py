@@ -50,6 +50,9 @@ def doctor(
         left = diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
         print(f"mended in {folder}: {codes}", file=sys.stderr)
+        folders = [path.name for path in sorted(found.case.folder.iterdir()) if path.is_dir()]
+        if shown := [name for name in folders if not name.startswith(".")]:
+            print(f"not copied, as they tell of what it was before: {', '.join(shown)}", file=sys.stderr)
         if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
             print(f"left for you to decide: {codes}", file=sys.stderr)
     elif fix is not None:

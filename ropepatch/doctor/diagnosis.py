@@ -102,6 +102,8 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     if folder := _adapter_folder(model):
         return _diagnose_adapter(read_case(str(model), folder), measure)
     source = find_source(model, revision, weights=measure)
+    if folder := _adapter_folder(source.folder):  # from the Hub
+        return _diagnose_adapter(read_case(source.name, folder), measure)
     case = read_case(source.name, source.folder)
     found = chain(check(case), companions.unreadable_files(case), weight_findings(case))
     findings = by_severity(found)

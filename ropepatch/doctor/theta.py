@@ -35,16 +35,18 @@ def lost_theta(case: Case) -> Iterator[Finding]:
             yield _null_theta(case, block.key("rope_theta"), edits)
     if case.older and case.theta_key is None and stated and stated[0] != DEFAULT_THETA:
         edit = case.edit("rope_theta", stated[0])
+        within = any(block.number("rope_theta") for block in case.older)
+        readers = "transformers 4" if within else "transformers, also 5 where rope_scaling is there,"
         yield Finding(
             "theta-lost",
-            "warning",
+            "warning" if within else "error",
             f"rope_scaling is there for older readers, but rope_theta ({stated[0]:g}) is not beside it",
-            "transformers 4 and mlx-lm look for the base at the top only, and silently take 10000",
+            f"{readers} and mlx-lm look for the base at the top, and silently take 10000",
             f'write "rope_theta": {stated[0]:g} beside rope_scaling',
             key=case.key("rope_theta"),
             mend=Mend((edit,)),
-            meant=(),
-            read=(case.edit("rope_theta", DEFAULT_THETA), case.without_newer()),
+            meant=(edit,),
+            read=(case.edit("rope_theta", DEFAULT_THETA), case.without_newer()) if within else (),
         )
     if not case.newer and not stated and case.theta_key is None:
         yield from _theta_nowhere(case)
@@ -69,10 +71,11 @@ def _null_theta(case: Case, key: str, edits: tuple[Edit, ...]) -> Finding:
 def _theta_not_in(case: Case, block: Block) -> Finding:
     theta = (case.theta or _recorded_theta(case)) if block.layer_type in (None, FIRST_LAYERS) else None
     if theta:
-        edits = (block.edit("rope_theta", theta),)
+        at_top = () if case.theta_key or not case.older else (case.edit("rope_theta", theta),)
+        edits = (block.edit("rope_theta", theta), *at_top)
         return Finding(
             "theta-lost",
-            "warning",
+            "warning" if case.theta_key else "error",
             f"{block.key('rope_theta')} is missing; {case.theta_key or 'ropepatch.json'} says {theta:g}",
             "readers of rope_parameters take their own default, or stop, unless they look in both places",
             f'write "rope_theta": {theta:g} into {".".join(block.path)}',
