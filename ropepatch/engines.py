@@ -144,7 +144,7 @@ def _sglang(written: _Written) -> EngineSupport:
     if kind == "longrope":
         return EngineSupport("SGLang", "yes", "half-split layouts only")
     if kind == "yarn" and written.factor == 1 and not written.is_written(1):
-        return EngineSupport("SGLang", "partly", "its attention factor is 1.0000")
+        return EngineSupport("SGLang", "partly", "takes 1.0000 for the attention factor")
     return EngineSupport("SGLang", "yes")
 
 
@@ -160,7 +160,7 @@ def _llama_cpp(written: _Written) -> EngineSupport:
         return EngineSupport("llama.cpp", "no", note)
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
-        off = [] if usual else [f"its attention factor is {a:.4f}"]
+        off = [] if usual else [f"takes {a:.4f} for the attention factor"]
         off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
         if off:
             note = f"{' and '.join(off)}: convert with `ropepatch export --gguf`"
@@ -180,9 +180,9 @@ def _mlx_lm(written: _Written) -> EngineSupport:
     elif kind == "yarn" and written.factor == 1:
         a = 1.0
     if not written.is_written(a):
-        off.append(f"its attention factor is {a:.4f}: `ropepatch export --fold-attention` makes it 1")
+        off.append(f"takes {a:.4f} for the attention factor; `ropepatch export --fold-attention` writes 1")
     if kind == "yarn" and not written.parameters.get("truncate", True):
-        off.append("it truncates the ramp")
+        off.append("truncates the ramp")
     if off:
         return EngineSupport("mlx-lm", "partly", "; ".join(off))
     return EngineSupport("mlx-lm", "yes", "through rope_theta and rope_scaling")

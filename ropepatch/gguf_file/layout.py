@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropepatch.adapters import blueprint, load_config, text_config
+from ropepatch.checkpoint import check_weights
 from ropepatch.errors import RopepatchError
 from ropepatch.export import STOPPED
 from ropepatch.source import read_json
 from ropepatch.survey import Survey, survey_folder
-from ropepatch.weights import check_fit, read_headers
+from ropepatch.weights import read_headers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,16 +130,15 @@ def read_layout(folder: Path) -> Layout:
         raise _other(f"it rotates {rope.rotary_dim} of {head_dim} dimensions")
     model = blueprint(load_config(raw))
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = frozenset(model._tied_weights_keys or ()) if config.tie_word_embeddings else frozenset[str]()
     weights = read_headers(folder)
-    check_fit(weights, expected, tied)
+    check_weights(weights, model)
     stored = _stored(file for file in weights.files if file.suffix == ".safetensors")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = []
     for name in expected:
-        if name in tied and name not in stored:  # a head that is stored is loaded, by transformers 5 too
-            continue
         ours = _gguf_name(name)
+        if name not in stored and config.tie_word_embeddings and name in (model._tied_weights_keys or ()):
+            continue  # one that is stored is loaded, by transformers 5 too
         if name not in stored:
             raise RopepatchError(
                 f"the weights have no {name}",
