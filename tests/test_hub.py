@@ -632,8 +632,17 @@ def test_what_is_no_name_of_a_branch_is_refused(hub, folder, branch):
     assert hub.requests == []
 
 
-def test_without_a_token_the_way_to_log_in_is_named(hub, folder, monkeypatch):
+def test_a_token_that_the_hub_does_not_know_is_noticed_before_the_work(hub, monkeypatch):
     check_repo(NAME)
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    with pytest.raises(RopepatchError) as caught:
+        check_repo(NAME)
+    assert "hf auth login" in caught.value.hint
+    assert "hf_another" not in str(caught.value)
+    assert hub.count("GET", "/api/whoami-v2") == 2
+
+
+def test_without_a_token_the_way_to_log_in_is_named(hub, folder, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(RopepatchError, match="no token for the Hub"):
         check_repo(NAME)

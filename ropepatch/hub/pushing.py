@@ -169,11 +169,14 @@ def check_repo(repo: str) -> None:
         repo: `owner/name`, or `name` in the user's own namespace.
 
     Raises:
-        RopepatchError: If that is no name of a repository, or there is no token.
+        RopepatchError: If that is no name of a repository, there is no token, or the Hub does not know it.
     """
     _check_name(repo)
-    if get_token() is None:
+    token = get_token()
+    if token is None:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
+    with talking(repo, token):
+        HfApi(token=token, library_name="ropepatch").whoami()
 
 
 def _check_name(repo: str) -> None:
