@@ -12,6 +12,7 @@ from hub_server import Hub, environment, serving
 from run_recipes import small_recipe
 from transformers import AutoModelForCausalLM
 
+from ropepatch.cli import main
 from ropepatch.evaluation.results import as_read
 from ropepatch.tiny.held_out import held_out_tales
 
@@ -243,11 +244,18 @@ def test_the_command_line_goes_before_the_recipe(place):
         (("extend", "tiny", "--recipe", "six.yaml", "--out", "taken"), "already exists"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(place, words, message):
+def test_a_mistake_is_one_line_and_leaves_nothing(place, monkeypatch, capsys, words, message):
     (place / "taken").mkdir(exist_ok=True)
     before = sorted(path.name for path in place.iterdir())
-    done = ropepatch(place, *words)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+    monkeypatch.setattr("sys.argv", ["ropepatch", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    error, *rest = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert all(line.startswith("hint: ") for line in rest)
     assert sorted(path.name for path in place.iterdir()) == before
