@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from ropepatch.adapters import blueprint, load_config, text_config
 from ropepatch.errors import RopepatchError
-from ropepatch.folders import absent, new_folder
+from ropepatch.folders import absent, check_space, new_folder
 from ropepatch.loading import no_progress_bars
 from ropepatch.planning import Plan
 from ropepatch.source import Source, check_inside, find_source, read_json, stated_by_card
@@ -34,6 +34,7 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
+NO_ROOM = "free some space, or use --link-weights on the file system of the source"
 TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 
 
@@ -73,7 +74,8 @@ def extend(
     if "quantization_config" not in raw:
         check_weights(weights, blueprint(load_config(raw)))
     with new_folder(folder) as partial:
-        check_space(weights, partial, link=link_weights)
+        if not link_weights:
+            check_space("the copy", partial.parent, weights.num_allocated, hint=NO_ROOM)
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
@@ -172,21 +174,6 @@ def amend_record(folder: Path, **more: Any) -> None:
     file = folder / "ropepatch.json"
     with whole_file(file) as partial:
         write_json(partial, read_json(file) | more)
-
-
-def check_space(weights: Weights, partial: Path, *, link: bool) -> None:
-    """Refuse a folder on a disk without room for the weights.
-
-    Raises:
-        RopepatchError: With both sizes.
-    """
-    needed = 0 if link else sum(file.stat().st_blocks * 512 for file in weights.files)
-    free = shutil.disk_usage(partial).free
-    if needed > free:
-        raise RopepatchError(
-            f"the copy needs {needed / 1e9:.1f} GB, {partial.parent} has {free / 1e9:.1f} GB free",
-            hint="free some space, or use --link-weights on the file system of the source",
-        )
 
 
 def copy_small_files(source: Path, partial: Path) -> None:

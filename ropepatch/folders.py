@@ -30,6 +30,25 @@ def absent(out: str | Path) -> Path:
     return folder
 
 
+def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
+    """Refuse to write more bytes than the disk has room for.
+
+    Args:
+        what: What is written, in errors.
+        place: A folder on that disk.
+        needed: Bytes.
+        hint: What to do.
+
+    Raises:
+        RopepatchError: With both sizes.
+    """
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise RopepatchError(
+            f"{what} needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free", hint=hint
+        )
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into that takes its name only when all went well, and is gone otherwise.

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from ropepatch.adapters import blueprint, load_config
 from ropepatch.checkpoint import (
-    check_space,
     copy_small_files,
     origin_of,
     plan_record,
@@ -21,7 +20,7 @@ from ropepatch.checkpoint import (
     write_json,
 )
 from ropepatch.errors import RopepatchError
-from ropepatch.folders import absent, new_folder
+from ropepatch.folders import absent, check_space, new_folder
 from ropepatch.loading import load_model
 from ropepatch.patching import patch
 from ropepatch.planning import Plan, plan_scaling
@@ -74,7 +73,7 @@ def fold_attention(
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
     with new_folder(folder) as partial:
-        check_space(weights, partial, link=False)
+        check_space("the copy", folder.parent, weights.num_allocated, hint="free some space")
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, found.raw, partial, made)
         done = 0

@@ -171,6 +171,12 @@ def test_the_context_is_what_the_rope_reads_also_where_the_window_was_left_behin
     assert Read(made.file).keys["llama.context_length"] == 256
 
 
+def test_a_record_that_says_no_licence_adds_none(small, tmp_path):
+    source = Path(shutil.copytree(small, tmp_path / "source"))
+    (source / "ropepatch.json").write_text('{"base": null}')
+    assert "general.license" not in exported(source, tmp_path).keys
+
+
 def test_weights_in_many_files_are_all_there(small, tmp_path):
     model = LlamaForCausalLM.from_pretrained(small)
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")

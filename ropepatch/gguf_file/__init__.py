@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropepatch.errors import RopepatchError
-from ropepatch.folders import absent
+from ropepatch.folders import absent, check_space
 from ropepatch.gguf_file.layout import DTYPES, Layout, read_layout
 from ropepatch.gguf_file.tokenizer import Vocabulary, read_vocabulary
 from ropepatch.source import find_source, read_json
@@ -77,7 +76,8 @@ def export_gguf(
     layout = read_layout(source.folder)
     vocabulary = read_vocabulary(source.folder, layout.survey.config.vocab_size)
     try:
-        _check_space(file, sum(tensor.num_bytes for tensor in layout.tensors))
+        size = sum(tensor.num_bytes for tensor in layout.tensors)
+        check_space("the file", file.parent, size, hint="free some space, or choose another --out")
         with whole_file(file) as partial:
             writer = gguf.GGUFWriter(partial, "llama")
             try:
@@ -110,27 +110,18 @@ def _gguf() -> ModuleType:
     return gguf
 
 
-def _check_space(file: Path, needed: int) -> None:
-    free = shutil.disk_usage(file.parent).free
-    if needed > free:
-        raise RopepatchError(
-            f"the file needs {needed / 1e9:.1f} GB, {file.parent} has {free / 1e9:.1f} GB free",
-            hint="free some space, or choose another --out",
-        )
-
-
 def _add_metadata(writer: GGUFWriter, name: str, folder: Path) -> None:
     """The name, and of the base's card what `ropepatch.json` carries over."""
     writer.add_type("model")
     writer.add_name(name)
     record = folder / "ropepatch.json"
-    base = read_json(record).get("base", {}) if record.exists() else {}
+    base = read_json(record).get("base") if record.exists() else None
     for key, add in (
         ("license", writer.add_license),
         ("license_name", writer.add_license_name),
         ("license_link", writer.add_license_link),
     ):
-        if isinstance(base.get(key), str):
+        if isinstance(base, dict) and isinstance(base.get(key), str):
             add(base[key])
 
 
