@@ -52,11 +52,16 @@ class Survey:
         return whole
 
     @property
+    def head_dim(self) -> int:
+        """The dimensions of one head."""
+        config: Any = self.config
+        found: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return found
+
+    @property
     def rotates_partly(self) -> bool:
         """Whether some dimensions of each head do not rotate."""
-        config: Any = self.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return self.rope.rotary_dim < head_dim or hasattr(config, "qk_nope_head_dim")
+        return self.rope.rotary_dim < self.head_dim or hasattr(self.config, "qk_nope_head_dim")
 
 
 @float32_on_cpu()

@@ -134,10 +134,10 @@ def _add_model(writer: GGUFWriter, layout: Layout) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(layout.head_dim)
-    writer.add_value_length(layout.head_dim)
+    writer.add_key_length(layout.survey.head_dim)
+    writer.add_value_length(layout.survey.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(layout.head_dim)
+    writer.add_rope_dimension_count(layout.survey.head_dim)
     writer.add_rope_freq_base(layout.survey.rope.rope_theta)
     if layout.divisors is not None:
         writer.add_string("llama.rope.scaling.type", "none")  # else llama.cpp assumes linear

@@ -89,13 +89,11 @@ class Layout:
 
     Args:
         survey: The checkpoint's configuration and rope.
-        head_dim: The dimensions of one head.
         tensors: In the order in which they are written.
         divisors: theta_i / theta'_i for every rotary pair, float32; None for a plain rope.
     """
 
     survey: Survey
-    head_dim: int
     tensors: tuple[StoredTensor, ...]
     divisors: NDArray[np.float32] | None
 
@@ -125,9 +123,8 @@ def read_layout(folder: Path) -> Layout:
     _check_architecture(raw, config)
     found = survey_folder(folder)
     config, rope = found.config, found.rope
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if rope.rotary_dim != head_dim:
-        raise _other(f"it rotates {rope.rotary_dim} of {head_dim} dimensions")
+    if rope.rotary_dim != found.head_dim:
+        raise _other(f"it rotates {rope.rotary_dim} of {found.head_dim} dimensions")
     model = blueprint(load_config(raw))
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     weights = read_headers(folder)
@@ -137,9 +134,9 @@ def read_layout(folder: Path) -> Layout:
     tensors = []
     for name in expected:
         ours = _gguf_name(name)
-        if name not in stored and config.tie_word_embeddings and name in (model._tied_weights_keys or ()):
-            continue  # one that is stored is loaded, by transformers 5 too
         if name not in stored:
+            if config.tie_word_embeddings and name in (model._tied_weights_keys or ()):
+                continue  # one that is stored is loaded, by transformers 5 too
             raise RopepatchError(
                 f"the weights have no {name}",
                 hint="load them with transformers and save_pretrained them again",
@@ -152,7 +149,7 @@ def read_layout(folder: Path) -> Layout:
             )
         permuted = heads.get(ours.split(".")[-2], 0)
         tensors.append(StoredTensor(ours, file, offset, expected[name], dtype, permuted))
-    return Layout(found, head_dim, tuple(tensors), _divisors(found))
+    return Layout(found, tuple(tensors), _divisors(found))
 
 
 def _check_architecture(raw: dict[str, Any], config: Any) -> None:

@@ -17,7 +17,7 @@ from ropepatch.weights import fingerprint, read_headers
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
 CARRIED = {
-    "": [*(set(CHECKPOINT_FILES) - {"*.safetensors"}), "README.md", "evaluation.html"],
+    "": [*(set(CHECKPOINT_FILES) - {"*.safetensors"}), "evaluation.html"],
     "additional_chat_templates": ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
