@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ropepatch.doctor import diagnose
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
+    from ropepatch.fitting import Fitted, fit
     from ropepatch.folding import fold_attention
     from ropepatch.gguf_file import export_gguf
     from ropepatch.hub import push
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "METHODS": "ropepatch.scaling",
+    "Fitted": "ropepatch.fitting",
     "Frequencies": "ropepatch.rope",
     "Patch": "ropepatch.patching",
     "Plan": "ropepatch.planning",
@@ -40,6 +42,7 @@ _HOME = {
     "diagnose": "ropepatch.doctor",
     "export_gguf": "ropepatch.gguf_file",
     "extend": "ropepatch.checkpoint",
+    "fit": "ropepatch.fitting",
     "fold_attention": "ropepatch.folding",
     "load": "ropepatch.loading",
     "make_scaling": "ropepatch.scaling",
@@ -52,6 +55,7 @@ _HOME = {
 
 __all__ = [
     "METHODS",
+    "Fitted",
     "Frequencies",
     "Patch",
     "Plan",
@@ -63,6 +67,7 @@ __all__ = [
     "diagnose",
     "export_gguf",
     "extend",
+    "fit",
     "fold_attention",
     "load",
     "load_adapter",

@@ -21,6 +21,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.export import Export
 from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import Scaling, make_scaling
+from ropepatch.scaling_file import is_scaling_file, read_scaling
 from ropepatch.source import find_source
 from ropepatch.survey import Survey, survey, survey_folder
 
@@ -175,8 +176,8 @@ class Plan:
 def plan(
     model: str | Path | PreTrainedModel | PreTrainedConfig,
     *,
-    to: int,
-    method: str = "yarn",
+    to: int | None = None,
+    method: str | Path = "yarn",
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
@@ -184,14 +185,16 @@ def plan(
 
     Args:
         model: A checkpoint folder, a Hub id, a loaded model or its configuration.
-        to: The target context in tokens.
-        method: A name from `METHODS`.
+        to: The target context in tokens; None for that of a scaling file.
+        method: A name from `METHODS`, or a scaling file, `fitted.json`; see `ropepatch.scaling_file`.
         revision: Of a Hub id.
         **parameters: The method's own parameters; `factor` replaces target / L.
 
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
     """
+    method = str(method)
+    held = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
     if isinstance(model, str | Path):
         source = find_source(model, revision, weights=False)
         found, name, revision = survey_folder(source.folder), source.name, source.revision
@@ -202,10 +205,13 @@ def plan(
     else:
         found, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
     window = found.rope.original_max_position_embeddings
+    wanted: Any = held.target if held is not None and to is None else to
     try:
-        to = operator.index(to)
+        to = operator.index(wanted)
     except TypeError:
         raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
+    if held is not None:
+        held.check(found.rope, name, to)
     if to <= window:
         stated = getattr(found.config, "max_position_embeddings", None) == window
         source_of = "max_position_embeddings" if stated else "factor x original_max_position_embeddings"
@@ -213,7 +219,10 @@ def plan(
             f"{name} already covers {window} tokens ({source_of}); nothing to extend to {to}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
-    scaling = make_scaling(method, **{"factor": to / window} | parameters)
+    if held is not None:
+        scaling = held.scaling
+    else:
+        scaling = make_scaling(method, **{"factor": to / window} | parameters)
     return plan_scaling(found, name, revision, scaling, to)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import Length, relative_length
-from ropepatch.scaling import check_parameters
+from ropepatch.scaling_file import check_method, method_label
 from ropepatch.seeds import seed_of
 from ropepatch.shipped import shipped
 from ropepatch.strict import check_keys, is_count, read_yaml, refuse_unknown
@@ -164,7 +164,12 @@ TASKS: dict[str, type[Task]] = {kind.name: kind for kind in (PerplexityTask, Pas
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A scaling and its parameters."""
+    """A scaling and its parameters.
+
+    Args:
+        name: From `METHODS`, or a scaling file, which has the parameters.
+        parameters: Those that are not left at their defaults.
+    """
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -173,7 +178,7 @@ class Method:
     def label(self) -> str:
         """What tables and figures call it."""
         given = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
-        return f"{self.name} ({given})" if given else self.name
+        return f"{method_label(self.name)} ({given})" if given else method_label(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,16 +251,16 @@ def read_suite(name: str) -> Suite:
 
 
 def read_method(content: Any) -> Method:
-    """A method from YAML: its name, or a mapping with a name and parameters.
+    """A method from YAML: its name or scaling file, or a mapping with a name and parameters.
 
     Raises:
-        RopepatchError: No such method, or a parameter it does not have.
+        RopepatchError: No such method or file, or a parameter it does not have.
     """
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     if not isinstance(name, str):
         raise RopepatchError(f"a method must be a name, or a mapping with a name, got {content!r}")
-    check_parameters(name, [parameter for parameter in parameters if parameter != "factor"])
+    check_method(name, parameters)
     return Method(name=name, parameters=parameters)
 
 

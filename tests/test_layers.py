@@ -16,6 +16,7 @@ LAYERS = [
     {"folders", "lengths", "shipped", "strict", "whole_files"},
     {"rope"},
     {"scaling"},
+    {"scaling_file"},
     {"bands", "engines", "export", "legacy", "source", "suites"},
     {"adapters"},
     {"loading", "survey", "weights"},
@@ -24,14 +25,17 @@ LAYERS = [
     {"patching"},
     {"verification"},
     {"adapted", "checkpoint", "plots", "tiny"},
+    {"fitting"},
     {"card", "doctor", "folding", "gguf_file", "report", "tasks", "training"},
     {"hub", "measuring"},
+    {"choosing"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_ONLY = {"errors", "rope", "scaling", "bands", "engines", "export", "legacy"}
 TOUCH_TRANSFORMERS = {
+    "fitting",
     "adapters",
     "loading",
     "patching",
@@ -48,7 +52,7 @@ TOUCH_TRANSFORMERS = {
     "verification",
 }
 # may import evaluation
-MEASURE = {"plots", "tiny", "report", "card", "tasks", "training", "measuring", "cli"}
+MEASURE = {"plots", "tiny", "fitting", "choosing", "report", "card", "tasks", "training", "measuring", "cli"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -9,7 +9,20 @@ import sys
 
 import typer
 
-from ropepatch.cli import compare, demo, doctor, evaluate, export, extend, methods, plan, plot, push, recipes
+from ropepatch.cli import (
+    compare,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    extend,
+    fit,
+    methods,
+    plan,
+    plot,
+    push,
+    recipes,
+)
 from ropepatch.errors import RopepatchError
 
 app = typer.Typer(
@@ -25,6 +38,7 @@ app.command(epilog=extend.EXAMPLES)(extend.extend)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command(epilog=compare.EXAMPLES)(compare.compare)
+app.command(epilog=fit.EXAMPLES)(fit.fit)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=push.EXAMPLES)(push.push)

@@ -27,21 +27,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE pairs as the types that the method's dataclass declares; unknown names are left to it.
+    """NAME=VALUE pairs as the types that the method's dataclass declares.
 
     Raises:
-        RopepatchError: If a pair has no `=`, or its value is of another type.
+        RopepatchError: If a pair has no `=`, its name is unknown or its value is of another type; or beside a
+            scaling file, which holds every parameter.
     """
-    from ropepatch.scaling import check_parameters, find_method
+    from ropepatch.scaling import find_method
+    from ropepatch.scaling_file import check_method, is_scaling_file
 
-    types = get_type_hints(find_method(method))
+    types = {} if is_scaling_file(method) else get_type_hints(find_method(method))
     parameters: dict[str, Any] = {}
     for setting in settings or []:
         name, equals, text = setting.partition("=")
         if not equals:
             raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
         parameters[name] = _value(method, name, text, types[name]) if name in types else text
-    check_parameters(method, [name for name in parameters if name != "factor"])
+    check_method(method, parameters)
     return parameters
 
 

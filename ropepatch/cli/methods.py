@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -18,25 +18,35 @@ REQUIRED = "required"
 EXAMPLES = """\b
 Examples:
   ropepatch methods
-  ropepatch methods yarn"""
+  ropepatch methods yarn
+  ropepatch methods fitted.json"""
 
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One method, with its parameters.")
+        str | None, typer.Argument(metavar="NAME", help="One method, with its parameters; or a scaling file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the scaling methods, or describe one."""
     from ropepatch.scaling import METHODS, find_method
+    from ropepatch.scaling_file import is_scaling_file, read_scaling
 
-    chosen = [find_method(name)] if name else list(METHODS.values())
+    held = read_scaling(name) if name and is_scaling_file(name) else None
+    if held:
+        chosen: list[Any] = [held.scaling]
+    else:
+        chosen = [find_method(name)] if name else list(METHODS.values())
     if as_json:
         print(json.dumps([_described(method) for method in chosen], indent=2, ensure_ascii=False))
         return
     if name:
         (described,) = [_described(method) for method in chosen]
-        print(f"{name} ({described['paper']}): {described['formula']}\n\n{described['help']}")
+        if held:
+            rope = held.rope
+            print(f"{name}: {rope.original_max_position_embeddings} -> {held.target} tokens, ", end="")
+            print(f"rotary_dim {rope.rotary_dim}, rope_theta {rope.rope_theta:g}")
+        print(f"{described['method']} ({described['paper']}): {described['formula']}\n\n{described['help']}")
         print(f"\nsaved as: {described['saved_as']}")
         for parameter, default in described["parameters"].items():
             print(f"  --set {parameter}={_shown(default)}")
@@ -50,6 +60,7 @@ def methods(
 
 
 def _described(method: Any) -> dict[str, Any]:
+    """Of a method, with the defaults of its parameters, or of a scaling, with what they are."""
     return {
         "method": method.name,
         "formula": method.formula,
@@ -57,9 +68,7 @@ def _described(method: Any) -> dict[str, Any]:
         "saved_as": method.saved_as,
         "length_dependent": method.length_dependent,
         "parameters": {
-            f.name: REQUIRED if f.default is MISSING else f.default
-            for f in fields(method)
-            if f.name != "factor"
+            f.name: getattr(method, f.name, REQUIRED) for f in fields(method) if f.name != "factor"
         },
         "help": inspect.getdoc(method),
     }
@@ -69,4 +78,6 @@ def _shown(default: Any) -> str:
     """A default as --set takes it."""
     if default == REQUIRED:
         return "VALUE (required)"
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

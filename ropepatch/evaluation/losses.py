@@ -20,7 +20,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.batches import padded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from transformers import PreTrainedModel
 
@@ -41,7 +41,7 @@ class LossReader:
     def __init__(self, model: PreTrainedModel, chunk: int) -> None:
         self._model = model
         self._chunk = chunk
-        self._decoder = _decoder(model)
+        self._decoder = decoder_of(model)
         self._warned = False
 
     def read(self, batch: Batch) -> list[Tensor]:
@@ -70,7 +70,7 @@ def input_device(model: PreTrainedModel) -> torch.device:
     return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
 
 
-def _decoder(model: PreTrainedModel) -> nn.Module | None:
+def decoder_of(model: PreTrainedModel) -> nn.Module | None:
     """What the model runs below its head; None if it has no such part or cannot give single positions."""
     if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
         return None
@@ -108,7 +108,7 @@ def _chunked_losses(
     predicting = torch.arange(first - 1, ids.shape[1] - 1)
     ends = torch.unique(predicting[[0, -1]])
     chunks = []
-    with _computed_once(decoder) as outputs:
+    with computed_once(decoder) as outputs:
         # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows. The last
         # comes first, so that a model which answers two positions of its own choice is found out.
         expected = logits_at(ends.flip(0)).flip(1)
@@ -132,17 +132,23 @@ def _shape(output: Any) -> torch.Size:
 
 
 @contextmanager
-def _computed_once(module: nn.Module) -> Iterator[list[Any]]:
+def computed_once(
+    module: nn.Module, through: Callable[[Any], Any] = lambda output: output
+) -> Iterator[list[Any]]:
     """Within the block, this one instance computes at its first call and repeats that output at later ones.
 
     Yields the outputs given so far, one per call.
+
+    Args:
+        module: The instance.
+        through: What is done to the output once it is computed.
     """
     forward, shadowed = module.forward, "forward" in vars(module)
     outputs: list[Any] = []
 
     @functools.wraps(forward)
     def compute_once(*args: Any, **kwargs: Any) -> Any:
-        outputs.append(outputs[0] if outputs else forward(*args, **kwargs))
+        outputs.append(outputs[0] if outputs else through(forward(*args, **kwargs)))
         return outputs[-1]
 
     module.forward = compute_once

@@ -1,0 +1,117 @@
+"""`ropepatch fit`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ropepatch.cli.arguments import AsJson, Model, Revision
+from ropepatch.cli.measured import TextField, TextSource
+from ropepatch.cli.running import bytes_progress, device, progress
+from ropepatch.lengths import parse_length, short_length
+
+if TYPE_CHECKING:
+    from ropepatch.fitting import Fitted
+
+EXAMPLES = """\b
+Examples:
+  ropepatch fit tiny --to 2k
+  ropepatch fit ./llama-2-7b --to 16k --text books/ --out fitted.json
+  ropepatch fit ./llama-2-7b --to 16k --text books/ --short 2 --shape monotone --out ./llama-2-7b-16k
+  ropepatch extend ./llama-2-7b --method fitted.json --recipe llama2-7b-yarn-32k"""
+
+
+def fit(
+    model: Model,
+    to: Annotated[str, typer.Option(help="The target context, e.g. 32k.")],
+    text: TextSource = None,
+    field: TextField = "text",
+    split: Annotated[str, typer.Option(help="Of a `datasets` id or a saved set.")] = "train",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|FILE.json",
+            help="A checkpoint folder, or a small file that stands for a method everywhere; "
+            "MODEL-fit-TO here if not given.",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Of gradient descent.")] = 100,
+    init: Annotated[
+        str, typer.Option(help="Methods to start from, separated by commas; auto tries all and mixtures.")
+    ] = "auto",
+    search: Annotated[
+        str,
+        typer.Option(help="descent; or evolution, longrope2 or coordinates, for as many forward tokens."),
+    ] = "descent",
+    short: Annotated[
+        float, typer.Option(help="The weight of tokens within the trained context, against 1 beyond it.")
+    ] = 1.0,
+    keys: Annotated[float, typer.Option(help="More weight for tokens that need far context.")] = 0.0,
+    needles: Annotated[float, typer.Option(help="The weight of pass keys, against 1 for the text.")] = 0.0,
+    lengths: Annotated[
+        str, typer.Option(help="target; or all: one vector that serves every length up to it.")
+    ] = "target",
+    shape: Annotated[str, typer.Option(help="Of the divisors: free, monotone or smooth.")] = "free",
+    keep: Annotated[int, typer.Option(min=0, help="So many of the fastest pairs stay as they are.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of random starts and the order of the text.")] = 0,
+    link_weights: Annotated[
+        bool, typer.Option("--link-weights", help="As in `ropepatch extend`; for a checkpoint folder.")
+    ] = False,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn the frequencies and the attention factor by which a model reads at a target.
+
+    The weights stay as they are. Windows of the text that nothing is learned from decide, so that the outcome
+    reads them no worse than the best published method does. An interrupted descent goes on when the same
+    command is given again.
+    """
+    from ropepatch.fitting import Objective
+    from ropepatch.fitting import fit as learn
+    from ropepatch.folders import absent
+
+    target = parse_length(to)
+    place = absent(out or Path(f"{Path(model).name}-fit-{short_length(target)}"))
+    work = place.with_name(f"{place.name}.fit")
+    fitted = learn(
+        model,
+        to=target,
+        text=text,
+        field=field,
+        split=split,
+        steps=steps,
+        init=init,
+        search=search,
+        objective=Objective(short=short, keys=keys, needles=needles, lengths=lengths),
+        shape=shape,
+        keep=keep,
+        seed=seed,
+        revision=revision,
+        device=device(),
+        work=work,
+        progress=progress,
+    )
+    _write(fitted, place, link_weights=link_weights)
+    shutil.rmtree(work, ignore_errors=True)
+    if as_json:
+        print(json.dumps(fitted.record | {"out": str(place)}, indent=2, ensure_ascii=False))
+        return
+    print(fitted)
+    print(f"{place}: use it as a checkpoint" if place.is_dir() else f"{place}: use it as --method {place}")
+
+
+def _write(fitted: Fitted, place: Path, *, link_weights: bool) -> None:
+    from ropepatch.checkpoint import amend_record, extend
+
+    if place.suffix == ".json":
+        fitted.save(place)
+        return
+    with bytes_progress("weights") as advance:
+        extend(fitted.plan, place, link_weights=link_weights, progress=advance)
+    amend_record(place, fit=fitted.record, command=shlex.join(["ropepatch", *sys.argv[1:]]))

@@ -1,0 +1,317 @@
+"""Fit the frequencies and the attention factor of a model to a target, its weights frozen."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.bootstrap import bootstrap_interval
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.protocols import Sliding
+from ropepatch.evaluation.results import environment
+from ropepatch.fitting.course import (
+    Course,
+    Found,
+    batch_of,
+    begin,
+    proceed,
+    screened,
+    starts_of,
+    steps_in_all,
+)
+from ropepatch.fitting.descent import drawn
+from ropepatch.fitting.examples import Examples, Objective, needle_examples, text_examples, with_keys
+from ropepatch.fitting.fitted import Fitted
+from ropepatch.fitting.learnable import LearnableRope
+from ropepatch.fitting.material import Material, read_material
+from ropepatch.fitting.problem import BACKWARD, Problem, reading
+from ropepatch.fitting.searches import SEARCHES
+from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.vectors import Vector
+from ropepatch.loading import load_model, load_tokenizer
+from ropepatch.planning import plan_scaling
+from ropepatch.seeds import seed_of
+from ropepatch.source import Source, find_source, read_json
+from ropepatch.survey import Survey, survey_folder
+from ropepatch.weights import fingerprint, read_headers
+from ropepatch.whole_files import whole_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STATE = "fit.json"  # in the work folder
+SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
+NEEDLES = 32  # pass key prompts to learn from
+
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
+
+
+def fit(
+    model: str | Path,
+    *,
+    to: int,
+    text: str | Path | None = None,
+    field: str = "text",
+    split: str = "train",
+    steps: int = 100,
+    init: str = "auto",
+    search: str = "descent",
+    objective: Objective | None = None,
+    shape: str = "free",
+    keep: int = 0,
+    seed: int = 0,
+    spare: int = 0,
+    revision: str | None = None,
+    device: str = "cpu",
+    work: Path | None = None,
+    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+) -> Fitted:
+    """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
+
+    What is returned is, of the starts and all that was tried on the way, what reads the held-out windows
+    best: on them it is never worse than the best start.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`.
+        to: The target context in tokens.
+        text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
+        field: The column or key of a document's text.
+        split: Of a `datasets` id or a saved set.
+        steps: Of gradient descent; a search is given as many forward tokens.
+        init: `auto`, or methods to start from, separated by commas.
+        search: `descent`, or a name of `SEARCHES`.
+        objective: What is minimised; None for the mean over all tokens.
+        shape: `free`, `monotone` or `smooth` divisors.
+        keep: So many of the fastest pairs keep their frequencies.
+        seed: Of the order of the windows, and of random starts.
+        spare: Leave out the windows that a perplexity task with so many windows of the target would read.
+        revision: Of a Hub id.
+        device: Where the model is put.
+        work: A folder for the state of a descent: the same call goes on from it after an interruption.
+        progress: Called with the name of each stage; gives a context manager around a callback that takes how
+            much is done and how much there is.
+
+    Raises:
+        RopepatchError: If the model, the target, the text or a setting does not allow it.
+    """
+    settings = Settings(
+        steps=steps,
+        init=init,
+        search=search,
+        objective=objective or Objective(),
+        shape=shape,
+        keep=keep,
+        seed=seed,
+    )
+    source = find_source(model, revision, weights=True)
+    found = survey_folder(source.folder)
+    window = found.rope.original_max_position_embeddings
+    if to <= window:
+        raise RopepatchError(
+            f"{source.name} already covers {window} tokens; nothing to fit at {to}", hint=f"--to {4 * window}"
+        )
+    if text is None and source.name != "tiny":
+        raise RopepatchError(
+            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+        )
+    tokenizer = load_tokenizer(source.folder)
+    material = read_material(tokenizer, text, field=field, split=split, length=to, spare=spare)
+    loaded: Any = load_model(source.folder)
+    with reading(loaded.to(device), found) as module:
+        bench = Bench.of(loaded, tokenizer, module, found, material, settings)
+        course, seconds = _run(bench, settings, _asked(source, to, material, settings), work, progress)
+        record = _asked(source, to, material, settings) | {
+            "start": course.first.start,
+            "found": {"start": course.best.start, "step": course.best.step},
+            "held_out": bench.held_out_record(course),
+            "history": list(course.history),
+            "forward_tokens": course.spent,
+            "seconds": round(seconds, 1),
+            "env": environment(loaded),
+        }
+    scaling = Vector.from_flat(torch.tensor(course.best.vector)).scaling(to / window)
+    return Fitted(plan_scaling(found, source.name, source.revision, scaling, to), record)
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A model with a learnable rope, the windows to learn from and those that decide.
+
+    Args:
+        model: With `module` in it.
+        module: Its rotary module.
+        found: What its configuration says.
+        train: To learn from.
+        held_out: To decide by.
+    """
+
+    model: PreTrainedModel
+    module: LearnableRope
+    found: Survey
+    train: Problem
+    held_out: Problem
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        module: LearnableRope,
+        found: Survey,
+        material: Material,
+        settings: Settings,
+    ) -> Bench:
+        """The windows of a material under an objective.
+
+        Raises:
+            RopepatchError: Pass keys are asked for, and the tokenizer cannot write them.
+        """
+        window, objective = found.rope.original_max_position_embeddings, settings.objective
+        factor = len(material.train[0]) / window
+        made = []
+        for windows, seed in ((material.train, 0), (material.held_out, 1)):
+            examples = text_examples(windows, objective, window)
+            needles = None
+            if objective.needles:
+                count = min(NEEDLES, len(windows))
+                length = examples.length
+                needles = needle_examples(tokenizer, length=length, count=count, seed=seed_of("fit", seed))
+            weight = objective.needles
+            problem = Problem(
+                model,
+                module,
+                found.rope,
+                factor,
+                examples,
+                needles=needles,
+                needle_weight=weight,
+                text_weight=objective.text,
+            )
+            made.append(problem)
+        bench = cls(model, module, found, *made)
+        return bench._with_keys(settings) if objective.keys else bench
+
+    def _with_keys(self, settings: Settings) -> Bench:
+        """With more weight on the key tokens, as the best start tells them."""
+        starts = screened(self.train, starts_of(self.train, settings), settings)
+        judge = next(iter(starts.values()))
+        for problem in (self.train, self.held_out):
+            far, near = problem.losses(judge, problem.examples), self.own_window(problem.examples)
+            problem.examples = with_keys(problem.examples, far, near, settings.objective.keys)
+        return self
+
+    def own_window(self, examples: Examples) -> Tensor:
+        """The losses [N, T - 1] of the model as it is, read through its own window, half of it at a time."""
+        window = self.found.rope.original_max_position_embeddings
+        pairs = torch.zeros(self.found.rope.num_pairs)
+        self.module.vector = Vector(pairs, torch.zeros(()))
+        curve = perplexity(self.model, None, list(examples.ids), protocol=Sliding(window, window // 2))
+        return torch.stack(list(curve.nll))
+
+    def held_out_record(self, course: Course) -> dict[str, Any]:
+        """How well the held-out windows are read: before, after, and through the model's own window."""
+        examples, window = self.held_out.examples, self.found.rope.original_max_position_embeddings
+        before, after = (
+            self.held_out.losses(Vector.from_flat(torch.tensor(one.vector)), examples)
+            for one in (course.first, course.best)
+        )
+        own = self.own_window(examples)
+        gains = (before - after).double().sum(dim=1)
+        count = before.shape[1]
+        return {
+            "windows": len(examples),
+            "objective_before": course.first.loss,
+            "objective_after": course.best.loss,
+            "before": before.mean().item(),
+            "after": after.mean().item(),
+            "gain": gains.mean().item() / count,
+            "gain_interval": list(bootstrap_interval([(gain, count) for gain in gains.tolist()])),
+            "short_before": before[:, : window - 1].mean().item(),
+            "short_after": after[:, : window - 1].mean().item(),
+            "own_window": own.mean().item(),
+        }
+
+
+def _asked(source: Source, to: int, material: Material, settings: Settings) -> dict[str, Any]:
+    """All that decides the outcome."""
+    return {
+        "model": source.name,
+        "revision": source.revision,
+        "weights": fingerprint(read_headers(source.folder)),
+        "to": to,
+        "text": material.text,
+        "digest": material.digest,
+        "windows": len(material.train),
+        **asdict(settings),
+    }
+
+
+def _run(
+    bench: Bench, settings: Settings, asked: dict[str, Any], work: Path | None, progress: Progress
+) -> tuple[Course, float]:
+    """The course to its end, and the seconds it took, over all calls."""
+    began = time.perf_counter()
+    file = None if work is None else work / STATE
+    course, earlier = _resumed(file, asked)
+    if course is None:
+        with progress("starts"):
+            course = begin(bench.train, bench.held_out, settings)
+    if settings.search != "descent":
+        return _searched(bench, settings, course, progress), time.perf_counter() - began
+    with progress("fit") as advance:
+        for now in proceed(bench.train, bench.held_out, settings, course):
+            advance(now.taken, steps_in_all(settings, now))
+            if file is not None and len(now.history) > len(course.history):
+                seconds = earlier + time.perf_counter() - began
+                _keep(file, {"asked": asked, "course": now.to_dict(), "seconds": seconds})
+            course = now
+    return course, earlier + time.perf_counter() - began
+
+
+def _searched(bench: Bench, settings: Settings, course: Course, progress: Progress) -> Course:
+    """The best that a search finds for the forward tokens of the descent."""
+    train = bench.train
+    budget = steps_in_all(settings, course) * train.cost(batch_of(train)) * (1 + BACKWARD)
+    starts = [Vector.from_flat(torch.tensor(course.first.vector)), *starts_of(train, settings).values()]
+    windows = drawn(train.num_windows, max(batch_of(train), SEARCHED), 0, settings.seed)
+    best, spent = starts[0], train.spent
+    with progress(settings.search) as advance:
+        found = SEARCHES[settings.search](
+            train, starts, budget=spent + budget, seed=settings.seed, windows=windows
+        )
+        for better in found:
+            best = better.vector
+            advance(better.spent - spent, budget)
+    loss = bench.held_out.by_window(best).mean().item()
+    if loss < course.best.loss:
+        course = replace(course, best=Found(tuple(best.flat().tolist()), loss, settings.search))
+    return replace(course, spent=train.spent + bench.held_out.spent, finished=True)
+
+
+def _resumed(file: Path | None, asked: dict[str, Any]) -> tuple[Course | None, float]:
+    """Where an earlier call stopped, and the seconds it had taken.
+
+    Raises:
+        RopepatchError: The folder holds another fit.
+    """
+    if file is None or not file.exists():
+        return None, 0.0
+    kept = read_json(file)
+    if kept.get("asked") != json.loads(json.dumps(asked)):
+        raise RopepatchError(f"{file} is of another fit", hint="remove it, or choose another --out")
+    return Course.from_dict(kept["course"]), kept["seconds"]
+
+
+def _keep(file: Path, content: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as partial:
+        partial.write_text(json.dumps(content), encoding="utf-8")

@@ -1,0 +1,194 @@
+"""A model that is asked how well it reads under any vector, and what every question cost.
+
+Shapes: B rows of T tokens; P rotary pairs; C positions of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropepatch.evaluation.losses import computed_once, decoder_of, evaluating, input_device
+from ropepatch.fitting.examples import Examples
+from ropepatch.fitting.learnable import LearnableRope, learnable
+from ropepatch.fitting.vectors import Vector
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ropepatch.rope import Rope
+    from ropepatch.survey import Survey
+
+CHUNK = 2048  # positions whose logits are held at a time
+AT_ONCE = 8192  # tokens of a forward pass, unless one row is longer
+BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
+
+
+class Problem:
+    """The objective as a function of a vector.
+
+    Args:
+        model: The model, its weights frozen.
+        module: The rotary module in it.
+        rope: Its rope.
+        factor: s, the target over the original window.
+        examples: Text.
+        needles: Pass key prompts; None for none.
+        needle_weight: Of their mean loss, against that of the text.
+        text_weight: 0 to be driven by needles alone.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        module: LearnableRope,
+        rope: Rope,
+        factor: float,
+        examples: Examples,
+        *,
+        needles: Examples | None = None,
+        needle_weight: float = 0.0,
+        text_weight: float = 1.0,
+    ) -> None:
+        self.model = model
+        self.rope = rope
+        self.factor = factor
+        self.examples = examples
+        self.needles = needles
+        self.spent = 0
+        self._module = module
+        self._decoder = decoder_of(model)
+        self._needle_weight = needle_weight if needles is not None else 0.0
+        self._text_weight = text_weight
+
+    @property
+    def num_windows(self) -> int:
+        """Windows there are to choose from."""
+        return len(self.examples)
+
+    def cost(self, windows: int) -> int:
+        """Forward tokens of `score` on so many windows."""
+        per_window = self.examples.length if self._text_weight else 0
+        if self.needles is not None and self._needle_weight:
+            per_window += self.needles.length
+        return windows * per_window
+
+    def score(self, vector: Vector, windows: Sequence[int]) -> float:
+        """The objective over some windows, nats per token, from forward passes alone."""
+        with torch.no_grad():
+            return self._sum(vector, windows, backward=False)
+
+    def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
+        """The objective and its gradient [P + 1], in the order of `Vector.flat`."""
+        flat = vector.flat().detach().requires_grad_()
+        total = self._sum(Vector.from_flat(flat), windows, backward=True)
+        assert flat.grad is not None
+        return total, flat.grad
+
+    def by_window(self, vector: Vector) -> Tensor:
+        """The objective of every window on its own, float64 [N]; their mean is the objective over all."""
+        with torch.no_grad():
+            totals = torch.zeros(self.num_windows, dtype=torch.float64)
+            for examples, share in self._parts(range(self.num_windows)):
+                losses = torch.cat([self._read(vector, batch)[0].cpu() for batch in _batches(examples)])
+                self.spent += examples.ids.numel()
+                weights = examples.weights.double()
+                totals += (losses.double() * weights).sum(dim=1) * share * len(weights) / weights.sum()
+        return totals
+
+    def losses(self, vector: Vector, examples: Examples) -> Tensor:
+        """The loss [N, T - 1] of every token of some rows, float32 on the CPU."""
+        with torch.no_grad():
+            return torch.cat([self._read(vector, part)[0].cpu() for part in _batches(examples)])
+
+    def _parts(self, windows: Sequence[int]) -> Iterator[tuple[Examples, float]]:
+        """What is read for some windows, and the share of each in the objective."""
+        if self._text_weight:
+            yield self.examples.rows(windows), self._text_weight
+        if self.needles is not None and self._needle_weight:
+            yield self.needles.rows([index % len(self.needles) for index in windows]), self._needle_weight
+
+    def _sum(self, vector: Vector, windows: Sequence[int], *, backward: bool) -> float:
+        total = 0.0
+        for examples, share in self._parts(windows):
+            whole = examples.weights.sum().item()
+            for batch in _batches(examples):
+                weights = batch.weights * (share / whole)
+                losses, finish = self._read(vector, batch, weights if backward else None)
+                finish()
+                total += (losses.cpu().double() * weights).sum().item()
+                self.spent += batch.ids.numel() * (1 + BACKWARD * backward)
+        return total
+
+    def _read(self, vector: Vector, batch: Examples, weights: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Losses [B, T - 1], detached; and what runs the backward pass of their weighted sum.
+
+        The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
+        ever held; the gradient reaches the decoder in one piece.
+        """
+        self._module.vector = vector
+        ids = batch.ids.to(input_device(self.model))
+        if self._decoder is None:
+            return self._read_whole(ids, weights)
+        hidden: list[tuple[Tensor, Tensor]] = []
+
+        def cut(output: Any) -> Any:
+            state = output if isinstance(output, Tensor) else output[0]
+            leaf = state.detach().requires_grad_(weights is not None)
+            hidden.append((state, leaf))
+            if isinstance(output, Tensor):
+                return leaf
+            output[next(iter(output))] = leaf
+            return output
+
+        losses = []
+        with computed_once(self._decoder, through=cut):
+            for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // len(ids))):
+                logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
+                losses.append(_backward(logits, ids, positions, weights))
+        ((state, leaf),) = hidden
+
+        def finish() -> None:
+            if weights is not None:
+                torch.autograd.backward(state, leaf.grad)
+
+        return torch.cat(losses, dim=1), finish
+
+    def _read_whole(self, ids: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
+        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
+        losses = _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights)
+        return losses, lambda: None
+
+
+def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
+    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass."""
+    targets = ids[:, positions + 1].to(logits.device)
+    rows = logits.float().flatten(0, 1)
+    losses = F.cross_entropy(rows, targets.flatten(), reduction="none").view(targets.shape)
+    if weights is not None:
+        (losses * weights[:, positions].to(losses.device)).sum().backward()  # type: ignore[no-untyped-call]
+    return losses.detach()
+
+
+def _batches(examples: Examples) -> Iterator[Examples]:
+    rows = max(1, AT_ONCE // examples.length)
+    for begin in range(0, len(examples), rows):
+        yield Examples(examples.ids[begin : begin + rows], examples.weights[begin : begin + rows])
+
+
+@contextmanager
+def reading(model: PreTrainedModel, found: Survey) -> Iterator[LearnableRope]:
+    """A model with a learnable rope and frozen weights within the block; afterwards as it was."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.requires_grad_(False)
+    try:
+        with evaluating(model), learnable(model, found.site, found.rope) as module:
+            yield module
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)

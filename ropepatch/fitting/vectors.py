@@ -1,0 +1,60 @@
+"""What is fitted: one divisor per rotary pair and one attention factor, both as logarithms.
+
+Shapes: P rotary pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropepatch.rope import Frequencies, Rope
+from ropepatch.scaling.searched import CustomDivisors
+
+# Beyond it a pair stands still: at a divisor of e^12 the fastest pair turns 6 times in a million tokens.
+LARGEST = 12.0
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """A point of the space that is searched.
+
+    Args:
+        log_divisors: ln(theta_i / theta'_i), float32 [P], fastest pair first.
+        log_attention: ln a, float32 [].
+    """
+
+    log_divisors: Tensor
+    log_attention: Tensor
+
+    @classmethod
+    def of(cls, frequencies: Frequencies, rope: Rope) -> Vector:
+        """The vector of some frequencies; a pair that does not rotate gets the largest divisor."""
+        divisors = rope.inv_freq().double() / frequencies.inv_freq.double()
+        a = math.log(frequencies.attention_factor / rope.carried_attention_factor)
+        return cls(divisors.log().clamp(-LARGEST, LARGEST).float(), torch.tensor(a, dtype=torch.float32))
+
+    def flat(self) -> Tensor:
+        """Both in one tensor [P + 1]: the divisors, then the attention factor."""
+        return torch.cat([self.log_divisors, self.log_attention[None]])
+
+    @classmethod
+    def from_flat(cls, values: Tensor) -> Vector:
+        """The inverse of `flat`."""
+        return cls(values[:-1], values[-1])
+
+    def scaling(self, factor: float) -> CustomDivisors:
+        """The method that says the same, rounded to what float32 tells apart.
+
+        Args:
+            factor: s, the target over the original window.
+        """
+        divisors = self.log_divisors.detach().double().exp().tolist()
+        return CustomDivisors(
+            factor=factor,
+            divisors=tuple(float(f"{divisor:.8g}") for divisor in divisors),
+            attention_factor=float(f"{math.exp(self.log_attention.item()):.8g}"),
+        )
