@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 STATE = "fit.json"  # in the work folder
 SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
+JUDGED = 15  # of the best vectors of a search, the last so many: as often as a descent is judged
 NEEDLES = 32  # pass key prompts to learn from
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
@@ -283,17 +285,19 @@ def _searched(bench: Bench, settings: Settings, course: Course, progress: Progre
     budget = steps_in_all(settings, course) * train.cost(batch_of(train)) * (1 + BACKWARD)
     starts = [Vector.from_flat(torch.tensor(course.first.vector)), *starts_of(train, settings).values()]
     windows = drawn(train.num_windows, max(batch_of(train), SEARCHED), 0, settings.seed)
-    best, spent = starts[0], train.spent
+    spent = train.spent
+    latest: deque[Vector] = deque(maxlen=JUDGED)
     with progress(settings.search) as advance:
         found = SEARCHES[settings.search](
             train, starts, budget=spent + budget, seed=settings.seed, windows=windows
         )
         for better in found:
-            best = better.vector
+            latest.append(better.vector)
             advance(better.spent - spent, budget)
-    loss = bench.held_out.by_window(best).mean().item()
-    if loss < course.best.loss:
-        course = replace(course, best=Found(tuple(best.flat().tolist()), loss, settings.search))
+    for vector in latest:
+        loss = bench.held_out.by_window(vector).mean().item()
+        if loss < course.best.loss:
+            course = replace(course, best=Found(tuple(vector.flat().tolist()), loss, settings.search))
     return replace(course, spent=train.spent + bench.held_out.spent, finished=True)
 
 

@@ -26,11 +26,9 @@ from ropepatch.seeds import seed_of
 if TYPE_CHECKING:
     from ropepatch.fitting.problem import Problem
 
-# Of both evolutions (arXiv:2402.13753, tables 4 and 5; 2502.20082, appendix B; microsoft/LongRoPE)
+# Of both evolutions: microsoft/LongRoPE, evolution/algorithms and default_hyper_params
 MUTATED = 0.3  # the chance of every pair to be redrawn in a mutation
-EXCHANGED = (
-    0.15  # of every pair to come from the second parent of a crossover: 0.3 to be visited, 0.5 to be taken
-)
+EXCHANGED = 0.15  # of every pair to be exchanged in a crossover: 0.3 to be visited times 0.5 to be taken
 ATTEMPTS = 20  # passes over the pairs until a crossover gives up and a mutation takes its place
 PER_UNIT = 100  # values of a divisor from one whole number to the next: a step of 0.01
 EXHAUSTED = 1000  # mutations in a row that are all known: nothing new is left
