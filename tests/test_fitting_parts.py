@@ -21,7 +21,7 @@ from ropepatch.fitting.material import read_material
 from ropepatch.fitting.problem import BACKWARD, Problem, reading
 from ropepatch.fitting.settings import Settings
 from ropepatch.fitting.shapes import SHAPES, SMOOTH_WAVES, project
-from ropepatch.fitting.starts import mixtures, named, neighbours, published
+from ropepatch.fitting.starts import mixtures, named, published
 from ropepatch.fitting.vectors import LARGEST, Vector
 from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling import METHODS
@@ -361,27 +361,6 @@ def test_starts_that_lose_the_race_do_not_stop_the_one_that_wins():
     assert courses[-1].taken > 3 * 12 + 20
 
 
-def test_the_second_round_starts_from_the_best_of_the_first_and_around_it():
-    courses = run(Settings(steps=40))
-    first = next(course for course in courses if course.round == 1)
-    assert next(iter(first.racers)) == "the best"
-    assert first.racers["the best"].vector == first.best.vector
-    assert all(name.startswith("neighbour") for name in list(first.racers)[1:])
-    assert courses[-1].round == 2
-    assert courses[-1].taken == 2 * (20 + 3 * 4)
-
-
-def test_neighbours_are_near_and_nearest_along_fast_pairs():
-    centre = some_vector(8)
-    found = torch.stack(
-        [vector.flat() - centre.flat() for vector in neighbours(centre, ROPE, count=400, seed=0).values()]
-    )
-    spread = found.std(dim=0).tolist()
-    turns = [64 * 10000.0 ** (-2 * pair / 16) / (2 * math.pi) for pair in range(8)]
-    expected = [0.3 / math.sqrt(max(turn, 1.0)) for turn in turns] + [0.0]
-    assert spread == pytest.approx(expected, rel=0.15)
-
-
 def test_a_single_step_is_no_race():
     courses = run(Settings(steps=1, init="yarn,none"))
     assert courses[-1].finished
@@ -399,9 +378,9 @@ def test_the_best_of_a_race_goes_on_alone():
 
 
 def test_a_descent_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been():
-    settings = Settings(steps=40, seed=3)
+    settings = Settings(steps=40, init="none,yarn", seed=3)
     whole = run(settings)
-    for stopped in (0, 5, 13, 30, 45):
+    for stopped in (0, 5, 13, 30):
         kept = Course.from_dict(json.loads(json.dumps(whole[stopped].to_dict())))
         assert kept == whole[stopped]
         assert run(settings, course=kept)[-1].best == whole[-1].best
@@ -429,7 +408,7 @@ def test_a_step_is_adams():
         rate = 0.08 * min(1.0, count / 5) * 0.5 * (1 + math.cos(math.pi * (count - 1) / 100))
         moved = rate * (first / (1 - 0.9**count)) / (np.sqrt(second / (1 - 0.99**count)) + 1e-8)
         values = values - scale * moved
-        state = step(problem, state, steps=100, batch=2, settings=settings)
+        state = step(problem, state, batch=2, settings=settings)
     assert state.vector == pytest.approx(values.tolist(), rel=1e-4, abs=1e-5)
 
 

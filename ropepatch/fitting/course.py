@@ -16,18 +16,17 @@ from ropepatch.fitting.descent import Descent, step
 from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.settings import Settings
 from ropepatch.fitting.shapes import project
-from ropepatch.fitting.starts import mixtures, named, neighbours, published
+from ropepatch.fitting.starts import mixtures, named, published
 from ropepatch.fitting.vectors import Vector
 from ropepatch.seeds import seed_of
 
 MIXTURES = 160  # random starts beside the published ones
 SCREENED = 16  # starts that are tried again on more text
 BATCH_TOKENS = 4096  # of a step; one window at least
-ROUNDS = 2  # the second starts around the best of the first
 RACERS = 4  # starts that take some steps before the best goes on
-RACE = 5  # of the steps of a round, one in so many
-CHECKS = 8  # how often the held-out windows are read in a descent
-PATIENCE = 5  # checks without a new best, after which a descent stops
+RACE = 5  # of all steps, one in so many
+CHECKS = 15  # how often the held-out windows are read on the way
+PATIENCE = 8  # checks without a new best, after which it stops
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Course:
         racers: The descents by the names of their starts, the best start first.
         first: The best of the published or named methods.
         best: The best of all so far.
-        raced: How many descents there are in a round.
-        round: Rounds that are over.
+        raced: How many descents there were.
         spent: Forward tokens so far.
         taken: Steps so far, of all racers.
         unchanged: Checks since there was a new best.
@@ -68,7 +66,6 @@ class Course:
     first: Found
     best: Found
     raced: int
-    round: int = 0
     spent: int = 0
     taken: int = 0
     unchanged: int = 0
@@ -93,15 +90,13 @@ def _rebuilt(kind: Any, content: dict[str, Any]) -> Any:
 
 
 def steps_in_all(settings: Settings, course: Course) -> int:
-    """Steps of the long descents and of those that lose a race."""
-    rounds, steps = rounds_of(settings)
-    return rounds * (steps + (course.raced - 1) * (steps // RACE))
+    """Steps of the long descent and of those that lose the race."""
+    return settings.steps + (course.raced - 1) * race_of(settings)
 
 
-def rounds_of(settings: Settings) -> tuple[int, int]:
-    """How many rounds there are, and the steps of the long descent of each."""
-    rounds = ROUNDS if settings.init == "auto" and settings.steps >= ROUNDS * RACE else 1
-    return rounds, settings.steps // rounds
+def race_of(settings: Settings) -> int:
+    """Steps of a race; fewer than in all."""
+    return settings.steps // RACE
 
 
 def batch_of(problem: Problem) -> int:
@@ -145,8 +140,7 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
         more = mixtures(given, count=MIXTURES, seed=settings.seed)
         starts |= {name: project(start, settings.shape, settings.keep) for name, start in more.items()}
     order = screened(problem, starts, settings) | screened(problem, given, settings)
-    _, steps = rounds_of(settings)
-    racing = list(order)[: RACERS if steps // RACE else 1]
+    racing = list(order)[: RACERS if race_of(settings) else 1]
     known = [name for name in order if name in given][:RACERS]
     judged = {
         name: Found(tuple(order[name].flat().tolist()), held_out.by_window(order[name]).mean().item(), name)
@@ -155,49 +149,30 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
     first = min((judged[name] for name in known), key=lambda found: found.loss)
     best = min(judged.values(), key=lambda found: found.loss)
     racers = {name: Descent.at(order[name]) for name in racing}
-    return Course(racers, first, best, len(racers), spent=_spent(problem, held_out))
+    return Course(racers, first, best, len(racers), _spent(problem, held_out))
 
 
 def proceed(problem: Problem, held_out: Problem, settings: Settings, course: Course) -> Iterator[Course]:
     """The course after each further step, until it is over.
 
-    In a round the starts race; then the one whose descent reads the held-out windows best goes on alone. It
-    is judged by the running mean of its vectors. The next round starts from the best so far and around it.
+    The starts race; then the one whose descent reads the held-out windows best goes on alone. It is judged by
+    the running mean of its vectors.
     """
-    before = course.spent - _spent(problem, held_out)
-    rounds, steps = rounds_of(settings)
-    every, race = max(1, steps // CHECKS), steps // RACE if course.raced > 1 else 0
+    earlier = course.spent - _spent(problem, held_out)
+    every = max(1, settings.steps // CHECKS)
+    race = race_of(settings) if course.raced > 1 else 0
     while not course.finished:
         name = next((name for name, racer in course.racers.items() if racer.step < race), None)
         if name is None:
             course = _decided(course)
             (name,) = course.racers
-        racer = step(
-            problem,
-            course.racers[name],
-            steps=steps,
-            batch=batch_of(problem),
-            settings=settings,
-            earlier=course.round * steps,
-        )
+        racer = step(problem, course.racers[name], batch=batch_of(problem), settings=settings)
         course = replace(course, racers=course.racers | {name: racer}, taken=course.taken + 1)
-        if racer.step % every == 0 or racer.step in (race, steps):
+        if racer.step % every == 0 or racer.step in (race, settings.steps):
             course = _checked(course, name, held_out.by_window(racer.averaged).mean().item())
-        if len(course.racers) == 1 and (racer.step >= steps or course.unchanged >= PATIENCE):
-            course = replace(course, round=course.round + 1, unchanged=0)
-            course = replace(course, finished=course.round == rounds)
-            if not course.finished:
-                course = replace(course, racers=_around(problem, course, settings))
-        yield (course := replace(course, spent=before + _spent(problem, held_out)))
-
-
-def _around(problem: Problem, course: Course, settings: Settings) -> dict[str, Descent]:
-    """The best so far and the best of its neighbours, to race."""
-    best = Vector.from_flat(torch.tensor(course.best.vector))
-    near = neighbours(best, problem.rope, count=MIXTURES, seed=settings.seed)
-    allowed = {name: project(start, settings.shape, settings.keep) for name, start in near.items()}
-    order = {"the best": best} | screened(problem, allowed, settings)
-    return {name: Descent.at(order[name]) for name in list(order)[: course.raced]}
+        alone = len(course.racers) == 1
+        over = racer.step >= settings.steps or course.unchanged >= PATIENCE
+        yield (course := replace(course, spent=earlier + _spent(problem, held_out), finished=alone and over))
 
 
 def _decided(course: Course) -> Course:
@@ -211,7 +186,7 @@ def _decided(course: Course) -> Course:
 
 def _checked(course: Course, name: str, loss: float) -> Course:
     racer = course.racers[name]
-    row = {"round": course.round, "start": name, "step": racer.step, "train": racer.loss, "held_out": loss}
+    row = {"start": name, "step": racer.step, "train": racer.loss, "held_out": loss}
     course = replace(course, history=(*course.history, row), unchanged=course.unchanged + 1)
     if loss < course.best.loss:
         best = Found(racer.mean, loss, name, racer.step)

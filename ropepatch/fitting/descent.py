@@ -58,9 +58,7 @@ class Descent:
         return Vector.from_flat(torch.tensor(self.mean))
 
 
-def step(
-    problem: Problem, state: Descent, *, steps: int, batch: int, settings: Settings, earlier: int = 0
-) -> Descent:
+def step(problem: Problem, state: Descent, *, batch: int, settings: Settings) -> Descent:
     """The state after one more step.
 
     Adam (arXiv:1412.6980) with a cosine to `LEAST` of its rate; every vector is projected onto the shape. The
@@ -70,22 +68,20 @@ def step(
     Args:
         problem: What is minimised.
         state: Where it stands.
-        steps: How many there are in all.
         batch: Windows of the step.
-        settings: Shape and seed.
-        earlier: Steps of an earlier descent, whose windows come first.
+        settings: How many steps there are in all, shape and seed.
     """
     turns = rotations(problem.rope.inv_freq(), problem.rope.original_max_position_embeddings)
     scale = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
     values = (torch.tensor(state.vector) / scale).requires_grad_()
-    rate = LEARNING_RATE * _decay(state.step, steps)
+    rate = LEARNING_RATE * _decay(state.step, settings.steps)
     optimizer = torch.optim.Adam([values], lr=rate, betas=BETAS)
     optimizer.state[values] = {
         "step": torch.tensor(float(state.step)),
         "exp_avg": torch.tensor(state.first),
         "exp_avg_sq": torch.tensor(state.second),
     }
-    windows = drawn(problem.num_windows, batch, earlier + state.step, settings.seed)
+    windows = drawn(problem.num_windows, batch, state.step, settings.seed)
     loss, gradient = problem.gradient(Vector.from_flat(values.detach() * scale), windows)
     values.grad = gradient * scale
     optimizer.step()

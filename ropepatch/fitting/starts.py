@@ -12,12 +12,11 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.vectors import Vector
-from ropepatch.rope import Rope, rotations
+from ropepatch.rope import Rope
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.seeds import seed_of
 
 SPREAD = 0.5  # of the noise on the slowest pair of a mixture, in logarithms; it falls to 0 at the fastest
-NEAR = 0.3  # of the noise of a neighbour on slow pairs; by sqrt(r) less on those that turn r > 1 times in L
 STOPPED = 5.0  # the largest log-divisor that a mixture is made from
 WARMEST = 0.15  # the largest log attention factor of a mixture
 
@@ -66,16 +65,3 @@ def mixtures(starts: Mapping[str, Vector], *, count: int, seed: int) -> dict[str
         mixed = ends[0].lerp(ends[1], share) + noise * torch.randn(pairs, generator=draw)
         made[f"mixture {index}"] = Vector(mixed, WARMEST * torch.rand(1, generator=draw)[0])
     return made
-
-
-def neighbours(vector: Vector, rope: Rope, *, count: int, seed: int) -> dict[str, Vector]:
-    """Random vectors around one, with less noise where the loss has more valleys."""
-    draw = torch.Generator().manual_seed(seed_of("neighbours", seed) % 2**63)
-    turns = rotations(rope.inv_freq(), rope.original_max_position_embeddings)
-    noise = NEAR * turns.clamp(min=1).rsqrt().float()
-    return {
-        f"neighbour {index}": Vector(
-            vector.log_divisors + noise * torch.randn(len(noise), generator=draw), vector.log_attention
-        )
-        for index in range(count)
-    }
