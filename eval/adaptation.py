@@ -2,9 +2,12 @@
 
     python eval/adaptation.py --out RUNS --json eval/results/adaptation.json
     python eval/adaptation.py --out RUNS --json FILE --only "yarn;linear" --threads 1
+    python eval/adaptation.py --starts --out RUNS --json FILE [--fitted FILE] [--steps 1000] [--seeds 3]
 
 Each run trains by the recipe `tiny` with what RUNS changes, and is then measured on tales it has not seen,
 beside the floor that no model can beat, and by pass keys. `babyllama` trains on real stories (../shared).
+`--starts` adapts it at 4 x, by the same steps on the same rows, from YaRN, from fitted frequencies, and with
+frequencies that are trained with the weights; without `--fitted` it is fitted first, on what is trained on.
 Restartable: a run that is in the file is not made again, and one that was interrupted goes on.
 """
 
@@ -15,6 +18,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +26,16 @@ import torch
 
 import ropepatch
 from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.evaluation.sources import stream_documents
 from ropepatch.evaluation.texts import windows
+from ropepatch.loading import load_tokenizer
 from ropepatch.tiny.held_out import held_out_tales
 from ropepatch.training.recipe import Recipe, read_recipe
-from ropepatch.training.sections import Data, Texts, Watch
+from ropepatch.training.sections import Data, Frequencies, Texts, Watch
+from ropepatch.training.supply import write_windows
+from ropepatch.training.tokens import default_cache
 from ropepatch.whole_files import whole_file
 
 TARGET, TRAINED = 2048, 256
@@ -63,6 +71,46 @@ RUNS = {
     "short": Run(windows=("1x",)),
     "true": Run(windows=("8x",)),
     "true, time of short": Run(windows=("8x",), share_of_steps=TIME_OF_SHORT_ROWS),
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an adaptation of babyllama-361 at 4 x starts.
+
+    Args:
+        fitted: From fitted frequencies, not from YaRN's.
+        rate: The learning rate of the frequencies; None to leave them.
+    """
+
+    fitted: bool = False
+    rate: float | None = None
+
+    def recipe(self, steps: int, seed: int) -> Recipe:
+        """The recipe of this run."""
+        recipe = read_recipe("tiny")
+        data = Data(
+            sources=(Texts(text=str(STORIES)),), windows=("1x", "4x"), tokens_per_batch="2k", boundaries=False
+        )
+        return replace(
+            recipe,
+            data=data,
+            trainer={**recipe.trainer, "max_steps": steps},
+            watch=Watch(every=250, windows=STORY_WINDOWS, passkey_trials=0),
+            frequencies=None if self.rate is None else Frequencies(learning_rate=self.rate),
+            seed=seed,
+        )
+
+
+STORY_TARGET, STORY_WINDOWS = 1024, 32
+STORY_SPANS = [(0, 256), (256, 512), (512, 1024), (768, 1024), (0, 1024)]
+STARTS = {
+    "yarn": Start(),
+    "fit": Start(fitted=True),
+    "yarn, trained 1e-3": Start(rate=1e-3),
+    "fit, trained 1e-3": Start(fitted=True, rate=1e-3),
+    "yarn, trained 1e-2": Start(rate=1e-2),
+    "fit, trained 1e-2": Start(fitted=True, rate=1e-2),
 }
 
 
@@ -138,6 +186,74 @@ def judge_stories(folder: Path) -> dict[str, Any]:
     return {"windows": len(held_out), "base": within, "training-free": free, "adapted": after}
 
 
+def compare_starts(arguments: argparse.Namespace) -> None:
+    """The same steps from every start, on stories that are neither fitted to nor trained on."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    fitted = arguments.fitted or fitted_on_stories(arguments.out)
+    base, tokenizer = ropepatch.load(BABYLLAMA)
+    documents = windows(tokenizer, stream_documents(STORIES), length=STORY_TARGET, count=None)
+    pieces = [torch.tensor(ids) for ids in documents[:STORY_WINDOWS]]
+    found = results_in(arguments.json)
+    if "base" not in found:
+        own = ropepatch.perplexity(base, None, pieces, protocol=Sliding(TRAINED, TRAINED // 2))
+        found["base"] = {"through its own window": spans_of(own)}
+        for name, method in (("yarn", "yarn"), ("fit", str(fitted))):
+            with ropepatch.patch(base, ropepatch.plan(BABYLLAMA, to=STORY_TARGET, method=method)):
+                found["base"][name] = spans_of(ropepatch.perplexity(base, None, pieces))
+        found |= {
+            "fitted": json.loads(fitted.read_text(encoding="utf-8")),
+            "windows": len(pieces),
+            "threads": arguments.threads,
+            "env": environment(base),
+        }
+    for seed in range(arguments.seeds):
+        for name in arguments.only.split(";") if arguments.only else STARTS:
+            key = f"{name}, seed {seed}"
+            if key in found["runs"]:
+                continue
+            start = STARTS[name]
+            plan = ropepatch.plan(BABYLLAMA, to=STORY_TARGET, method=str(fitted) if start.fitted else "yarn")
+            folder = arguments.out / key.replace(", ", "-").replace(" ", "-")
+            say = partial(print, key, file=sys.stderr, flush=True)
+            ropepatch.adapt(plan, start.recipe(arguments.steps, seed), folder, say=say)
+            record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
+            kept = ("steps", "tokens", "seconds", "gate", "frequencies")
+            curve = ropepatch.perplexity(ropepatch.load(folder)[0], None, pieces)
+            row = {key: record[key] for key in kept if key in record} | {"seed": seed, "start": name}
+            found["runs"][key] = row | spans_of(curve)
+            with whole_file(arguments.json) as partial_file:
+                partial_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def fitted_on_stories(out: Path) -> Path:
+    """The scaling file of a fit to what the adaptations train on, which is not what they are judged by."""
+    file = out / "fitted.json"
+    if not file.exists():
+        recipe, text = Start().recipe(1, 0), out / "windows.jsonl"
+        tokenizer = load_tokenizer(BABYLLAMA)
+        write_windows(
+            recipe,
+            tokenizer,
+            text,
+            trained=TRAINED,
+            target=STORY_TARGET,
+            vocabulary=len(tokenizer),
+            cache=default_cache(),
+        )
+        found = ropepatch.fit(BABYLLAMA, to=STORY_TARGET, text=text, field="input_ids", work=out / "fit")
+        found.save(file)
+    return file
+
+
+def spans_of(curve: LossCurve) -> dict[str, Any]:
+    """Nats per token by stretch of positions with 95 % intervals; and by window, for paired differences."""
+    read = {f"{begin} to {end}": curve.between(begin, end) for begin, end in STORY_SPANS}
+    return {
+        "nats": {span: {"mean": part.mean, "interval": list(part.interval)} for span, part in read.items()},
+        "by_window": [nats / tokens for nats, tokens in curve.between(0, STORY_TARGET).documents],
+    }
+
+
 def step_times(rounds: int = 12) -> float:
     """The time of a step of 8 x 256 tokens over one of 1 x 2048, forward and backward, medians."""
     model, _ = ropepatch.load("tiny")
@@ -168,8 +284,15 @@ def main() -> None:
     parser.add_argument("--only", help="names of runs, separated by ;")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--time", action="store_true", help="measure the time of short rows over true ones")
+    parser.add_argument("--starts", action="store_true", help="adapt babyllama at 4 x from several starts")
+    parser.add_argument("--fitted", type=Path, help="a scaling file of that model and target")
+    parser.add_argument("--steps", type=int, default=1000, help="of each start")
+    parser.add_argument("--seeds", type=int, default=1, help="of each start")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.starts:
+        compare_starts(arguments)
+        return
     if arguments.time:
         print(step_times())
         return

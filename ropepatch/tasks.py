@@ -97,6 +97,7 @@ class Reading:
             "by_length": by_length(curve, self.lengths),
             "by_position": by_position(curve, self.edges),
             "by_document": by_document(curve),
+            "by_document_inside": by_document(curve, self.trained),
         }
 
     @property

@@ -54,6 +54,14 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
     for word in shlex.split(command):
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
     monkeypatch.chdir(workplace)
+    for limit, number in {"material.TALES": 8, "material.HELD_OUT": 2, "course.MIXTURES": 2}.items():
+        monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
+    monkeypatch.setattr("ropepatch.fitting.course.BATCH_TOKENS", 512)
+    monkeypatch.setattr("ropepatch.choosing.candidates", lambda: ("linear", "yarn"))
+    if "--out fitted.json" in command:
+        (workplace / "fitted.json").unlink(missing_ok=True)
+    elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
+        ropepatch.fit("tiny", to=512, steps=2, init="yarn").save(workplace / "fitted.json")
     made = workplace / "llama-2-7b-yarn-32k"  # by one of the commands, perhaps in another worker
     if f"--out {made.name}" in command:
         shutil.rmtree(made, ignore_errors=True)

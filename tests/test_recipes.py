@@ -28,7 +28,7 @@ from ropepatch.lengths import relative_length
 from ropepatch.training.estimates import SHAPES, estimate
 from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import OURS, Recipe, read_recipe, recipe_file, recipe_names
-from ropepatch.training.sections import Data, Generated, Lora, Texts, Watch
+from ropepatch.training.sections import Data, Fit, Frequencies, Generated, Lora, Texts, Watch
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes"
 README = FOLDER / "README.md"
@@ -40,6 +40,8 @@ SECTIONS = {
     "data.sources[].": Texts,
     "data.sources[]. ": Generated,
     "lora.": Lora,
+    "frequencies.": Frequencies,
+    "method.": Fit,
     "watch.": Watch,
 }
 

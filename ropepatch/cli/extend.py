@@ -20,12 +20,14 @@ from ropepatch.cli.arguments import (
     parse_share,
     print_warnings,
 )
-from ropepatch.cli.measured import TextField, TextSource, TextSplit, measure_extension_and_print, named_suite
+from ropepatch.cli.learned import AUTO, FIT, chosen_plan, fit_settings, fitted_plan
+from ropepatch.cli.measured import TextField, TextSource, measure_extension_and_print, named_suite
 from ropepatch.cli.running import bytes_progress, is_first
 from ropepatch.errors import RopepatchError
 from ropepatch.lengths import parse_length, relative_length, short_length
 
 if TYPE_CHECKING:
+    from ropepatch.cli.learned import Learned
     from ropepatch.planning import Plan
     from ropepatch.suites import Suite
     from ropepatch.training.recipe import Recipe
@@ -36,6 +38,7 @@ Examples:
   ropepatch extend ./llama-2-7b --to 32k
   ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
   ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
+  ropepatch extend ./llama-2-7b --to 16k --method fit --text books.txt --set steps=100
   ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
   ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%"""
 
@@ -43,10 +46,15 @@ Examples:
 def extend(
     model: Model,
     to: Annotated[
-        str | None, typer.Option(help="The target context, e.g. 32k; that of the recipe if not given.")
+        str | None,
+        typer.Option(help="The target context, e.g. 32k; that of the recipe or scaling file if not given."),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="See `ropepatch methods`; that of the recipe, or yarn, if not given.")
+        str | None,
+        typer.Option(
+            help="See `ropepatch methods`; or a scaling file, `fit`, which learns one, or `auto`, which "
+            "chooses one. That of the recipe, or yarn, if not given."
+        ),
     ] = None,
     settings: Settings = None,
     recipe: Annotated[
@@ -66,7 +74,10 @@ def extend(
     ] = None,
     text: TextSource = None,
     field: TextField = "text",
-    split: TextSplit = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Of a `datasets` id or a saved set; test if not given, or train to fit on."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder to make; MODEL-METHOD-TO(-RECIPE) here if not given.")
     ] = None,
@@ -93,32 +104,45 @@ def extend(
     """
     from ropepatch.checkpoint import amend_record
     from ropepatch.planning import plan as make_plan
+    from ropepatch.scaling_file import method_label
     from ropepatch.source import read_json
 
     most = None if max_short_loss_increase is None else parse_share(max_short_loss_increase)
     taught = _recipe(recipe, gated=most is not None, link_weights=link_weights)
-    asked = None if suite is None else named_suite(suite, text=text, field=field, split=split)
+    asked = None if suite is None else named_suite(suite, text=text, field=field, split=split or "test")
     name = method or (taught.method.name if taught else "yarn")
-    parameters = parse_settings(name, settings)
-    if taught and name == taught.method.name:
-        parameters = taught.method.parameters | parameters
-    wanted = to or (str(taught.to) if taught else None)
-    if wanted is None:
-        raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")
-    made = make_plan(model, to=_target(wanted, model, revision), method=name, revision=revision, **parameters)
-    if dry_run:
-        print(made.to_json() if as_json else made)
-        return
-    if push:
+    given = taught.method.parameters if taught and name == taught.method.name else {}
+    parameters = {} if name in (FIT, AUTO) else given | parse_settings(name, settings)
+    target = _target(to or (str(taught.to) if taught else None), name, model, revision)
+    label = method_label(name)
+    parts = [Path(model).name, label, short_length(target), *([Path(recipe).stem] if recipe else [])]
+    folder = out or Path("-".join(parts))
+    if push and not dry_run:
         from ropepatch.hub import check_repo
 
         check_repo(push)
+    learned: Learned | None = None
+    if name in (FIT, AUTO):
+        any_plan = make_plan(model, to=target, method="linear", revision=revision)
+        if asked:  # refused before the search, if at all
+            _check_suite(asked, any_plan, taught)
+        read: dict[str, Any] = {"text": text, "field": field} | ({"split": split} if split else {})
+        if name == AUTO:
+            read = {"split": "test"} | read
+            learned = chosen_plan(model, target, revision, settings, read, folder, keep=not dry_run)
+        else:
+            fit = fit_settings(given, settings, read, measured=asked is not None, taught=taught is not None)
+            learned = fitted_plan(model, target, revision, fit, taught, folder, keep=not dry_run)
+    made = (
+        learned.plan if learned else make_plan(model, to=target, method=name, revision=revision, **parameters)
+    )
+    if dry_run:
+        print(made.to_json() if as_json else made)
+        return
     if made.exportable and is_first():
         print_warnings(made)
     if asked:
         _check_suite(asked, made, taught)
-    parts = [Path(model).name, name, short_length(made.target), *([Path(recipe).stem] if recipe else [])]
-    folder = out or Path("-".join(parts))
     gate, before = None, {}
     if taught:
         with suppress(OSError):  # a name that is too long: the training says so
@@ -127,8 +151,10 @@ def extend(
         folder, gate = _train(made, taught, folder, most)
     else:
         folder = _write(made, folder, link_weights=link_weights)
+    if learned and is_first():
+        learned.put_on_record(folder)
     if asked:
-        label = f"{name} + {Path(recipe).stem}" if recipe else "adapted"
+        label = f"{label} + {Path(recipe).stem}" if recipe else "adapted"
         _measure(asked, made, folder, trained=taught is not None, label=label, as_json=as_json)
     if not is_first():
         return
@@ -166,8 +192,14 @@ def _push(folder: Path, repo: str, *, as_json: bool) -> dict[str, Any]:
     return pushed_data(pushed)
 
 
-def _target(wanted: str, model: str, revision: str | None) -> int:
+def _target(wanted: str | None, method: str, model: str, revision: str | None) -> int:
     """In tokens; a recipe may have a multiple of the model's context."""
+    from ropepatch.scaling_file import is_scaling_file, read_scaling
+
+    if wanted is None and is_scaling_file(method):
+        return read_scaling(method).target
+    if wanted is None:
+        raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")
     if not wanted.endswith("x"):
         return parse_length(wanted)
     from ropepatch.source import find_source

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 Interval = tuple[float, float]
 
+RULE = (
+    "of the scalings that this text does not tell from the one with the least loss over the target (95 % "
+    "interval of the difference, text by text), the one that finds the most pass keys, if the model can find "
+    "them within its trained context, then the one with the least loss within that context."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
@@ -28,7 +35,11 @@ class Ranked:
         behind: By how much it is behind the first of the ranking, in nats, and the 95 % interval of that,
             text by text.
         inside: Mean loss within the trained context.
+        price: By how much that is above the loss of the model as it is, in nats, and the 95 % interval of
+            that, text by text; infinite for results without the sums of each text within that context.
         keys: Pass keys found at the target, of how many; None if none were asked for.
+        front: Whether no other is at least as good in all of nats, keys and inside and better in one; keys
+            count if the model finds them within its trained context, and all were asked for them.
     """
 
     label: str
@@ -37,7 +48,10 @@ class Ranked:
     behind: float
     behind_interval: Interval
     inside: float
+    price: float
+    price_interval: Interval
     keys: tuple[int, int] | None
+    front: bool
 
     @property
     def tied(self) -> bool:
@@ -63,8 +77,10 @@ class Ranking:
 def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
     """Rank the scalings of one model at one target by their loss over all of it.
 
-    Scalings whose paired interval to the best holds 0 are tied; among them the one that finds the most keys
-    is recommended, then the one with the least loss within the trained context.
+    Scalings whose paired interval to the best holds 0 are tied. Recommended is, of the tied ones that are
+    themselves seen to beat the model as it is, the one that finds the most pass keys, if the model finds them
+    within its trained context, then the one with the least loss within that (`RULE`). Loss decides first:
+    every token tells of it, where 20 keys leave a third of the scale open.
 
     Args:
         results: Of one-pass perplexity, and of pass keys if these were asked for, one per label.
@@ -83,9 +99,20 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
         raise RopepatchError("the results are of different texts", hint="compare them in one suite")
     sums = {label: document_sums(result) for label, result in reading.items()}
     order = sorted(sums, key=lambda label: sums[label].mean)
+    inside = {label: _inside(result) for label, result in reading.items()}
+    keys = {label: _keys(retrieval[label]) for label in order if label in retrieval}
+    retrieves = base in retrieval and _retrieves(retrieval[base], within=reading[base].model["trained"])
+    asked = retrieves and len(keys) == len(order)
+    front = _front(
+        {
+            label: (sums[label].mean, inside[label], *([-keys[label][0] / keys[label][1]] if asked else []))
+            for label in order
+        }
+    )
     rows = []
     for label in order:
         behind, interval = difference(sums[label], sums[order[0]])
+        price, price_interval = _price(reading[label], reading[base])
         rows.append(
             Ranked(
                 label=label,
@@ -93,11 +120,13 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
                 interval=sums[label].interval,
                 behind=behind,
                 behind_interval=interval,
-                inside=_inside(reading[label]),
-                keys=_keys(retrieval[label]) if label in retrieval else None,
+                inside=inside[label],
+                price=price,
+                price_interval=price_interval,
+                keys=keys.get(label),
+                front=label in front,
             )
         )
-    retrieves = base in retrieval and _retrieves(retrieval[base], within=reading[base].model["trained"])
     advice = _advice(rows, sums, base, reading[base], retrieves=retrieves, adapted=adapted)
     return Ranking(tuple(rows), *advice)
 
@@ -112,7 +141,6 @@ def _advice(
     adapted: bool,
 ) -> tuple[str | None, tuple[str, ...]]:
     to, trained = measured.target, measured.model["trained"]
-    by_label = {row.label: row for row in rows}
     scalings = [row for row in rows if row.label != base]
     if sums[base].num_documents < 2:
         return None, ("One piece of text tells no scaling from another: give more.",)
@@ -125,20 +153,33 @@ def _advice(
         )
     # The best scaling is now the first of all rows, to which they are tied or not.
     tied = [row for row in scalings if row.tied and difference(sums[base], sums[row.label])[1][0] > 0]
-    chosen = min(tied, key=lambda row: (-(row.keys or (0, 1))[0], row.inside, row.nats))
+    chosen = min(tied, key=lambda row: (-_found(row) if retrieves else 0, row.inside, row.nats))
     gain = sums[base].mean - chosen.nats
     advice = [
         f"Take {chosen.label}: {gain:.3f} nats per token less than the model as it is over {to} tokens."
     ]
     if len(tied) > 1:
         others = ", ".join(row.label for row in tied if row is not chosen)
-        most = [row for row in tied if row.keys == chosen.keys]
+        most = [row for row in tied if not retrieves or row.keys == chosen.keys]
         reasons = ["finds the most pass keys"] * (len(most) < len(tied))
         reasons += [f"loses the least within {trained} tokens"] * (len(most) > 1)
         advice.append(f"This text does not tell it from {others}; of these, it {' and '.join(reasons)}.")
-    price = chosen.inside - by_label[base].inside
-    if price > 0:
-        advice.append(f"Its price: {price:+.3f} nats within the first {trained} tokens.")
+    elif len(scalings) > 1 and not scalings[1].tied:
+        low, high = scalings[1].behind_interval
+        advice.append(
+            f"The next, {scalings[1].label}, loses {scalings[1].behind:.3f} nats more (95 % interval "
+            f"{low:.3f} to {high:.3f})."
+        )
+    if chosen.price > 0:
+        low, high = chosen.price_interval
+        doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if math.isfinite(low) else ""
+        advice.append(f"Its price: {chosen.price:+.3f} nats within the first {trained} tokens{doubt}.")
+    finder = max(scalings, key=_found)
+    if retrieves and _found(finder) > _found(chosen):
+        advice.append(
+            f"The most pass keys are found by {finder.label}, {_found(finder)} against {_found(chosen)}, "
+            f"for {finder.nats - chosen.nats:+.3f} nats over the target."
+        )
     if chosen.keys is not None and not retrieves:
         advice.append(
             f"Pass keys tell nothing: as it is, the model does not find them within {trained} tokens."
@@ -151,15 +192,38 @@ def _advice(
     return chosen.label, tuple(advice)
 
 
-def document_sums(result: Result) -> Perplexity:
+def _front(figures: Mapping[str, tuple[float, ...]]) -> set[str]:
+    """The labels that no other is at least equal to in every figure, less being better, and unlike in one."""
+
+    def beaten(mine: tuple[float, ...]) -> bool:
+        return any(
+            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
+            for other in figures.values()
+        )
+
+    return {label for label, mine in figures.items() if not beaten(mine)}
+
+
+def document_sums(result: Result, table: str = "by_document") -> Perplexity:
     """What was read of every document, for differences in pairs."""
-    documents = tuple((row["nats"], row["tokens"]) for row in result.tables["by_document"])
+    documents = tuple((row["nats"], row["tokens"]) for row in result.tables[table])
     return Perplexity(sum(nats for nats, _ in documents), sum(tokens for _, tokens in documents), documents)
 
 
 def _inside(result: Result) -> float:
     rows = [row for row in result.tables["by_position"] if row["end"] <= result.model["trained"]]
     return mean_nats(rows)
+
+
+def _price(result: Result, base: Result) -> tuple[float, Interval]:
+    """The loss within the trained context above that of the model as it is; see `Ranked.price`."""
+    if all("by_document_inside" in measured.tables for measured in (result, base)):
+        return difference(*(document_sums(measured, "by_document_inside") for measured in (result, base)))
+    return _inside(result) - _inside(base), (-math.inf, math.inf)
+
+
+def _found(row: Ranked) -> int:
+    return 0 if row.keys is None else row.keys[0]
 
 
 def _retrieves(result: Result, *, within: int) -> bool:

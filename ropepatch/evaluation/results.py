@@ -55,8 +55,9 @@ class Result:
         scaling: ``method``, its parameters and frequencies; None for the model as it is.
         target: The context in tokens that is asked about.
         parameters: All that decides what is measured: protocol, lengths, seed, the text and its hash.
-        tables: The figures. Of perplexity ``by_length``, ``by_position``, ``gain`` and ``by_document``; of
-            passkey ``cells`` and ``by_length``; of lm-eval ``scores``.
+        tables: The figures. Of perplexity ``by_length``, ``by_position``, ``gain``, ``by_document`` and
+            ``by_document_inside`` (within the trained context; older results lack it); of passkey
+            ``cells`` and ``by_length``; of lm-eval ``scores``.
         env: Versions, device and dtype.
         seconds: What the measurement took.
         schema: The version of this format.
@@ -182,9 +183,9 @@ def mean_nats(rows: Sequence[Row]) -> float:
     return math.fsum(row["nats"] * row["tokens"] for row in rows) / tokens
 
 
-def by_document(curve: LossCurve) -> list[Row]:
-    """The sums of every document, for paired comparisons."""
-    read = curve.between(0, 1 + max(map(len, curve.nll)))
+def by_document(curve: LossCurve, within: int | None = None) -> list[Row]:
+    """The sums of every document, or of its first ``within`` tokens, for paired comparisons."""
+    read = curve.between(0, within or 1 + max(map(len, curve.nll)))
     return [{"nats": nats, "tokens": tokens} for nats, tokens in read.documents]
 
 

@@ -149,7 +149,7 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
     first = min((judged[name] for name in known), key=lambda found: found.loss)
     best = min(judged.values(), key=lambda found: found.loss)
     racers = {name: Descent.at(order[name]) for name in racing}
-    return Course(racers, first, best, len(racers), _spent(problem, held_out))
+    return Course(racers, first, best, len(racers), spent=_spent(problem, held_out))
 
 
 def proceed(problem: Problem, held_out: Problem, settings: Settings, course: Course) -> Iterator[Course]:

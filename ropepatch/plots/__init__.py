@@ -1,5 +1,6 @@
 """Figures of what was measured and of what a scaling does, in one restrained style."""
 
+from ropepatch.plots.divisors import Excess, LearnedDivisors, plot_divisors, plot_excess
 from ropepatch.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.plots.losses import plot_gain, plot_loss, plot_perplexity, plot_positions
 from ropepatch.plots.passkeys import plot_cells, plot_passkey
@@ -14,6 +15,8 @@ from ropepatch.plots.pictures import (
 from ropepatch.plots.style import Look, looks, save_figure
 
 __all__ = [
+    "Excess",
+    "LearnedDivisors",
     "Look",
     "Picture",
     "Rescaling",
@@ -23,6 +26,8 @@ __all__ = [
     "pictures_of_rescaling",
     "pictures_of_results",
     "plot_cells",
+    "plot_divisors",
+    "plot_excess",
     "plot_gain",
     "plot_loss",
     "plot_passkey",

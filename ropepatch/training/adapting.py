@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from ropepatch.source import read_json
 from ropepatch.training.adapter import loraplus_optimizer, trainable
 from ropepatch.training.attention import packed_attention
 from ropepatch.training.checkpoints import damage, newest_sound, seal
+from ropepatch.training.frequencies import as_divisors, frozen, train_frequencies
 from ropepatch.training.progress import SECONDS, StepLines
-from ropepatch.training.run import TRAINED, Run, digest_of
+from ropepatch.training.run import TRAINED, Run, digest_of, sharded
 from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
 from ropepatch.training.trainer import explaining_disk, make_trainer, training_arguments
@@ -106,7 +106,8 @@ def _finish(
     _train(run, supply, say)
     if run.state.is_main_process:
         say("saving, and reloading with stock transformers" if run.recipe.save == "merged" else "saving")
-        model: Any = merged_model(run.plan, run.recipe, run.source, run.folder / TRAINED)
+        plan = frozen(run.plan, run.folder / TRAINED) if run.recipe.frequencies else run.plan
+        model: Any = merged_model(plan, run.recipe, run.source, run.folder / TRAINED)
         now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
         adaptation = {
             "recipe": run.recipe.to_dict(),
@@ -116,11 +117,18 @@ def _finish(
             "processes": run.state.num_processes,
             **read_json(run.folder / TRAINED / COST),
             "gate": Gate(base, now, most).to_dict(),
+            **({"frequencies": _moved(run.plan, plan)} if run.recipe.frequencies else {}),
         }
         record = {"adaptation": adaptation, "base_weights": record["weights"]}
-        save_adaptation(run.plan, run.recipe, model.cpu(), run.folder / TRAINED, run.out, record)
+        save_adaptation(plan, run.recipe, model.cpu(), run.folder / TRAINED, run.out, record)
         shutil.rmtree(run.folder)
     run.state.wait_for_everyone()
+
+
+def _moved(start: Plan, end: Plan) -> dict[str, Any]:
+    """The divisors and attention factors before the training and after it."""
+    before = as_divisors(start.frequencies(), start.rope, start.scaling.factor)
+    return {"start": before.parameters(), "end": end.scaling.parameters()}
 
 
 def _base_loss(run: Run, supply: Supply, say: Callable[[str], None]) -> float:
@@ -160,10 +168,14 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
         _checkpoint_activations(loaded)
     ratio = run.recipe.lora and run.recipe.lora.loraplus_lr_ratio
     optimizer = loraplus_optimizer(model, ratio, arguments) if ratio else None
-    sharded = bool(os.environ.get("ACCELERATE_USE_FSDP") or os.environ.get("ACCELERATE_USE_DEEPSPEED"))
+    learned = run.recipe.frequencies
+    rope = train_frequencies(model, run.plan, learned.learning_rate) if learned else None
+    if rope is not None and last is not None:
+        rope.restore(last)
     trainer = make_trainer(
-        watcher=_watcher(run, supply, split=not sharded),
+        watcher=_watcher(run, supply, split=not sharded()),
         attention=run.attention,
+        rope=rope,
         model=model,
         args=arguments,
         train_dataset=supply.batches,
@@ -182,6 +194,8 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
             if run.recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
                 shutil.copyfile(run.source.folder / "config.json", run.folder / TRAINED / "config.json")
+            if rope is not None:
+                rope.save(run.folder / TRAINED)
             (run.folder / TRAINED / COST).write_text(json.dumps(_cost(trainer)), encoding="utf-8")
             seal(run.folder / TRAINED)
 

@@ -16,6 +16,8 @@ from ropepatch.suites import Method, read_method
 from ropepatch.training.positions import PositionSampling, read_positions
 from ropepatch.training.sections import (
     Data,
+    Fit,
+    Frequencies,
     Generated,
     Lora,
     Texts,
@@ -25,6 +27,7 @@ from ropepatch.training.sections import (
     is_text,
 )
 
+FIT = "fit"  # the method that is learned, which no formula gives
 ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 OURS = {  # arguments of the Trainer that follow from other parts of a recipe, or that would break a resume
     "output_dir",
@@ -83,10 +86,11 @@ class Recipe:
     Args:
         model: The checkpoint it is written for; the command line may name another.
         to: The target context.
-        method: The scaling.
+        method: The scaling; `fit` learns it first, with the weights frozen.
         data: What is read.
         positions: Where the tokens of a row are said to stand.
         lora: The adapter; None to train all weights.
+        frequencies: Train the frequencies, too, from those of the method on; None to leave them.
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
             `learning_rate` must be among them.
         watch: What is measured meanwhile.
@@ -106,6 +110,7 @@ class Recipe:
     positions: PositionSampling
     lora: Lora | None
     trainer: Mapping[str, Any]
+    frequencies: Frequencies | None = None
     watch: Watch = field(default_factory=Watch)
     gradient_checkpointing: bool = False
     attention: str = "sdpa"
@@ -206,16 +211,33 @@ def _lora(content: Any) -> Lora | None:
     return Lora(**values)
 
 
+def _method(content: Any) -> Method:
+    if not isinstance(content, dict) or content.get("name") != FIT:
+        return Method(name=FIT) if content == FIT else read_method(content)
+    parameters = {key: value for key, value in content.items() if key != "name"}
+    check_keys(Fit, parameters)
+    Fit(**parameters)
+    return Method(name=FIT, parameters=parameters)
+
+
+def _frequencies(content: Any) -> Frequencies | None:
+    if content is None:
+        return None
+    check_keys(Frequencies, content)
+    return Frequencies(**content)
+
+
 def _watch(content: Any) -> Watch:
     check_keys(Watch, content)
     return Watch(**content)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
-    "method": read_method,
+    "method": _method,
     "data": _data,
     "positions": read_positions,
     "lora": _lora,
+    "frequencies": _frequencies,
     "watch": _watch,
 }
 

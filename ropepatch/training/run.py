@@ -80,6 +80,11 @@ class Run:
                 f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
                 hint="adapt with a static method",
             )
+        if recipe.frequencies and sharded():
+            raise RopepatchError(
+                "frequencies cannot be trained where FSDP or DeepSpeed split the model",
+                hint="DDP takes them (recipes/accelerate/ddp.yaml); or leave frequencies out of the recipe",
+            )
         if "quantization_config" in plan.survey.raw:
             raise RopepatchError(
                 f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
@@ -232,6 +237,11 @@ class Run:
                 partial.write_text(json.dumps(record | {"base": base}, indent=1) + "\n", encoding="utf-8")
         self.state.wait_for_everyone()
         return base
+
+
+def sharded() -> bool:
+    """Whether accelerate splits the model over the processes."""
+    return any(os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
 
 
 def digest_of(record: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The sections of a recipe: its data, its adapter and what is watched."""
+"""The sections of a recipe: its data, its adapter, its frequencies and what is watched."""
 
 from __future__ import annotations
 
@@ -125,6 +125,54 @@ class Lora:
         check("loraplus_lr_ratio", ratio, ratio is None or is_amount(ratio), "a number above 0")
         names = isinstance(targets, tuple) and targets and all(isinstance(name, str) for name in targets)
         check("target_modules", targets, names or targets == "all-linear", "a list of names, or all-linear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frequencies:
+    """Frequencies and attention factor that are trained with the weights, as logarithms.
+
+    Args:
+        learning_rate: Of the logarithms, by the schedule of the weights: at 1.0e-3 a step of Adam changes a
+            frequency by up to 0.1 %.
+
+    Raises:
+        RopepatchError: It is no number above 0.
+    """
+
+    learning_rate: float = 1.0e-3
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        check("frequencies.learning_rate", rate, is_amount(rate), "a number above 0 (with a point: 1.0e-3)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
+
+    Args:
+        text: Of `fit`: what it learns from, as in a source; None for the texts of the recipe, less what is
+            held out.
+        field: Of that text.
+        split: Of that text.
+        steps: Of `fit`: steps of descent.
+        init: Of `fit`: the methods to start from, separated by commas; `auto` tries all.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    text: str | None = None
+    field: str = "text"
+    split: str = "train"
+    steps: int = 150
+    init: str = "auto"
+
+    def __post_init__(self) -> None:
+        check("text", self.text, self.text is None or is_text(self.text), "a text")
+        for key in ("field", "split", "init"):
+            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
+        check("steps", self.steps, is_count(self.steps), "a whole number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

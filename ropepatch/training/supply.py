@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.texts import digest
+from ropepatch.fitting.material import FEWEST, HELD_OUT, TALES
 from ropepatch.seeds import seed_of
 from ropepatch.tiny.held_out import held_out_tales
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 from ropepatch.training.sections import Generated, Texts
 from ropepatch.training.tokens import tokenised
+from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
     from ropepatch.training.recipe import Recipe
+    from ropepatch.training.token_store import TokenStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +76,87 @@ def make_supply(
     Raises:
         RopepatchError: A text that is not there, is too short, or does not fit the tokenizer.
     """
-    take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
-    data, watch, notes = recipe.data, recipe.watch, list[str]()
+    data = recipe.data
     schedule = Schedule.of(data, trained=trained, steps=recipe.max_steps, per_step=per_step, seed=recipe.seed)
+    take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
+    streams, pieces, notes = _opened(recipe, tokenizer, target, schedule.tokens, take)
+    batches = Batches(
+        data,
+        streams,
+        recipe.positions,
+        trained=trained,
+        target=target,
+        steps=recipe.max_steps,
+        per_step=per_step,
+        seed=recipe.seed,
+    )
+    return Supply(batches, pieces, notes + batches.report)
+
+
+def write_windows(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    file: Path,
+    *,
+    trained: int,
+    target: int,
+    vocabulary: int,
+    cache: Path,
+) -> None:
+    """Write windows [target] of what a recipe trains on, and of nothing that is watched, for a fit.
+
+    Args:
+        recipe: Of its sources those that are texts are read, by their weights.
+        tokenizer: Of the model.
+        file: A line each, a JSON object with `input_ids`; its folder is made.
+        trained: The old context, in tokens.
+        target: The new one.
+        vocabulary: How many tokens the model knows.
+        cache: The folder of tokenised texts.
+
+    Raises:
+        RopepatchError: As `make_supply`, or there are too few windows for a fit.
+    """
+    most = TALES + HELD_OUT
+    take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
+    streams, _, _ = _opened(recipe, tokenizer, target, lambda source: most * target, take)
+    texts = [number for number, stream in enumerate(streams) if isinstance(stream, TokenRows)]
+    left = {number: (streams[number].size or 0) // target for number in texts}
+    taken = dict.fromkeys(texts, 0)
+    rows: list[Tensor] = []
+    while len(rows) < most and (open_ := [number for number in texts if taken[number] < left[number]]):
+        number = min(open_, key=lambda number: (taken[number] + 1) / recipe.data.sources[number].weight)
+        rows.append(streams[number].row(taken[number], target).ids)
+        taken[number] += 1
+    if len(rows) < FEWEST:
+        raise RopepatchError(
+            f"the recipe's texts, less what is held out, make {len(rows)} windows of {target} tokens, and a "
+            f"fit needs {FEWEST}",
+            hint="give more text, or method: {name: fit, text: FILE}",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as partial_file:
+        lines = (json.dumps({"input_ids": ids.tolist()}) + "\n" for ids in rows)
+        partial_file.write_text("".join(lines), encoding="utf-8")
+
+
+def _opened(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    target: int,
+    tokens_of: Callable[[int], int],
+    take: Callable[..., TokenStore],
+) -> tuple[list[Stream], list[Tensor], list[str]]:
+    """The rows of every source; the pieces [target] that are held out; and a line on every text.
+
+    Args:
+        recipe: What is read.
+        tokenizer: Of the model.
+        target: The new context, in tokens.
+        tokens_of: How many tokens of a source are wanted, by its number.
+        take: Tokenises a source.
+    """
+    data, watch, notes = recipe.data, recipe.watch, list[str]()
     held = watch.windows * target
     pieces: list[Tensor] | None = None
     if watch.text is not None:
@@ -87,21 +171,11 @@ def make_supply(
             streams.append(GeneratedRows(source.generated, tokenizer, seed))
             continue
         begin = 0
-        store = take(source, tokens=schedule.tokens(number) + (held if pieces is None else 0))
+        store = take(source, tokens=tokens_of(number) + (held if pieces is None else 0))
         if pieces is None:
             pieces, begin = held_out(store, target, watch.windows)
         streams.append(TokenRows(store, begin, seed))
         notes.append(f"{source.text}: {store.report}")
     if pieces is None:
         pieces = [tale.ids for tale in held_out_tales(tokenizer, length=target, count=watch.windows)]
-    batches = Batches(
-        data,
-        streams,
-        recipe.positions,
-        trained=trained,
-        target=target,
-        steps=recipe.max_steps,
-        per_step=per_step,
-        seed=recipe.seed,
-    )
-    return Supply(batches, pieces, notes + batches.report)
+    return streams, pieces, notes

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import TrainerControl, TrainerState
 
+    from ropepatch.training.frequencies import TrainedRope
     from ropepatch.training.recipe import Recipe
     from ropepatch.training.watching import Watcher
 
@@ -42,12 +43,15 @@ class LongContextTrainer(Trainer):
         watcher: What `evaluate` does.
         attention: `packed`, through `packed_attention`; `varlen`, through flash attention, which takes
             the same segments; or `whole`, without: rows that context parallelism splits over several GPUs.
+        rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
         **arguments: Of transformers' Trainer.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of all accumulated batches
 
-    def __init__(self, *, watcher: Watcher, attention: str, **arguments: Any) -> None:
+    def __init__(
+        self, *, watcher: Watcher, attention: str, rope: TrainedRope | None = None, **arguments: Any
+    ) -> None:
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # never read: `evaluate` asks the watcher
@@ -57,6 +61,7 @@ class LongContextTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
         self.watcher = watcher
         self.attention = attention
+        self.rope = rope
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
         # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
@@ -70,6 +75,16 @@ class LongContextTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         rows: Any = self.train_dataset
         return SequentialSampler(rows)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """That of the weights, with the frequencies in a group of their own."""
+        if self.rope is None:
+            return super().create_optimizer(*args, **kwargs)
+        self.rope.requires_grad_(False)  # or they would be in a group of the weights
+        optimizer = super().create_optimizer(*args, **kwargs)
+        self.rope.requires_grad_(True)
+        optimizer.add_param_group(self.rope.group())
+        return optimizer
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A forward and backward pass, attending within the segments of the batch."""
@@ -124,6 +139,8 @@ class LongContextTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
+                if self.rope is not None:
+                    self.rope.save(folder)
                 seal(folder)
 
 
