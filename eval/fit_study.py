@@ -1,0 +1,151 @@
+"""Learned frequencies beside the published ones: excess loss on text that neither fit nor choice has seen.
+
+    python eval/fit_study.py --json eval/results/fit.json CHECKPOINT... --text tinystories=FILE
+
+For every checkpoint, text, factor and seed a vector is fitted on the first 70 % of the documents and read,
+like every published training-free method, on 24 windows of the last 15 %. The excess is the loss over the
+whole target, less that of the model as it is on the same tokens through its own window, half a window at a
+time. Searches are given the forward tokens of the descent. Restartable: rows in the file are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ropepatch
+from ropepatch.evaluation.protocols import Sliding
+from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.sources import SEPARATOR, stream_documents
+from ropepatch.evaluation.texts import windows
+from ropepatch.fitting import Objective, published
+from ropepatch.fitting.fitting import fit
+from ropepatch.scaling import METHODS
+from ropepatch.source import find_source
+from ropepatch.survey import survey_folder
+from ropepatch.tiny.held_out import held_out_tales
+
+WINDOWS = 24
+LEARNED_FROM, TESTED_FROM = 0.7, 0.85  # shares of the documents
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", metavar="CHECKPOINT")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--text", action="append", default=[], metavar="NAME=PATH", help="none for tiny")
+    parser.add_argument("--factors", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--searches", nargs="*", default=[], help="with the forward tokens of the descent")
+    parser.add_argument("--steps", type=int, default=100)
+    arguments = parser.parse_args()
+    texts = dict(one.split("=", 1) for one in arguments.text) or {"tales": None}
+    rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"] if arguments.json.exists() else []
+    done = {_key(row) for row in rows}
+    for model in arguments.models:
+        for text, path in texts.items():
+            for factor in arguments.factors:
+                cell = Cell(model, text, path, factor, arguments.steps)
+                for row in cell.rows(arguments.seeds, ["descent", *arguments.searches], done):
+                    rows.append(row)
+                    print(_said(row), file=sys.stderr, flush=True)
+                    arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("model", "text", "factor", "label", "seed"))
+
+
+def _said(row: dict[str, Any]) -> str:
+    nats, own = (sum(row[key]) / len(row[key]) for key in ("nats", "own"))
+    what = f"{row['model']}, {row['text']}, {row['factor']} x, {row['label']}"
+    return f"{what}, seed {row['seed']}: excess {nats - own:.4f}"
+
+
+class Cell:
+    """One checkpoint, text and factor."""
+
+    def __init__(self, model: str, text: str, path: str | None, factor: int, steps: int) -> None:
+        self.model, self.text, self.path, self.factor, self.steps = model, text, path, factor, steps
+        self.name = Path(model).name
+        self.rope = survey_folder(find_source(model, weights=False).folder).rope
+        self.window = self.rope.original_max_position_embeddings
+        self.to = factor * self.window
+
+    def rows(self, seeds: int, searches: Sequence[str], done: set[Any]) -> Iterator[dict[str, Any]]:
+        """The rows that are missing."""
+        wanted = [(name, None) for name in ("none", *self._published())]
+        wanted += [(name, seed) for name in searches for seed in range(seeds)]
+        missing = [one for one in wanted if (self.name, self.text, self.factor, *one) not in done]
+        if not missing:
+            return
+        model, tokenizer = ropepatch.load(self.model)
+        with tempfile.TemporaryDirectory() as place:
+            learned, pieces = self._texts(tokenizer, Path(place))
+            own = ropepatch.perplexity(model, None, pieces, protocol=Sliding(self.window, self.window // 2))
+            for label, seed in missing:
+                row = {
+                    "model": self.name,
+                    "text": self.text,
+                    "factor": self.factor,
+                    "label": label,
+                    "seed": seed,
+                }
+                if seed is None:
+                    scaling = ropepatch.make_scaling(label, factor=float(self.factor))
+                    if label == "none":
+                        row |= {"env": environment(model)}
+                else:
+                    fitted = self._fitted(label, seed, learned)
+                    scaling = fitted.scaling
+                    kept = ("start", "found", "held_out", "forward_tokens", "seconds", "history")
+                    row |= {key: fitted.record[key] for key in kept} | {"steps": self.steps}
+                    row |= {"divisors": scaling.divisors, "attention_factor": scaling.attention_factor}
+                with ropepatch.patch(model, scaling):
+                    curve = ropepatch.perplexity(model, None, pieces)
+                short = self.window - 1
+                row |= {
+                    "nats": [round(nll.mean().item(), 6) for nll in curve.nll],
+                    "short": [round(nll[:short].mean().item(), 6) for nll in curve.nll],
+                    "own": [round(nll.mean().item(), 6) for nll in own.nll],
+                }
+                yield row
+
+    def _published(self) -> list[str]:
+        following = [
+            name for name, method in METHODS.items() if method.length_dependent and name != "longrope-switch"
+        ]
+        return [name for name in published(self.rope, float(self.factor)) if name != "none"] + following
+
+    def _fitted(self, search: str, seed: int, text: Path | None) -> Any:
+        objective = Objective(needles=1.0, text=0.0) if search == "longrope2" and text is None else None
+        return fit(
+            self.model, to=self.to, text=text, search=search, seed=seed, steps=self.steps, objective=objective
+        )
+
+    def _texts(self, tokenizer: Any, place: Path) -> tuple[Path | None, list[torch.Tensor]]:
+        """The file to learn from, None for the tales of tiny, and the windows to test on."""
+        if self.path is None:
+            tales = held_out_tales(tokenizer, length=self.to, count=WINDOWS)
+            return None, [tale.ids for tale in tales]
+        documents = [str(document) for document in stream_documents(self.path)]
+        learned = place / "learned.txt"
+        first = documents[: int(LEARNED_FROM * len(documents))]
+        learned.write_text(SEPARATOR.decode().join(first), encoding="utf-8")
+        last = documents[int(TESTED_FROM * len(documents)) :]
+        cut = windows(tokenizer, last, length=self.to, count=WINDOWS)
+        return learned, [torch.tensor(window) for window in cut]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Frequencies that are trained with the weights, and the plan of what they have become.
+
+Shapes: P rotary pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.adapters import base_model, float32_on_cpu
+from ropepatch.errors import RopepatchError
+from ropepatch.fitting.learnable import LearnableRope
+from ropepatch.fitting.vectors import Vector
+from ropepatch.planning import Plan, plan_scaling
+from ropepatch.rope import Frequencies
+from ropepatch.scaling.searched import CustomDivisors
+from ropepatch.source import read_json
+
+if TYPE_CHECKING:
+    from ropepatch.rope import Rope
+
+FILE = "frequencies.json"  # in the folder of a checkpoint
+STOPPED = 1e30  # the divisor of a pair that does not rotate
+
+
+class TrainedRope(LearnableRope):
+    """A rotary module whose vector is trained: logarithms relative to the frequencies of a plan, 0 at first.
+
+    They are parameters, so that a data-parallel wrapper sums their gradients; float32 whatever the model is
+    cast to; and in no state dict, for stock transformers has no such weights: `save` and `restore` keep them.
+
+    Args:
+        stock: The model's own rotary module.
+        plan: Where they start.
+        learning_rate: Theirs.
+    """
+
+    def __init__(self, stock: nn.Module, plan: Plan, learning_rate: float) -> None:
+        super().__init__(stock, plan.site, plan.rope)
+        start = plan.frequencies()
+        self.__dict__["inv_freq"] = start.inv_freq
+        self.carried_attention_factor = start.attention_factor
+        self.log_divisors = nn.Parameter(torch.zeros(plan.rope.num_pairs))
+        self.log_attention = nn.Parameter(torch.zeros(()))
+        self.vector = Vector(self.log_divisors, self.log_attention)
+        self.learning_rate = learning_rate
+
+    def group(self) -> dict[str, Any]:
+        """The optimiser's group: a rate of its own, and no decay, which would draw it back to the start."""
+        return {"params": [*self.parameters()], "lr": self.learning_rate, "weight_decay": 0.0}
+
+    def save(self, folder: Path) -> None:
+        """Write the vector beside the weights of a checkpoint, to the bit."""
+        content = {"log_divisors": self.log_divisors.tolist(), "log_attention": self.log_attention.item()}
+        (folder / FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the vector of a checkpoint."""
+        kept = read_vector(folder)
+        with torch.no_grad():
+            self.log_divisors.copy_(kept.log_divisors)
+            self.log_attention.copy_(kept.log_attention)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TrainedRope:
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(fn(torch.zeros(1, device=parameter.device)).device)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Nothing."""
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        """Nothing."""
+
+
+@float32_on_cpu()
+def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> TrainedRope:
+    """Put a `TrainedRope` in the place of the rotary module of a patched model, possibly inside a PEFT model.
+
+    Raises:
+        RopepatchError: No gradient reaches the frequencies of this model.
+    """
+    base = base_model(model)
+    scaled: Any = base.get_submodule(plan.site.path)
+    rope = TrainedRope(scaled.stock, plan, learning_rate)
+    layer = () if plan.site.layer_type is None else (plan.site.layer_type,)
+    made = rope(torch.zeros(1, 1, 8), torch.ones(1, 1, dtype=torch.long), *layer)
+    if not all(part.requires_grad for part in (made if isinstance(made, tuple) else (made,))):
+        raise RopepatchError(
+            f"no gradient reaches the frequencies of {plan.model_type}",
+            hint="leave frequencies out of the recipe",
+        )
+    parent, _, name = plan.site.path.rpartition(".")
+    setattr(base.get_submodule(parent), name, rope)
+    return rope
+
+
+def read_vector(folder: Path) -> Vector:
+    """What `TrainedRope.save` wrote."""
+    kept = read_json(folder / FILE)
+    return Vector(torch.tensor(kept["log_divisors"]), torch.tensor(kept["log_attention"]))
+
+
+@float32_on_cpu()
+def frozen(plan: Plan, folder: Path) -> Plan:
+    """The plan of trained frequencies.
+
+    Args:
+        plan: What the training started from.
+        folder: Where `TrainedRope.save` wrote what they became.
+    """
+    vector, start = read_vector(folder), plan.frequencies()
+    inv_freq = start.inv_freq * torch.exp(-vector.log_divisors)
+    factor = start.attention_factor * torch.exp(vector.log_attention).item()
+    scaling = as_divisors(Frequencies(inv_freq, factor), plan.rope, plan.scaling.factor)
+    return plan_scaling(plan.survey, plan.model, plan.revision, scaling, plan.target)
+
+
+def as_divisors(frequencies: Frequencies, rope: Rope, factor: float) -> CustomDivisors:
+    """The same frequencies as `custom`, in digits that float32 tells apart.
+
+    Args:
+        frequencies: What a method computes.
+        rope: What it scales.
+        factor: s, the target over the original window.
+    """
+    pairs = zip(rope.inv_freq().tolist(), frequencies.inv_freq.tolist(), strict=True)
+    divisors = (min(before / after, STOPPED) if after else STOPPED for before, after in pairs)
+    return CustomDivisors(
+        factor=factor,
+        divisors=tuple(float(f"{divisor:.9g}") for divisor in divisors),
+        attention_factor=float(f"{frequencies.attention_factor / rope.carried_attention_factor:.9g}"),
+    )
