@@ -31,6 +31,7 @@ from ropepatch.scaling import METHODS
 from ropepatch.source import find_source
 from ropepatch.survey import survey_folder
 from ropepatch.tiny.held_out import held_out_tales
+from ropepatch.whole_files import whole_file
 
 WINDOWS = 24
 LEARNED_FROM, TESTED_FROM = 0.7, 0.85  # shares of the documents
@@ -59,7 +60,8 @@ def main() -> None:
                 for row in cell.rows(arguments.seeds, ["descent", *arguments.searches], done):
                     rows.append(row)
                     print(_said(row), file=sys.stderr, flush=True)
-                    arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+                    with whole_file(arguments.json) as partial:
+                        partial.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -108,7 +110,15 @@ class Cell:
                 else:
                     fitted = self._fitted(label, seed, learned)
                     scaling = fitted.scaling
-                    kept = ("start", "found", "held_out", "forward_tokens", "seconds", "history")
+                    kept = (
+                        "start",
+                        "found",
+                        "decided_by",
+                        "held_out",
+                        "forward_tokens",
+                        "seconds",
+                        "history",
+                    )
                     row |= {key: fitted.record[key] for key in kept} | {"steps": self.steps}
                     row |= {"divisors": scaling.divisors, "attention_factor": scaling.attention_factor}
                 with ropepatch.patch(model, scaling):

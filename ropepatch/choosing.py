@@ -135,7 +135,9 @@ def fit_beside(
         work=folder / "work",
         progress=progress,
     )
-    return Method(name=str(found.save(folder / f"{FIT}.json"))), found
+    file = folder / f"{FIT}.json"
+    file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
+    return Method(name=str(found.save(file))), found
 
 
 def ranking_suite(

@@ -243,18 +243,18 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     fit_beside(suite, tmp_path)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_material(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
-    seen = windows_of([*fitted.train, *fitted.held_out])
+    seen = windows_of([*fitted.train, *fitted.held_out, *fitted.unseen])
     assert windows_of(ranked).isdisjoint(seen)
     assert len(ranked) == windows
     careless = read_material(tokenizer, str(text), length=512, **read | {"spare": 0})
-    assert windows_of(ranked) <= windows_of([*careless.train, *careless.held_out])
+    assert windows_of(ranked) <= windows_of([*careless.train, *careless.held_out, *careless.unseen])
 
 
 def test_the_tales_that_rank_are_none_of_those_that_the_fit_reads(tiny):
     _, tokenizer = tiny
     fitted = read_material(tokenizer, None, field="text", split="test", length=64, spare=24)
     ranked = [tale.ids for tale in held_out_tales(tokenizer, length=64, count=24)]
-    assert windows_of(ranked).isdisjoint(windows_of([*fitted.train, *fitted.held_out]))
+    assert windows_of(ranked).isdisjoint(windows_of([*fitted.train, *fitted.held_out, *fitted.unseen]))
 
 
 # What is chosen
@@ -321,7 +321,8 @@ def test_auto_ends_with_exit_code_1_where_nothing_helps(fits, measures, capsys):
     assert "Do not extend" in capsys.readouterr().err
 
 
-def test_auto_takes_no_settings_and_no_other_processes(monkeypatch):
+def test_auto_takes_no_settings_and_no_other_processes(monkeypatch, fits, measures):
+    measures[1].extend([BASE, of("yarn", 2.0)])
     with pytest.raises(RopepatchError, match="--set beside --method auto"):
         auto(settings=["beta=3"])
     monkeypatch.setenv("WORLD_SIZE", "2")

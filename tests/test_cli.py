@@ -297,9 +297,9 @@ def compared(monkeypatch, capsys):
 def test_the_table_of_compare_has_the_loss_the_distance_to_the_best_and_the_loss_inside(compared):
     lines = [line.split() for line in compared(RESULTS).splitlines()]
     yarn, linear, as_it_is = lines[1:4]
-    assert (yarn[:2], yarn[-1]) == (["yarn", "1.345"], "1.100")
-    assert (linear[:2], linear[5], linear[-1]) == (["linear", "1.745"], "0.400", "1.500")
-    assert (as_it_is[3], as_it_is[7], as_it_is[-1]) == ("3.045", "1.700", "1.000")
+    assert (yarn[:2], yarn[5:7], yarn[-1]) == (["yarn", "1.345"], ["1.100", "+0.100"], "*")
+    assert (linear[:2], linear[5], linear[-2:]) == (["linear", "1.745"], "0.400", ["1.500", "+0.500"])
+    assert (as_it_is[3], as_it_is[7], as_it_is[-3:]) == ("3.045", "1.700", ["1.000", "+0.000", "*"])
 
 
 def test_the_floor_of_compare_is_that_of_the_whole_target(compared):

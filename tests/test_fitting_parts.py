@@ -1,5 +1,6 @@
 """The parts of a fit: vectors, a rope that learns, objectives, shapes, starts and single steps."""
 
+import copy
 import json
 import math
 
@@ -77,6 +78,13 @@ def test_a_flat_vector_is_the_divisors_and_then_the_attention_factor():
     assert torch.equal(back.log_divisors, vector.log_divisors)
     assert torch.equal(back.log_attention, vector.log_attention)
     assert vector.flat()[-1] == vector.log_attention
+
+
+def test_a_pair_that_stood_still_before_keeps_doing_so():
+    carried = (*ROPE.inv_freq().tolist()[:7], 0.0)
+    rope = Rope(16, 10000.0, 64, carried)
+    frequencies = Frequencies(rope.inv_freq() / 2)
+    assert Vector.of(frequencies, rope).log_divisors.tolist() == pytest.approx([math.log(2)] * 7 + [0.0])
 
 
 # a rope that learns
@@ -189,6 +197,47 @@ def test_forward_tokens_are_counted_and_a_backward_pass_is_two_of_them():
         assert problem.spent == problem.cost(2) == 2 * 2 * 24
         problem.gradient(some_vector(8), [0])
         assert problem.spent == 96 + (1 + BACKWARD) * 48
+
+
+def test_the_gradient_of_a_float16_model_is_that_of_the_same_in_float32(tiny):
+    ids = [tale.ids for tale in held_out_tales(tiny[1], length=300, count=2)]
+    gradients = []
+    for dtype in (torch.float32, torch.float16):
+        model = copy.deepcopy(tiny[0]).to(dtype)
+        found = survey(model.config.to_dict(), model)
+        start = Vector.of(ropepatch.make_scaling("linear", factor=2.0).frequencies(found.rope), found.rope)
+        with reading(model, found) as module:
+            problem = Problem(model, module, found.rope, 2.0, text_examples(ids, Objective(), 256))
+            gradients.append(
+                problem.gradient(start, [0, 1])[1][4:]
+            )  # of slow pairs: rounding moves the others
+    torch.testing.assert_close(*gradients, rtol=0.1, atol=0.02 * gradients[0].abs().max().item())
+
+
+def test_no_token_of_a_backward_pass_weighs_what_float16_rounds_away(monkeypatch):
+    model, found = surveyed()
+    weighed, read = [], Problem._read
+
+    def reads(problem, vector, batch, weights=None):
+        weighed.append(weights)
+        return read(problem, vector, batch, weights)
+
+    monkeypatch.setattr(Problem, "_read", reads)
+    with reading(model, found) as module:
+        Problem(model, module, found.rope, 4.0, some_examples(rows=8)).gradient(some_vector(8), range(8))
+    assert all(0.25 < weights.mean() < 4 for weights in weighed)
+
+
+def test_text_that_no_method_reads_with_a_finite_loss_is_refused():
+    with pytest.raises(RopepatchError, match="no method reads this text with a finite loss"):
+        run(Settings(init="yarn"), problem=Bowl(offset=math.nan))
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing():
+    broken, start = Bowl(offset=math.inf), some_vector(8)
+    state = step(broken, Descent.at(start), batch=2, settings=Settings(init="yarn"))
+    assert state.vector == pytest.approx(tuple(start.flat().tolist()))
+    assert state.loss is None
 
 
 # weights of tokens
@@ -429,8 +478,10 @@ def test_windows_to_learn_from_to_decide_by_and_to_spare_have_nothing_in_common(
     documents = [list(range(i, i + 7)) for i in range(0, 700, 7)]
     spared = windows(tokenizer, documents, length=10, count=6)
     material = read_material(tokenizer, file, field="input_ids", split="train", length=10, spare=6)
-    parts = [[tuple(w.tolist()) for w in part] for part in (material.train, material.held_out)]
-    together = [*parts[0], *parts[1], *map(tuple, spared)]
+    parts = [
+        [tuple(w.tolist()) for w in part] for part in (material.train, material.held_out, material.unseen)
+    ]
+    together = [*parts[0], *parts[1], *parts[2], *map(tuple, spared)]
     assert len(together) == len(set(together)) == 70
     assert sorted(together) == [tuple(range(i, i + 10)) for i in range(0, 700, 10)]
 
@@ -447,7 +498,7 @@ def test_too_little_text_is_refused_with_the_number_of_windows(tmp_path, tiny):
 def test_the_tales_that_tiny_learns_from_are_not_those_it_is_measured_on(tiny):
     material = read_material(tiny[1], None, field="text", split="train", length=40, spare=0)
     measured = held_out_tales(tiny[1], length=40, count=24)
-    learned = {tuple(ids.tolist()) for ids in (*material.train, *material.held_out)}
+    learned = {tuple(ids.tolist()) for ids in (*material.train, *material.held_out, *material.unseen)}
     assert len(learned) > 200
     assert not learned & {tuple(tale.ids.tolist()) for tale in measured}
 

@@ -127,6 +127,11 @@ def extend(
         if asked:  # refused before the search, if at all
             _check_suite(asked, any_plan, taught)
         read: dict[str, Any] = {"text": text, "field": field} | ({"split": split} if split else {})
+        if name == AUTO and text and asked:
+            raise RopepatchError(
+                "--text is what --method auto chooses by, and --eval would measure on it",
+                hint="leave --eval out, and `ropepatch eval` the checkpoint on another text",
+            )
         if name == AUTO:
             read = {"split": "test"} | read
             learned = chosen_plan(model, target, revision, settings, read, folder, keep=not dry_run)

@@ -6,12 +6,14 @@ Shapes: P rotary pairs; H held-out windows.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from ropepatch.errors import RopepatchError
 from ropepatch.fitting.descent import Descent, step
 from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.settings import Settings
@@ -132,7 +134,7 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
     """The course before its first step.
 
     Raises:
-        RopepatchError: An unknown method among those that are named.
+        RopepatchError: An unknown method among those that are named, or no loss that is finite.
     """
     given = starts_of(problem, settings)
     starts = dict(given)
@@ -141,9 +143,13 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
         starts |= {name: project(start, settings.shape, settings.keep) for name, start in more.items()}
     order = screened(problem, starts, settings) | screened(problem, given, settings)
     racing = list(order)[: RACERS if race_of(settings) else 1]
-    known = [name for name in order if name in given][:RACERS]
+    known = [name for name in order if name in given]
+    if not known:
+        raise RopepatchError(
+            "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
+        )
     judged = {
-        name: Found(tuple(order[name].flat().tolist()), held_out.by_window(order[name]).mean().item(), name)
+        name: Found(tuple(order[name].flat().tolist()), _judged(held_out, order[name]), name)
         for name in dict.fromkeys([*known, *racing])
     }
     first = min((judged[name] for name in known), key=lambda found: found.loss)
@@ -169,7 +175,7 @@ def proceed(problem: Problem, held_out: Problem, settings: Settings, course: Cou
         racer = step(problem, course.racers[name], batch=batch_of(problem), settings=settings)
         course = replace(course, racers=course.racers | {name: racer}, taken=course.taken + 1)
         if racer.step % every == 0 or racer.step in (race, settings.steps):
-            course = _checked(course, name, held_out.by_window(racer.averaged).mean().item())
+            course = _checked(course, name, _judged(held_out, racer.averaged))
         alone = len(course.racers) == 1
         over = racer.step >= settings.steps or course.unchanged >= PATIENCE
         yield (course := replace(course, spent=earlier + _spent(problem, held_out), finished=alone and over))
@@ -182,6 +188,12 @@ def _decided(course: Course) -> Course:
     last = {row["start"]: row["held_out"] for row in course.history}
     winner = min(course.racers, key=last.__getitem__)
     return replace(course, racers={winner: course.racers[winner]}, unchanged=0)
+
+
+def _judged(held_out: Problem, vector: Vector) -> float:
+    """How well a vector reads the windows that decide; a loss that is not finite is the worst there is."""
+    loss = held_out.by_window(vector).mean().item()
+    return loss if math.isfinite(loss) else sys.float_info.max
 
 
 def _checked(course: Course, name: str, loss: float) -> Course:

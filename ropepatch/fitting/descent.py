@@ -36,7 +36,7 @@ class Descent:
         mean: The running mean of the vectors [P + 1]: what is judged and kept.
         first: Adam's first moments [P + 1].
         second: Its second moments [P + 1].
-        loss: The objective of the last step's windows; None before the first.
+        loss: The objective of the last step's windows; None before the first, and where it is not finite.
     """
 
     step: int
@@ -83,7 +83,8 @@ def step(problem: Problem, state: Descent, *, batch: int, settings: Settings) ->
     }
     windows = drawn(problem.num_windows, batch, state.step, settings.seed)
     loss, gradient = problem.gradient(Vector.from_flat(values.detach() * scale), windows)
-    values.grad = gradient * scale
+    sound = math.isfinite(loss) and bool(gradient.isfinite().all())
+    values.grad = gradient * scale if sound else torch.zeros_like(gradient)
     optimizer.step()
     moments: dict[str, Tensor] = optimizer.state[values]
     moved = Vector.from_flat(values.detach() * scale)
@@ -95,7 +96,7 @@ def step(problem: Problem, state: Descent, *, batch: int, settings: Settings) ->
         mean=_numbers(mean),
         first=_numbers(moments["exp_avg"]),
         second=_numbers(moments["exp_avg_sq"]),
-        loss=loss,
+        loss=loss if sound else None,
     )
 
 

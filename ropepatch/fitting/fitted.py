@@ -49,8 +49,9 @@ class Fitted:
                 f"{self.plan.model}: {window} -> {self.plan.target} tokens",
                 f"divisors, fastest pair first: {divisors}",
                 f"attention factor: {self.scaling.attention_factor:.4g}",
-                f"held-out loss, nats per token: {held['before']:.4f} ({self.record['start']}) -> "
-                f"{held['after']:.4f}, gain {held['gain']:.4f} (95 % interval {low:.4f} to {high:.4f}, "
+                "loss of windows that decided nothing, nats per token: "
+                f"{held['before']:.4f} ({self.record['start']}) -> {held['after']:.4f}, "
+                f"gain {held['gain']:.4f} (95 % interval {low:.4f} to {high:.4f}, "
                 f"{held['windows']} windows)",
                 f"the model as it is, through its own window: {held['own_window']:.4f}",
                 f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 STATE = "fit.json"  # in the work folder
 SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
-JUDGED = 15  # of the best vectors of a search, the last so many: as often as a descent is judged
+JUDGED = 30  # of the best vectors of a search, the last so many: as often as a descent is judged
 NEEDLES = 32  # pass key prompts to learn from
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
@@ -79,8 +80,9 @@ def fit(
 ) -> Fitted:
     """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
 
-    What is returned is, of the starts and all that was tried on the way, what reads the held-out windows
-    best: on them it is never worse than the best start.
+    What is returned is, of the starts and all that was tried on the way, what reads some windows best that
+    nothing is learned from: on these it is never worse than any start. The record tells how further windows
+    are read, which decided nothing.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
@@ -114,8 +116,16 @@ def fit(
         keep=keep,
         seed=seed,
     )
+    began = time.perf_counter()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RopepatchError("a fit runs in one process", hint="start it without torchrun or accelerate")
     source = find_source(model, revision, weights=True)
     found = survey_folder(source.folder)
+    if keep >= found.rope.num_pairs:
+        raise RopepatchError(
+            f"keep must be below the {found.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
+            hint="--keep 0",
+        )
     window = found.rope.original_max_position_embeddings
     if to <= window:
         raise RopepatchError(
@@ -128,13 +138,19 @@ def fit(
     tokenizer = load_tokenizer(source.folder)
     material = read_material(tokenizer, text, field=field, split=split, length=to, spare=spare)
     loaded: Any = load_model(source.folder)
+    _check_ids(material, loaded.config.get_text_config().vocab_size)
     with reading(loaded.to(device), found) as module:
         bench = Bench.of(loaded, tokenizer, module, found, material, settings)
-        course, seconds = _run(bench, settings, _asked(source, to, material, settings), work, progress)
+        course, seconds = _run(bench, settings, _asked(source, to, material, settings), work, progress, began)
         record = _asked(source, to, material, settings) | {
             "start": course.first.start,
             "found": {"start": course.best.start, "step": course.best.step},
-            "held_out": bench.held_out_record(course),
+            "decided_by": {
+                "windows": len(material.held_out),
+                "before": course.first.loss,
+                "after": course.best.loss,
+            },
+            "held_out": bench.outcome(course, material.unseen),
             "history": list(course.history),
             "forward_tokens": course.spent,
             "seconds": round(seconds, 1),
@@ -219,9 +235,10 @@ class Bench:
         curve = perplexity(self.model, None, list(examples.ids), protocol=Sliding(window, window // 2))
         return torch.stack(list(curve.nll))
 
-    def held_out_record(self, course: Course) -> dict[str, Any]:
-        """How well the held-out windows are read: before, after, and through the model's own window."""
-        examples, window = self.held_out.examples, self.found.rope.original_max_position_embeddings
+    def outcome(self, course: Course, unseen: Sequence[Tensor]) -> dict[str, Any]:
+        """How windows that decided nothing are read: before, after, and through the model's own window."""
+        window = self.found.rope.original_max_position_embeddings
+        examples = text_examples(unseen, Objective(), window)
         before, after = (
             self.held_out.losses(Vector.from_flat(torch.tensor(one.vector)), examples)
             for one in (course.first, course.best)
@@ -231,8 +248,6 @@ class Bench:
         count = before.shape[1]
         return {
             "windows": len(examples),
-            "objective_before": course.first.loss,
-            "objective_after": course.best.loss,
             "before": before.mean().item(),
             "after": after.mean().item(),
             "gain": gains.mean().item() / count,
@@ -258,10 +273,14 @@ def _asked(source: Source, to: int, material: Material, settings: Settings) -> d
 
 
 def _run(
-    bench: Bench, settings: Settings, asked: dict[str, Any], work: Path | None, progress: Progress
+    bench: Bench,
+    settings: Settings,
+    asked: dict[str, Any],
+    work: Path | None,
+    progress: Progress,
+    began: float,
 ) -> tuple[Course, float]:
-    """The course to its end, and the seconds it took, over all calls."""
-    began = time.perf_counter()
+    """The course to its end, and the seconds it took since it began, over all calls."""
     file = None if work is None else work / STATE
     course, earlier = _resumed(file, asked)
     if course is None:
@@ -299,6 +318,20 @@ def _searched(bench: Bench, settings: Settings, course: Course, progress: Progre
         if loss < course.best.loss:
             course = replace(course, best=Found(tuple(vector.flat().tolist()), loss, settings.search))
     return replace(course, spent=train.spent + bench.held_out.spent, finished=True)
+
+
+def _check_ids(material: Material, vocabulary: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        RopepatchError: With the first.
+    """
+    for ids in (*material.train, *material.held_out, *material.unseen):
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            raise RopepatchError(
+                f"{material.text} holds token id {ids.max().item()}, the model has {vocabulary}",
+                hint="give texts, or ids of the model's own tokenizer",
+            )
 
 
 def _resumed(file: Path | None, asked: dict[str, Any]) -> tuple[Course | None, float]:

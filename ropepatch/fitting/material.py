@@ -19,7 +19,7 @@ from ropepatch.tiny.corpus import Narrator
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-HELD_OUT = 16  # windows, at most, that decide; at least 1 in 5 if there are few
+HELD_OUT = 16  # windows, at most, that decide, and as many that are read once at the end; else 1 in 6
 FEWEST = 10  # windows without which nothing is learned
 TALES = 200  # that tiny learns from
 
@@ -31,17 +31,19 @@ class Material:
     Args:
         train: To learn from.
         held_out: To decide by.
+        unseen: To tell at the end what came out: neither learned from nor decided by.
         text: Where they are from.
     """
 
     train: Sequence[Tensor]
     held_out: Sequence[Tensor]
+    unseen: Sequence[Tensor]
     text: str
 
     @property
     def digest(self) -> str:
         """Of all their tokens."""
-        return digest([*self.train, *self.held_out])
+        return digest([*self.train, *self.held_out, *self.unseen])
 
 
 def read_material(
@@ -68,8 +70,9 @@ def read_material(
     """
     if text is None:
         narrator = Narrator(tokenizer)
-        cut = [narrator.tale(length, seed_of("fit", index)).ids for index in range(TALES + HELD_OUT)]
-        return Material(cut[HELD_OUT:], cut[:HELD_OUT], "tales")
+        count = TALES + 2 * HELD_OUT
+        cut = [narrator.tale(length, seed_of("fit", index)).ids for index in range(count)]
+        return Material(cut[2 * HELD_OUT :], cut[:HELD_OUT], cut[HELD_OUT : 2 * HELD_OUT], "tales")
     documents = stream_documents(text, field=field, split=split)
     cut = [torch.tensor(window) for window in windows(tokenizer, documents, length=length, count=None)]
     spared = {index * len(cut) // spare for index in range(spare)}
@@ -80,10 +83,11 @@ def read_material(
             f"{text} makes {len(cut)} windows of {length} tokens{kept} and a fit needs {FEWEST}",
             hint="give more text",
         )
-    held = min(HELD_OUT, max(2, len(left) // 5))
-    deciding = {index * len(left) // held for index in range(held)}
+    held = 2 * min(HELD_OUT, max(2, len(left) // 6))
+    apart = [index * len(left) // held for index in range(held)]
     return Material(
-        [window for index, window in enumerate(left) if index not in deciding],
-        [left[index] for index in sorted(deciding)],
+        [window for index, window in enumerate(left) if index not in set(apart)],
+        [left[index] for index in apart[::2]],
+        [left[index] for index in apart[1::2]],
         str(text),
     )

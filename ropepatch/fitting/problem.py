@@ -81,14 +81,16 @@ class Problem:
     def score(self, vector: Vector, windows: Sequence[int]) -> float:
         """The objective over some windows, nats per token, from forward passes alone."""
         with torch.no_grad():
-            return self._sum(vector, windows, backward=False)
+            return self._sum(vector, windows)
 
     def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
         """The objective and its gradient [P + 1], in the order of `Vector.flat`."""
         flat = vector.flat().detach().requires_grad_()
-        total = self._sum(Vector.from_flat(flat), windows, backward=True)
+        # As large as the weights of single tokens are small, which float16 would round to 0.
+        magnified = 2.0 ** (len(windows) * self.examples.length).bit_length()
+        total = self._sum(Vector.from_flat(flat), windows, magnified)
         assert flat.grad is not None
-        return total, flat.grad
+        return total, flat.grad / magnified
 
     def by_window(self, vector: Vector) -> Tensor:
         """The objective of every window on its own, float64 [N]; their mean is the objective over all."""
@@ -103,6 +105,7 @@ class Problem:
 
     def losses(self, vector: Vector, examples: Examples) -> Tensor:
         """The loss [N, T - 1] of every token of some rows, float32 on the CPU."""
+        self.spent += examples.ids.numel()
         with torch.no_grad():
             return torch.cat([self._read(vector, part)[0].cpu() for part in _batches(examples)])
 
@@ -113,13 +116,14 @@ class Problem:
         if self.needles is not None and self._needle_weight:
             yield self.needles.rows([index % len(self.needles) for index in windows]), self._needle_weight
 
-    def _sum(self, vector: Vector, windows: Sequence[int], *, backward: bool) -> float:
-        total = 0.0
+    def _sum(self, vector: Vector, windows: Sequence[int], magnified: float = 0.0) -> float:
+        """The objective; after a backward pass of so many times it, if that is above 0."""
+        backward, total = magnified > 0, 0.0
         for examples, share in self._parts(windows):
             whole = examples.weights.sum().item()
             for batch in _batches(examples):
                 weights = batch.weights * (share / whole)
-                losses, finish = self._read(vector, batch, weights if backward else None)
+                losses, finish = self._read(vector, batch, magnified * weights if backward else None)
                 finish()
                 total += (losses.cpu().double() * weights).sum().item()
                 self.spent += batch.ids.numel() * (1 + BACKWARD * backward)

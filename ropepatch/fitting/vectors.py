@@ -33,7 +33,8 @@ class Vector:
     @classmethod
     def of(cls, frequencies: Frequencies, rope: Rope) -> Vector:
         """The vector of some frequencies; a pair that does not rotate gets the largest divisor."""
-        divisors = rope.inv_freq().double() / frequencies.inv_freq.double()
+        before, after = rope.inv_freq().double(), frequencies.inv_freq.double()
+        divisors = torch.where(before == after, 1.0, before / after)
         a = math.log(frequencies.attention_factor / rope.carried_attention_factor)
         return cls(divisors.log().clamp(-LARGEST, LARGEST).float(), torch.tensor(a, dtype=torch.float32))
 

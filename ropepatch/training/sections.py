@@ -165,7 +165,7 @@ class Fit:
     text: str | None = None
     field: str = "text"
     split: str = "train"
-    steps: int = 150
+    steps: int = 100
     init: str = "auto"
 
     def __post_init__(self) -> None:
