@@ -220,9 +220,7 @@ def main() -> None:
     print()
     print(search_table(found))
     if arguments.figures:
-        save_figure(
-            plot_divisors(curves(rows, arguments.checkpoints)), arguments.figures / "fit-divisors.svg"
-        )
+        save_figure(plot_divisors(curves(rows, arguments.checkpoints)), arguments.figures / "fit-divisors")
 
 
 if __name__ == "__main__":

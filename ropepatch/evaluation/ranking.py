@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 Interval = tuple[float, float]
 
 RULE = (
-    "of the scalings that are seen to beat the model as it is and that this text does not tell from the one with the least loss over the target (95 % "
-    "interval of the difference, text by text), the one that finds the most pass keys, if the model can find "
-    "them within its trained context, then the one with the least loss within that context."
+    "of the scalings that are seen to beat the model as it is and that this text does not tell from the one "
+    "with the least loss over the target (95 % interval of the difference, text by text), the one that finds "
+    "the most pass keys, if the model can find them within its trained context, then the one with the least "
+    "loss within that context."
 )
 
 
