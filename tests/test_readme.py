@@ -13,7 +13,7 @@ from readme import README, block, updating, write_block
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
-from ropepatch import METHODS
+from ropepatch import METHODS, choosing
 from ropepatch.cli import main
 from ropepatch.evaluation.results import read_result
 from ropepatch.plots import figures, save_figure
@@ -58,6 +58,9 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
         monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
     monkeypatch.setattr("ropepatch.fitting.course.BATCH_TOKENS", 512)
     monkeypatch.setattr("ropepatch.choosing.candidates", lambda: ("linear", "yarn"))
+    for amount, number in {"windows": 4, "trials": 1}.items():
+        monkeypatch.setitem(choosing.choose.__kwdefaults__, amount, number)
+    monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
     if "--out fitted.json" in command:
         (workplace / "fitted.json").unlink(missing_ok=True)
     elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
