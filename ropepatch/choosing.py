@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ropepatch.evaluation.templates import PasskeyTemplate
 from ropepatch.loading import load_tokenizer
 from ropepatch.measuring import AS_IT_IS, Progress, measure
 from ropepatch.planning import plan
-from ropepatch.scaling import METHODS
+from ropepatch.scaling import formulas
 from ropepatch.source import find_source
 from ropepatch.suites import Method, PasskeyTask, PerplexityTask, Suite, Task, check_text
 from ropepatch.survey import survey_folder
@@ -58,13 +58,7 @@ def candidates() -> tuple[str, ...]:
     A method that follows the length is held at the target where it is measured, and there it is its static
     twin, which takes part; let go, it contradicts the keys in the cache.
     """
-    return tuple(
-        name
-        for name, method in METHODS.items()
-        if name != "none"  # the model as it is
-        and not method.length_dependent
-        and not any(field.default is MISSING for field in fields(method) if field.name != "factor")
-    )
+    return tuple(name for name in formulas() if name != "none")  # which is the model as it is
 
 
 def allowed(

@@ -20,7 +20,8 @@ from ropepatch.cli.arguments import (
     parse_share,
     print_warnings,
 )
-from ropepatch.cli.learned import AUTO, FIT, chosen_plan, fit_settings, fitted_plan
+from ropepatch.cli.auto import AUTO
+from ropepatch.cli.learned import FIT, chosen_plan, fit_settings, fitted_plan
 from ropepatch.cli.measured import TextField, TextSource, measure_extension_and_print, named_suite
 from ropepatch.cli.running import bytes_progress, is_first
 from ropepatch.errors import RopepatchError

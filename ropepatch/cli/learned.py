@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ropepatch.cli.auto import AUTO
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ropepatch.training.recipe import Recipe
     from ropepatch.training.sections import Fit
 
-FIT, AUTO = "fit", "auto"
+FIT = "fit"
 START, WINDOWS, STATE = (
     "start.json",
     "text.jsonl",

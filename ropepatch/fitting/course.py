@@ -141,20 +141,18 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
     if settings.init == "auto":
         more = mixtures(given, count=MIXTURES, seed=settings.seed)
         starts |= {name: project(start, settings.shape, settings.keep) for name, start in more.items()}
-    order = screened(problem, starts, settings) | screened(problem, given, settings)
-    racing = list(order)[: RACERS if race_of(settings) else 1]
-    known = [name for name in order if name in given]
-    if not known:
+    racing = list(screened(problem, starts, settings))[: RACERS if race_of(settings) else 1]
+    if not racing:
         raise RopepatchError(
             "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
         )
     judged = {
-        name: Found(tuple(order[name].flat().tolist()), _judged(held_out, order[name]), name)
-        for name in dict.fromkeys([*known, *racing])
+        name: Found(tuple(starts[name].flat().tolist()), _judged(held_out, starts[name]), name)
+        for name in dict.fromkeys([*given, *racing])
     }
-    first = min((judged[name] for name in known), key=lambda found: found.loss)
+    first = min((judged[name] for name in given), key=lambda found: found.loss)
     best = min(judged.values(), key=lambda found: found.loss)
-    racers = {name: Descent.at(order[name]) for name in racing}
+    racers = {name: Descent.at(starts[name]) for name in racing}
     return Course(racers, first, best, len(racers), spent=_spent(problem, held_out))
 
 

@@ -134,8 +134,9 @@ def fit(
     _check_ids(material, loaded.config.get_text_config().vocab_size)
     with reading(loaded.to(device), found) as module:
         bench = Bench.of(loaded, tokenizer, module, found, material, settings)
-        course, seconds = _run(bench, settings, _asked(source, to, material, settings), work, progress, began)
-        record = _asked(source, to, material, settings) | {
+        asked = _asked(source, to, material, settings)
+        course, seconds = _run(bench, settings, asked, work, progress, began)
+        record = asked | {
             "start": course.first.start,
             "found": {"start": course.best.start, "step": course.best.step},
             "decided_by": {

@@ -6,14 +6,13 @@ Shapes: P rotary pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 
 import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.vectors import Vector
 from ropepatch.rope import Rope
-from ropepatch.scaling import METHODS, make_scaling
+from ropepatch.scaling import formulas, make_scaling
 from ropepatch.seeds import seed_of
 
 SPREAD = 0.5  # of the noise on the slowest pair of a mixture, in logarithms; it falls to 0 at the fastest
@@ -24,12 +23,7 @@ WARMEST = 0.15  # the largest log attention factor of a mixture
 def published(rope: Rope, factor: float) -> dict[str, Vector]:
     """The static methods of the registry that need nothing but a factor, as far as they apply to a rope."""
     found = {}
-    for name, method in METHODS.items():
-        required = any(
-            f.default is f.default_factory is MISSING for f in fields(method) if f.name != "factor"
-        )
-        if required or method.length_dependent:
-            continue
+    for name in formulas():
         try:
             found[name] = Vector.of(make_scaling(name, factor=factor).frequencies(rope), rope)
         except RopepatchError:  # a formula of rope_theta on a rope that is scaled already

@@ -84,6 +84,20 @@ def check_parameters(name: str, parameters: Iterable[str]) -> None:
             raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=suggestion + listed)
 
 
+def required_parameters(method: type[Scaling]) -> list[str]:
+    """The parameters that must be given, beside the factor."""
+    return [f.name for f in fields(method) if f.default is MISSING and f.name != "factor"]
+
+
+def formulas() -> tuple[str, ...]:
+    """The static methods that need nothing but a factor."""
+    return tuple(
+        name
+        for name, method in METHODS.items()
+        if not method.length_dependent and not required_parameters(method)
+    )
+
+
 def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
     """The method of that name with these parameters.
 
@@ -92,8 +106,7 @@ def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
     """
     check_parameters(name, parameters)
     method = find_method(name)
-    known = {f.name: f for f in fields(method) if f.name != "factor"}
-    required = [n for n, f in known.items() if f.default is MISSING and n not in parameters]
+    required = [parameter for parameter in required_parameters(method) if parameter not in parameters]
     if required:
         raise RopepatchError(
             f"{name} needs {', '.join(required)}", hint=" ".join(f"--set {n}=VALUE" for n in required)

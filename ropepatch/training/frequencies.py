@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ropepatch.adapters import base_model, float32_on_cpu
 from ropepatch.errors import RopepatchError
+from ropepatch.export import STOPPED
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.vectors import Vector
 from ropepatch.planning import Plan, plan_scaling
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ropepatch.rope import Rope
 
 FILE = "frequencies.json"  # in the folder of a checkpoint
-STOPPED = 1e30  # the divisor of a pair that does not rotate
 
 
 class TrainedRope(LearnableRope):
