@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[key] for key in ("model", "text", "factor", "label", "seed"))
+    return *(row[key] for key in ("model", "text", "factor", "label", "seed")), row.get("steps")
 
 
 def _said(row: dict[str, Any]) -> str:
@@ -88,7 +88,12 @@ class Cell:
         """The rows that are missing."""
         wanted = [(name, None) for name in ("none", *self._published())]
         wanted += [(name, seed) for name in searches for seed in range(seeds)]
-        missing = [one for one in wanted if (self.name, self.text, self.factor, *one) not in done]
+        missing = [
+            (name, seed)
+            for name, seed in wanted
+            if (self.name, self.text, self.factor, name, seed, None if seed is None else self.steps)
+            not in done
+        ]
         if not missing:
             return
         model, tokenizer = ropepatch.load(self.model)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ropepatch.adapted import load_adapter
     from ropepatch.checkpoint import extend
     from ropepatch.doctor import diagnose
+    from ropepatch.encodings import ENCODINGS, Encoding, Swap, make_encoding, swap
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
     from ropepatch.fitting import Fitted, fit
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ENCODINGS": "ropepatch.encodings",
+    "Encoding": "ropepatch.encodings",
+    "Swap": "ropepatch.encodings",
+    "make_encoding": "ropepatch.encodings",
+    "swap": "ropepatch.encodings",
     "METHODS": "ropepatch.scaling",
     "Fitted": "ropepatch.fitting",
     "Frequencies": "ropepatch.rope",
@@ -54,7 +60,9 @@ _HOME = {
 }
 
 __all__ = [
+    "ENCODINGS",
     "METHODS",
+    "Encoding",
     "Fitted",
     "Frequencies",
     "Patch",
@@ -62,6 +70,7 @@ __all__ = [
     "Rope",
     "RopepatchError",
     "Scaling",
+    "Swap",
     "active",
     "adapt",
     "diagnose",
@@ -71,6 +80,7 @@ __all__ = [
     "fold_attention",
     "load",
     "load_adapter",
+    "make_encoding",
     "make_scaling",
     "passkey",
     "patch",
@@ -78,6 +88,7 @@ __all__ = [
     "plan",
     "push",
     "read_recipe",
+    "swap",
 ]
 
 

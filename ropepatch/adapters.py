@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ropepatch.errors import RopepatchError
 from ropepatch.rope import Frequencies, Rope
+from ropepatch.source import NEEDS_ROPEPATCH
+from ropepatch.stock import stock_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -75,25 +76,6 @@ class RotarySite:
         return flat if self.layer_type is None else rope_parameters | {self.layer_type: flat}
 
 
-@contextmanager
-def stock_code(what: str, hint: str = "mend config.json so that transformers loads it") -> Iterator[None]:
-    """Report whatever transformers raises on a stranger's files as one line."""
-    level = logging.getLogger("transformers").level
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    try:
-        yield
-    except RopepatchError:
-        raise
-    except Exception as error:  # whatever stock code raises here means: these files cannot be used
-        cause: BaseException = error
-        while cause.__cause__ is not None:  # strict configurations wrap the reason twice
-            cause = cause.__cause__
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
-        raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
-    finally:
-        logging.getLogger("transformers").setLevel(level)
-
-
 def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
     """The configuration object of a config.json.
 
@@ -101,6 +83,11 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
         RopepatchError: If transformers has no such architecture or does not accept the configuration.
     """
     model_type = raw.get("model_type")
+    if model_type == NEEDS_ROPEPATCH:
+        raise RopepatchError(
+            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
+            hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
+        )
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         if raw.get("auto_map"):
             raise RopepatchError(
@@ -163,6 +150,10 @@ def find_rotary(model: nn.Module) -> RotarySite:
     model_type = config.model_type
     if any(type(module).__name__ == "ScaledRope" for module in model.modules()):
         raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
+    if any(type(module).__name__ == "SwappedPositions" for module in model.modules()):
+        raise RopepatchError(
+            "the position encoding of this model is swapped", hint="call remove() on its swap first"
+        )
     found = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
     if not found:
         raise _refusal(model_type, "it has no rotary module (positions are learned, biased or absent)")

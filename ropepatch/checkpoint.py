@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from ropepatch.adapters import blueprint, load_config, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent, check_space, new_folder
-from ropepatch.loading import no_progress_bars
 from ropepatch.planning import Plan
 from ropepatch.source import Source, check_inside, find_source, read_json, stated_by_card
+from ropepatch.stock import no_progress_bars
 from ropepatch.survey import survey_folder
 from ropepatch.verification import verify, verify_trained
 from ropepatch.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers

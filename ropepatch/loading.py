@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-from ropepatch.adapters import stock_code
+from ropepatch.adapters import load_config
+from ropepatch.encodings.saving import swap_again
 from ropepatch.errors import RopepatchError
-from ropepatch.source import find_source
+from ropepatch.source import find_source, needs_ropepatch, read_config
+from ropepatch.stock import no_progress_bars, stock_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,13 +36,19 @@ def load(model: str | Path, revision: str | None = None) -> tuple[PreTrainedMode
 def load_model(folder: Path) -> PreTrainedModel:
     """The model of a checkpoint folder, in the dtype of config.json, else of its weights, and in eval mode.
 
+    One that was saved with a swapped position encoding has it.
+
     Raises:
         RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     hint = "mend config.json or the weights so that transformers loads them"
+    how = SAFELY | {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
+    is_swapped = needs_ropepatch(folder)
+    if is_swapped:
+        how["config"] = load_config(read_config(folder))
     with stock_code(f"load {folder}", hint), no_progress_bars():
-        model, report = load(folder, dtype="auto", use_safetensors=True, output_loading_info=True, **SAFELY)
+        model, report = load(folder, **how)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             raise RopepatchError(
@@ -51,6 +56,8 @@ def load_model(folder: Path) -> PreTrainedModel:
                 f"{problem.replace('_', ' ')}, for instance {min(map(str, report[problem]))}",
                 hint="put config.json and the weights of the same checkpoint together",
             )
+    if is_swapped:
+        swap_again(model, folder)
     loaded: PreTrainedModel = model.eval()
     return loaded
 
@@ -64,16 +71,3 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **SAFELY)
     return tokenizer
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Without transformers' own bars, which do not know whether anybody watches."""
-    logging: Any = transformers_logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

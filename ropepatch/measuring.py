@@ -225,7 +225,7 @@ def _check_frequencies(folder: Path, made: Plan) -> None:
 
 def _subject(name: str, revision: str | None, device: str) -> Subject:
     source = find_source(name, revision, weights=True)
-    return Subject(name, source, survey_folder(source.folder), device)
+    return Subject(name, source, survey_folder(source.folder, swapped=True), device)
 
 
 def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[Job]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from ropepatch.errors import RopepatchError
 
 TINY = Path(__file__).parent / "tiny" / "checkpoint"
+NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type in the config.json of a swapped position encoding
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILES = ["config.json"]
 PASSED_ON = ("license", "license_name", "license_link", "language")
@@ -165,6 +166,23 @@ def check_inside(file: Path, folder: Path) -> None:
             f"{file} is a link that leads out of the checkpoint, to {target}",
             hint="put the file itself there if it belongs to the checkpoint, else remove the link",
         )
+
+
+def needs_ropepatch(folder: Path) -> bool:
+    """Whether a checkpoint folder holds a model whose position encoding is swapped."""
+    return read_json(folder / "config.json").get("model_type") == NEEDS_ROPEPATCH
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; of a model whose position encoding is swapped, with the model type that it had.
+
+    Raises:
+        RopepatchError: If the file, or ropepatch.json beside it, is missing or not a JSON object.
+    """
+    raw = read_json(folder / "config.json")
+    if raw.get("model_type") == NEEDS_ROPEPATCH:
+        raw["model_type"] = read_json(folder / "ropepatch.json").get("model_type")
+    return raw
 
 
 def read_json(path: Path) -> dict[str, Any]:

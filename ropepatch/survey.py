@@ -21,7 +21,7 @@ from ropepatch.adapters import (
 )
 from ropepatch.legacy import check_agreement
 from ropepatch.rope import Rope
-from ropepatch.source import read_json
+from ropepatch.source import read_config, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -81,8 +81,13 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     return Survey(raw, section, config, site, rope)
 
 
-def survey_folder(folder: Path) -> Survey:
-    """Survey the config.json of a checkpoint folder; see `survey`."""
-    raw = read_json(folder / "config.json")
+def survey_folder(folder: Path, *, swapped: bool = False) -> Survey:
+    """Survey the config.json of a checkpoint folder; see `survey`.
+
+    Args:
+        folder: Of the checkpoint.
+        swapped: Take one whose position encoding is swapped, too: for the rope that it had.
+    """
+    raw = read_config(folder) if swapped else read_json(folder / "config.json")
     check_agreement(raw)
     return survey(raw)

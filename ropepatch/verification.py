@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ropepatch.adapters import load_config, other_tables, stock_code, stock_table, text_config
+from ropepatch.adapters import load_config, other_tables, stock_table, text_config
 from ropepatch.errors import RopepatchError
 from ropepatch.loading import load_model
 from ropepatch.patching import patch
 from ropepatch.planning import Plan
 from ropepatch.source import read_json
+from ropepatch.stock import stock_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -1,12 +1,16 @@
 """Fixtures that several files need."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
+from ropepatch.cli import main
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +30,24 @@ def shared() -> Path:
             pytest.fail(missing)
         pytest.skip(missing)
     return folder
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`ropepatch` in this process: what it prints and its exit code, without seconds of imports."""
+
+    def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        line = ["ropepatch", *map(str, words)]
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", line)
+            if cwd is not None:
+                patch.chdir(cwd)
+            try:
+                main()
+                code = 0
+            except SystemExit as end:
+                code = end.code or 0
+        return subprocess.CompletedProcess(line, code, *capsys.readouterr())
+
+    return run

@@ -23,6 +23,7 @@ COMMANDS = [command.name or command.callback.__name__ for command in app.registe
 
 
 def ropepatch(*words, cwd=None):
+    """In a process of its own: every command is run once like this, and else by `run_here`."""
     return subprocess.run(
         [sys.executable, "-m", "ropepatch", *map(str, words)],
         capture_output=True,
@@ -60,30 +61,30 @@ def test_every_help_ends_with_examples_on_lines_of_their_own(command):
     assert f"\n    ropepatch {command}" in done.stdout.split("Examples:")[1]
 
 
-def test_plan_prints_the_plan_and_json_of_the_same(checkpoint):
+def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):
     text = ropepatch("plan", checkpoint, "--to", "256")
     assert (text.returncode, text.stderr) == (0, "")
     assert "64 -> 256 tokens" in text.stdout
-    plan = json.loads(ropepatch("plan", checkpoint, "--to", "256", "--json").stdout)
+    plan = json.loads(run_here("plan", checkpoint, "--to", "256", "--json").stdout)
     assert (plan["method"], plan["factor"], plan["target"]) == ("yarn", 4.0, 256)
     assert len(plan["inv_freq"]) == plan["rotary_dim"] // 2
     assert [engine["engine"] for engine in plan["engines"]][:2] == ["transformers 5.x", "transformers 4.x"]
 
 
-def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path):
+def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run_here):
     done = ropepatch("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     assert folder.name == "tiny-llama-ntk-1k"
     assert "logits equal" in done.stdout
-    again = ropepatch("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
+    again = run_here("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
     assert again.returncode == 2
     assert "already exists" in again.stderr
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path):
-    done = ropepatch("extend", checkpoint, "--to", "256", "--dry-run", cwd=tmp_path)
-    assert done.stdout == ropepatch("plan", checkpoint, "--to", "256").stdout
+def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_here):
+    done = run_here("extend", checkpoint, "--to", "256", "--dry-run", cwd=tmp_path)
+    assert done.stdout == run_here("plan", checkpoint, "--to", "256").stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -101,9 +102,9 @@ def test_eval_prints_before_and_after_by_length(checkpoint):
         assert f"{length} tokens" in done.stdout
 
 
-def test_eval_as_json_is_a_list_of_results(checkpoint):
+def test_eval_as_json_is_a_list_of_results(checkpoint, run_here):
     text = checkpoint.parent / "text.txt"
-    done = ropepatch("eval", checkpoint, "--text", text, "--lengths", "32,128", "--windows", "3", "--json")
+    done = run_here("eval", checkpoint, "--text", text, "--lengths", "32,128", "--windows", "3", "--json")
     (result,) = json.loads(done.stdout)
     assert result["parameters"]["pieces"] == 3
     rows = {row["length"]: row["tokens"] for row in result["tables"]["by_length"]}
@@ -120,15 +121,15 @@ tasks:
 """
 
 
-def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(tmp_path):
+def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(tmp_path, run_here):
     (tmp_path / "mine.yaml").write_text(SUITE)
     words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
-    done = ropepatch(*words, "--report", "report.html", cwd=tmp_path)
+    done = run_here(*words, "--report", "report.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out").iterdir())) == 7
     assert "longest with 85.6%" in done.stdout
     assert "<table" in (tmp_path / "report.html").read_text()
-    again = ropepatch(*words, cwd=tmp_path)
+    again = run_here(*words, cwd=tmp_path)
     assert again.stdout == done.stdout
     drawn = ropepatch("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
     assert drawn.returncode == 0, drawn.stderr
@@ -136,21 +137,21 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
     assert names == {".png", ".svg"}
 
 
-def test_compare_ranks_and_recommends(tmp_path):
+def test_compare_ranks_and_recommends(tmp_path, run_here):
     words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", "--windows", "4", "--trials", "1")
     done = ropepatch(*words, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
     assert ranked == ["yarn", "as", "linear", "floor"]
     assert done.stdout.endswith("ropepatch extend tiny --to 512 --method yarn\n")
-    record = json.loads(ropepatch(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
+    record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
     assert record["ranking"]["recommended"] == "yarn"
     assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
 
 
-def test_compare_without_digits_in_the_vocabulary_asks_for_no_pass_keys(checkpoint):
+def test_compare_without_digits_in_the_vocabulary_asks_for_no_pass_keys(checkpoint, run_here):
     text = checkpoint.parent / "text.txt"
-    done = ropepatch("compare", checkpoint, "--methods", "yarn", "--to", "128", "--text", text)
+    done = run_here("compare", checkpoint, "--methods", "yarn", "--to", "128", "--text", text)
     assert done.returncode == 0, done.stderr
     assert "warning: no pass keys are asked for: " in done.stderr
 
@@ -389,17 +390,17 @@ def test_the_longest_length_that_is_read_is_printed_with_its_threshold(printed):
     assert printed(longest, none)[-1] == ["longest", "with", "50.0%", "1024", "none"]
 
 
-def test_methods_lists_every_method_and_describes_one():
+def test_methods_lists_every_method_and_describes_one(run_here):
     listed = json.loads(ropepatch("methods", "--json").stdout)
     assert [method["method"] for method in listed] == list(METHODS)
-    one = ropepatch("methods", "abf").stdout
+    one = run_here("methods", "abf").stdout
     assert "--set rope_theta=VALUE (required)" in one
-    assert ropepatch("methods", "yarm").returncode == 2
+    assert run_here("methods", "yarm").returncode == 2
 
 
 @pytest.mark.parametrize("words", [[], ["extend"], ["plan", "x"], ["plan", "x", "--to"], ["nonsense"]])
-def test_a_malformed_command_line_is_a_user_error(words):
-    done = ropepatch(*words)
+def test_a_malformed_command_line_is_a_user_error(words, run_here):
+    done = run_here(*words)
     assert done.returncode in (0, 2) if not words else done.returncode == 2
     assert "Traceback" not in done.stderr
 

@@ -4,15 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 import yaml
-from hub_server import Hub, environment, serving
+from hub_server import Hub, environment, serving, speak_to
 from run_recipes import small_recipe
 from transformers import AutoModelForCausalLM
 
-from ropepatch.cli import main
 from ropepatch.evaluation.results import as_read
 from ropepatch.tiny.held_out import held_out_tales
 
@@ -46,6 +46,19 @@ def ropepatch(place, *words):
     alone = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
     line = [sys.executable, "-m", "ropepatch", *words]
     return subprocess.run(line, cwd=place, env=alone, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def without_a_token(monkeypatch):
+    """Whoever runs the tests is nobody on the Hub."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+
+
+@pytest.fixture
+def run_at(place, run_here, without_a_token):
+    """`ropepatch` in this process, in the folder with the recipe."""
+    return partial(run_here, cwd=place)
 
 
 LINE = ("extend", "tiny", "--recipe", "six.yaml", "--eval", "suite.yaml", "--out", "out")
@@ -95,9 +108,9 @@ def test_it_prints_the_outcome_and_nothing_else_on_stdout(done):
     assert "tokens/s" not in done.stdout
 
 
-def test_the_same_command_again_finds_all_of_it_done(done, place):
+def test_the_same_command_again_finds_all_of_it_done(done, place, run_at):
     before = (place / "out" / "model.safetensors").stat().st_mtime_ns
-    again = ropepatch(place, *LINE)
+    again = run_at(*LINE)
     assert again.returncode == 0, again.stderr
     assert "is finished" in again.stderr
     assert "step" not in again.stderr
@@ -105,25 +118,23 @@ def test_the_same_command_again_finds_all_of_it_done(done, place):
     assert (place / "out" / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, place):
-    gated = ropepatch(place, *LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
+def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, run_at):
+    gated = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
     assert gated.returncode == 1
     assert "beyond the 0.00% allowed" in gated.stderr
-    allowed = ropepatch(place, *LINE[:4], "--out", "out", "--max-short-loss-increase", "50%")
+    allowed = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "50%")
     assert allowed.returncode == 0
 
 
-def test_without_a_recipe_the_scaled_model_is_measured_beside_the_base(place):
-    done = ropepatch(
-        place, "extend", "tiny", "--to", "512", "--eval", "suite.yaml", "--out", "free", "--json"
-    )
+def test_without_a_recipe_the_scaled_model_is_measured_beside_the_base(run_at):
+    done = run_at("extend", "tiny", "--to", "512", "--eval", "suite.yaml", "--out", "free", "--json")
     assert done.returncode == 0, done.stderr
     tasks = json.loads(done.stdout)["evaluation"]["tasks"]
     assert all({"as it is", "yarn"} == task["results"].keys() - {"floor"} for task in tasks)
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(place):
-    done = ropepatch(place, "extend", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
+def test_a_dry_run_prints_the_plan_and_writes_nothing(place, run_at):
+    done = run_at("extend", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
     assert done.returncode == 0
     assert "512" in done.stdout
     assert not [path for path in place.iterdir() if path.name.startswith("dry")]
@@ -193,21 +204,18 @@ def test_the_card_says_the_command_and_quotes_the_results(pushed, place, hub):
     assert f"{last['nats']:.3f}" in card
 
 
-def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed, place, hub):
-    speaking = environment(hub, place / "home", "hf_token")
+def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed, hub, run_at, monkeypatch):
+    speak_to(hub, monkeypatch, "hf_token")
     hub.fail("POST", "/api/repos/create", 403, times=1)
-    line = [sys.executable, "-m", "ropepatch", *LINE[:4], "--out", "out", "--push", "local/other", "--json"]
-    done = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    done = run_at(*LINE[:4], "--out", "out", "--push", "local/other", "--json")
     assert done.returncode == 2
     assert "; the checkpoint is written: `ropepatch push" in done.stderr
     assert json.loads(done.stdout)["target"] == 512
 
 
-def test_what_failed_its_gate_is_not_pushed(done, place, hub):
-    speaking = environment(hub, place / "home", "hf_token")
-    words = [*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red"]
-    line = [sys.executable, "-m", "ropepatch", *words]
-    red = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+def test_what_failed_its_gate_is_not_pushed(done, place, hub, run_at, monkeypatch):
+    speak_to(hub, monkeypatch, "hf_token")
+    red = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red")
     assert red.returncode == 1
     assert "not pushed" in red.stderr
     assert "local/red" not in hub.models
@@ -216,9 +224,9 @@ def test_what_failed_its_gate_is_not_pushed(done, place, hub):
     assert not record["adaptation"]["gate"]["passed"]
 
 
-def test_the_command_line_goes_before_the_recipe(place):
+def test_the_command_line_goes_before_the_recipe(run_at):
     words = ("extend", "tiny", "--recipe", "six.yaml", "--to", "1k", "--method", "ntk", "--dry-run", "--json")
-    plan = json.loads(ropepatch(place, *words).stdout)
+    plan = json.loads(run_at(*words).stdout)
     assert (plan["target"], plan["method"]) == (1024, "ntk")
 
 
@@ -244,17 +252,12 @@ def test_the_command_line_goes_before_the_recipe(place):
         (("extend", "tiny", "--recipe", "six.yaml", "--out", "taken"), "already exists"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(place, monkeypatch, capsys, words, message):
+def test_a_mistake_is_one_line_and_leaves_nothing(place, run_at, words, message):
     (place / "taken").mkdir(exist_ok=True)
     before = sorted(path.name for path in place.iterdir())
-    monkeypatch.chdir(place)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
-    monkeypatch.setattr("sys.argv", ["ropepatch", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    error, *rest = capsys.readouterr().err.splitlines()
+    done = run_at(*words)
+    assert done.returncode == 2
+    error, *rest = done.stderr.splitlines()
     assert error.startswith("error: ")
     assert message in error
     assert all(line.startswith("hint: ") for line in rest)

@@ -13,13 +13,15 @@ PACKAGE = Path(ropepatch.__file__).parent
 # Each layer may import the ones before it; modules on one line may not import each other.
 LAYERS = [
     {"errors", "seeds"},
-    {"folders", "lengths", "shipped", "strict", "whole_files"},
+    {"folders", "lengths", "parameters", "shipped", "strict", "whole_files"},
     {"rope"},
     {"scaling"},
     {"scaling_file"},
-    {"bands", "engines", "export", "legacy", "source", "suites"},
+    {"bands", "engines", "export", "legacy", "source", "stock", "suites"},
     {"adapters"},
-    {"loading", "survey", "weights"},
+    {"survey", "weights"},
+    {"encodings"},
+    {"loading"},
     {"config_changes"},
     {"plan_text", "planning"},  # a plan prints itself through plan_text, imported when it is printed
     {"patching"},
@@ -33,8 +35,10 @@ LAYERS = [
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_ONLY = {"errors", "rope", "scaling", "bands", "engines", "export", "legacy"}
+TORCH_ONLY = {"errors", "parameters", "rope", "scaling", "bands", "engines", "export", "legacy"}
 TOUCH_TRANSFORMERS = {
+    "stock",
+    "encodings",
     "fitting",
     "adapters",
     "loading",

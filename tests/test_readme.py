@@ -6,6 +6,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,13 @@ from readme import README, block, updating, write_block
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
-from ropepatch import METHODS, choosing
+from ropepatch import ENCODINGS, METHODS, choosing
 from ropepatch.cli import main
-from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.results import Result, read_result
+from ropepatch.measuring import measure
 from ropepatch.plots import figures, save_figure
 from ropepatch.source import TINY
+from ropepatch.suites import Suite
 
 ROOT = README.parent
 RESULTS = ROOT / "eval" / "results"
@@ -37,11 +41,25 @@ def commands() -> list[str]:
 def workplace(tmp_path_factory) -> Path:
     """A folder with the checkpoint and the books that the README speaks of, small and random."""
     folder = tmp_path_factory.mktemp("readme")
-    tiny_llama_folder(folder / "llama-2-7b", window=4096)
+    # One head of 16: at 32k tokens attention is all that takes time.
+    tiny_llama_folder(
+        folder / "llama-2-7b",
+        window=4096,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
     shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
     return folder
+
+
+def measure_few(suite: Suite, **options) -> Iterator[Result]:
+    """A suite with at most two windows and one pass key per length and depth."""
+    few = {"perplexity": {"windows": 2}, "passkey": {"trials": 1}}
+    tasks = tuple(replace(task, **few.get(task.name, {})) for task in suite.tasks)
+    return measure(replace(suite, tasks=tasks), **options)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +79,8 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
     for amount, number in {"windows": 4, "trials": 1}.items():
         monkeypatch.setitem(choosing.choose.__kwdefaults__, amount, number)
     monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
+    if "--suite" not in command:  # what a suite measures is there, if it is the same
+        monkeypatch.setattr("ropepatch.measuring.measure", measure_few)
     if "--out fitted.json" in command:
         (workplace / "fitted.json").unlink(missing_ok=True)
     elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
@@ -85,14 +105,21 @@ def test_every_other_command_is_a_target_of_the_makefile(command):
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_the_notebook_lines_run(workplace):
-    (lines,) = code_blocks("python")
+@pytest.mark.parametrize(
+    ("index", "printed", "made"), [(0, "perplexity", "tiny-2k"), (1, "table", "tiny-t5")]
+)
+def test_the_notebook_lines_run(workplace, index, printed, made):
+    lines = code_blocks("python")[index]
     done = subprocess.run(
         [sys.executable, "-c", lines], cwd=workplace, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "perplexity" in done.stdout
-    assert (workplace / "tiny-2k" / "config.json").exists()
+    assert printed in done.stdout
+    assert (workplace / made / "config.json").exists()
+
+
+def test_all_notebook_lines_are_run():
+    assert len(code_blocks("python")) == 2
 
 
 def test_every_link_of_the_documents_leads_somewhere():
@@ -105,6 +132,11 @@ def generated(name: str, text: str, file: Path = README) -> None:
     if updating():
         write_block(name, text, file)
     assert block(name, file) == text
+
+
+def test_the_encoding_table_is_the_registry():
+    rows = [f"| `{e.name}` | {e.family} | {e.formula} | {e.paper} |" for e in ENCODINGS.values()]
+    generated("encodings", "\n".join(["| encoding | family | scores | source |", "|---|---|---|---|", *rows]))
 
 
 def test_the_method_table_is_the_registry():

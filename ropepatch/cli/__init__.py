@@ -13,6 +13,7 @@ from ropepatch.cli import (
     compare,
     demo,
     doctor,
+    encodings,
     evaluate,
     export,
     extend,
@@ -44,6 +45,7 @@ app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=push.EXAMPLES)(push.push)
 app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=methods.EXAMPLES)(methods.methods)
+app.command(epilog=encodings.EXAMPLES)(encodings.encodings)
 app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 

@@ -9,19 +9,33 @@ import typer
 
 EXAMPLES = """\b
 Examples:
-  ropepatch plot results/*.json --out figures"""
+  ropepatch plot results/*.json --out figures
+  ropepatch plot encodings --out figures"""
+
+GALLERY = "encodings"
 
 
 def plot(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="JSON files of `eval --out`.")],
+    results: Annotated[
+        list[str],
+        typer.Argument(metavar="RESULT", help="JSON files of `eval --out`, or encodings: the gallery."),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("figures"),
 ) -> None:
-    """Draw results: loss by length and position, pass keys, and what the scalings do to the frequencies."""
+    """Draw results: loss by length and position, pass keys, and what the scalings do to the frequencies.
+
+    The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
+    """
     from ropepatch.evaluation.results import read_result
     from ropepatch.folders import absent, new_folder
     from ropepatch.plots import figures, save_figure
 
-    drawn = figures([read_result(file) for file in results])
+    files = [Path(name) for name in results if name != GALLERY]
+    drawn = figures([read_result(file) for file in files]) if files else {}
+    if GALLERY in results:
+        from ropepatch.plots.encodings import plot_encoding_gallery
+
+        drawn |= plot_encoding_gallery()
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)

@@ -13,18 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.adapters import (
-    RotarySite,
-    find_rotary,
-    float32_on_cpu,
-    load_config,
-    stock_code,
-    text_config,
-)
+from ropepatch.adapters import RotarySite, find_rotary, float32_on_cpu, load_config, text_config
 from ropepatch.doctor.case import Case
 from ropepatch.doctor.findings import CONFIG, Finding
 from ropepatch.errors import RopepatchError
 from ropepatch.loading import load_model
+from ropepatch.stock import stock_code
 from ropepatch.verification import available_bytes
 from ropepatch.weights import Weights
 

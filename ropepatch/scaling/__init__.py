@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from ropepatch.errors import RopepatchError
+from ropepatch.parameters import find_kind, hashable, refuse_parameters, required
 from ropepatch.scaling.dynamic import DynamicLinear, DynamicNTK, DynamicYaRN
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.powers import (
@@ -62,11 +62,7 @@ def find_method(name: str) -> type[Scaling]:
     Raises:
         RopepatchError: If there is none; with the nearest name and the list.
     """
-    if name in METHODS:
-        return METHODS[name]
-    near = difflib.get_close_matches(_OTHER_NAMES.get(name.lower(), name.lower()), METHODS)
-    suggestion = f"did you mean {near[0]}? " if near else ""
-    raise RopepatchError(f"unknown method {name!r}", hint=f"{suggestion}methods: {', '.join(METHODS)}")
+    return find_kind(name, METHODS, "method", _OTHER_NAMES)
 
 
 def check_parameters(name: str, parameters: Iterable[str]) -> None:
@@ -76,17 +72,12 @@ def check_parameters(name: str, parameters: Iterable[str]) -> None:
         RopepatchError: On an unknown method or parameter.
     """
     known = [f.name for f in fields(find_method(name)) if f.name != "factor"]
-    for parameter in parameters:
-        if parameter not in known:
-            near = difflib.get_close_matches(parameter, known)
-            suggestion = f"did you mean {near[0]}? " if near else ""
-            listed = f"its parameters: {', '.join(known)}" if known else "it has none"
-            raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=suggestion + listed)
+    refuse_parameters(name, known, parameters)
 
 
 def required_parameters(method: type[Scaling]) -> list[str]:
     """The parameters that must be given, beside the factor."""
-    return [f.name for f in fields(method) if f.default is MISSING and f.name != "factor"]
+    return [parameter for parameter in required(method) if parameter != "factor"]
 
 
 def formulas() -> tuple[str, ...]:
@@ -106,18 +97,12 @@ def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
     """
     check_parameters(name, parameters)
     method = find_method(name)
-    required = [parameter for parameter in required_parameters(method) if parameter not in parameters]
-    if required:
+    missing = [parameter for parameter in required_parameters(method) if parameter not in parameters]
+    if missing:
         raise RopepatchError(
-            f"{name} needs {', '.join(required)}", hint=" ".join(f"--set {n}=VALUE" for n in required)
+            f"{name} needs {', '.join(missing)}", hint=" ".join(f"--set {n}=VALUE" for n in missing)
         )
-    return method(factor=factor, **{n: _hashable(value) for n, value in parameters.items()})
-
-
-def _hashable(value: Any) -> Any:
-    """Lists, arrays and tensors of numbers as the tuple a frozen dataclass holds."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return tuple(value) if isinstance(value, list) else value
+    return method(factor=factor, **{n: hashable(value) for n, value in parameters.items()})
 
 
 __all__ = ["METHODS", "Scaling", "find_method", "make_scaling", *sorted(m.__name__ for m in METHODS.values())]

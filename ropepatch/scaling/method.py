@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
+from ropepatch.parameters import Checked
 from ropepatch.rope import Frequencies, Rope
-
-LARGEST = 1e12  # of a parameter: beyond it powers and logarithms leave the floating-point range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling(ABC):
+class Scaling(Checked, ABC):
     """One published way to stretch a rope.
 
     Args:
@@ -25,7 +22,7 @@ class Scaling(ABC):
         RopepatchError: On parameters outside the method's domain.
     """
 
-    name: ClassVar[str]  # what the user types
+    listed_by = "ropepatch methods"
     formula: ClassVar[str] = ""  # one line, for tables
     paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
@@ -33,12 +30,7 @@ class Scaling(ABC):
     factor: float
 
     def __post_init__(self) -> None:
-        types = get_type_hints(type(self))
-        for field in fields(self):
-            fits, expected = _fits(getattr(self, field.name), types[field.name])
-            self._require(fits, field.name, expected)
-            if isinstance(getattr(self, field.name), float):
-                self._require(abs(getattr(self, field.name)) <= LARGEST, field.name, f"at most {LARGEST:g}")
+        super().__post_init__()
         self._require(self.factor >= 1, "factor", "at least 1")
 
     @abstractmethod
@@ -68,13 +60,6 @@ class Scaling(ABC):
         """The method's own parameters by name, without the factor."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "factor"}
 
-    def _require(self, condition: bool, parameter: str, expected: str) -> None:
-        if not condition:
-            raise RopepatchError(
-                f"{self.name}: {parameter} must be {expected}, got {getattr(self, parameter)!r}",
-                hint=f"`ropepatch methods {self.name}` lists its parameters",
-            )
-
     def _refuse_scaled(self, rope: Rope, way_out: str) -> None:
         if rope.is_scaled:
             raise RopepatchError(
@@ -95,24 +80,3 @@ class LengthDependent(Scaling):
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         """Those of the static method at `length`."""
         return self.at(rope, length).frequencies(rope)
-
-
-def _fits(value: Any, kind: Any) -> tuple[bool, str]:
-    """Whether a value is of a parameter's declared type, and how that type is called."""
-    if get_origin(kind) is UnionType:
-        (option,) = (option for option in get_args(kind) if option is not NoneType)
-        fits, expected = _fits(value, option)
-        return value is None or fits, f"{expected} or None"
-    if get_origin(kind) is Literal:
-        return value in get_args(kind), " or ".join(get_args(kind))
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(map(_is_number, value)), "a tuple of finite numbers"
-    if kind is float:
-        return _is_number(value), "a finite number"
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool), "a whole number"
-    return isinstance(value, kind), {bool: "true or false", str: "a name"}[kind]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

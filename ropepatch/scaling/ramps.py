@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ropepatch.parameters import LARGEST
 from ropepatch.rope import Frequencies, Rope
-from ropepatch.scaling.method import LARGEST, Scaling
+from ropepatch.scaling.method import Scaling
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:

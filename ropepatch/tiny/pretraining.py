@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
+from ropepatch.encodings import swap, swapped
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.prompts import PasskeyTemplate
 from ropepatch.evaluation.texts import read_documents
+from ropepatch.loading import load_model
 from ropepatch.seeds import seed_of
 from ropepatch.tiny.grammar import tell
 from ropepatch.tiny.mixture import MATERIALS, Stock
@@ -86,15 +88,18 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
         _refuse_other(out / stage.name, record)
     set_seed(recipe.seed)
     model: Any = LlamaForCausalLM(recipe.config())
+    if recipe.encoding is not None:
+        swap(model, recipe.position_encoding())
     for stage, record in zip(recipe.stages, records, strict=True):
         done = out / stage.name / "done"
         if not done.is_dir():
             _put_on_record(out / stage.name, record)
-            _train(model, stage, Rows(stage, stock, recipe.seed), recipe.seed, out / stage.name)
+            train(model, stage, Rows(stage, stock, recipe.seed), recipe.seed, out / stage.name)
             with _new_folder(done) as folder:
-                model.save_pretrained(folder)
+                _save(model, folder)
         # From the disk even if just trained: the trainer leaves its casts on the model.
-        model = LlamaForCausalLM.from_pretrained(done, dtype=torch.float32)
+        loaded: Any = load_model(done)
+        model = loaded.float()
     with _new_folder(out / PUBLISHED) as folder:
         _publish(model, tokenizer, folder)
     return out / PUBLISHED
@@ -112,8 +117,8 @@ def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerF
     )
 
 
-def _train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None:
-    """Train through a stage, or through the rest of it."""
+def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None:
+    """Train through a stage, or through the rest of it, with checkpoints in ``folder``."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=stage.steps,
@@ -139,6 +144,16 @@ def _train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> Non
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
 
 
+def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Write a model, with the encoding that it has."""
+    if handle := swapped(model):
+        handle.save(folder, tokenizer)
+        return
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
 def _last_checkpoint(folder: Path) -> Path | None:
     """The last whole one: the trainer writes its state after all else."""
     saved = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
@@ -148,8 +163,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
 def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Weights in bfloat16, to be loaded in float32; names that transformers 4 and other engines read too."""
     model.config.use_cache = True  # the trainer has switched it off
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _save(model.to(torch.bfloat16), folder, tokenizer)
     (folder / "model.safetensors").chmod(0o644)
     rope_theta = model.config.rope_parameters["rope_theta"]
     _edit(folder / "config.json", {"dtype": "float32", "rope_theta": rope_theta})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, SchedulerType
 
+from ropepatch.encodings import Encoding, make_encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.strict import check_keys, is_amount, is_count, read_yaml, refuse_unknown
 from ropepatch.tiny.documents import BOS, EOS
@@ -83,6 +84,7 @@ class Recipe:
         texts: Files or folders of text, as seen from the working directory.
         model: What LlamaConfig takes.
         stages: Run one after the other.
+        encoding: The name of a position encoding, and its parameters, in the place of the rope.
 
     Raises:
         RopepatchError: One of these is not what it must be.
@@ -93,6 +95,7 @@ class Recipe:
     texts: list[str]
     model: dict[str, Any]
     stages: list[Stage]
+    encoding: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         is_texts = isinstance(self.texts, list) and all(isinstance(text, str) for text in self.texts)
@@ -105,6 +108,8 @@ class Recipe:
         ):
             if not fits:
                 raise RopepatchError(f"{key} must be {expected}, got {getattr(self, key)!r}")
+        if self.encoding is not None:
+            self.position_encoding()
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise RopepatchError(f"two stages have the same name: {', '.join(names)}")
@@ -116,6 +121,19 @@ class Recipe:
             self.config()
         except (StrictDataclassError, TypeError, ValueError) as error:
             raise RopepatchError(f"model: {_one_line(error)}") from error
+
+    def position_encoding(self) -> Encoding:
+        """What stands in the place of the rope, where `encoding` is given.
+
+        Raises:
+            RopepatchError: If it is no encoding with its parameters.
+        """
+        if not isinstance(self.encoding, dict) or not isinstance(self.encoding.get("name"), str):
+            raise RopepatchError(
+                f"encoding must be a name with its parameters, got {self.encoding!r}",
+                hint="encoding: {name: alibi}",
+            )
+        return make_encoding(**self.encoding)
 
     def config(self) -> LlamaConfig:
         """The model's configuration."""

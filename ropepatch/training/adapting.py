@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import set_seed
 
-from ropepatch.adapters import stock_code
 from ropepatch.checkpoint import amend_record
-from ropepatch.loading import load_model, no_progress_bars
+from ropepatch.loading import load_model
 from ropepatch.patching import patch
 from ropepatch.source import read_json
+from ropepatch.stock import no_progress_bars, stock_code
 from ropepatch.training.adapter import loraplus_optimizer, trainable
 from ropepatch.training.attention import packed_attention
 from ropepatch.training.checkpoints import damage, newest_sound, seal

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ropepatch.adapters import base_model, text_config
+from ropepatch.adapters import base_model
+from ropepatch.encodings.attention import uninterchangeable
 from ropepatch.errors import RopepatchError
 
 NAME = "ropepatch_packed"
 BLOCK = 1024  # queries of a sliding window that are read at a time
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
 
 
@@ -57,23 +57,11 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
 
 
 def _check(base: PreTrainedModel) -> None:
-    config = text_config(base.config)
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
-    causal = [getattr(part, "is_causal", True) for part in (config, *base.modules())]
-    reasons = {
-        f"it has layers of the type {', '.join(others)}": others,
-        "it carries a state from token to token": getattr(base, "_is_stateful", False),
-        "it does not support sdpa": not base._supports_sdpa,
-        "its attention is no interchangeable function": not base._can_set_attn_implementation(),
-        "some of its attention is not causal": not all(causal),
-        "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise RopepatchError(
-                f"{config.model_type} cannot be trained on packed rows: {reason}",
-                hint="adapt a LLaMA-like model",
-            )
+    if reason := uninterchangeable(base):
+        raise RopepatchError(
+            f"{base.config.model_type} cannot be trained on packed rows: {reason}",
+            hint="adapt a LLaMA-like model",
+        )
 
 
 def _no_mask(

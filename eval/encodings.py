@@ -1,0 +1,199 @@
+"""Train short, test long: one small LLaMA with every position encoding, read up to 16 times its window.
+
+    python eval/encodings.py --out RUNS --json eval/results/encodings.json [--only "alibi;rope"] [--seeds 1]
+    python eval/encodings.py --recalibrate --out RUNS --json eval/results/encodings.json
+
+Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
+tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
+told before, and by pass keys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
+so many steps more, and measures them beside YaRN after as many tokens.
+Restartable: a row in the file is not measured again, and a run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ropepatch
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.results import environment
+from ropepatch.tiny.held_out import held_out_tales
+from ropepatch.tiny.mixture import Stock
+from ropepatch.tiny.pretraining import Rows, pretrain, train
+from ropepatch.tiny.recipe import Recipe, Stage, read_recipe
+from ropepatch.whole_files import whole_file
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "encodings.yaml"
+FACTOR, TALES, TRIALS = 16, 16, 4
+MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
+# As a user would swap them for texts beyond the window: rows there are, and stay as they were drawn.
+PARAMETERS: dict[str, dict[str, Any]] = {"normalised": {"length": 128}, "learned": {"rows": 2048}}
+UNTRAINED_ALIKE = ("drope",)  # which is nope until there is a rope to drop
+SWAPPED_IN = ("rope", "alibi", "nope", "t5", "p-rope")
+RECALIBRATION: dict[str, Any] = {
+    "tokens_per_step": 4096,
+    "steps": 1000,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "cosine",
+}
+
+Row = dict[str, Any]
+
+
+def asked(recipe: Recipe, name: str, seed: int) -> Recipe:
+    """The recipe with another encoding and seed."""
+    return replace(recipe, seed=seed, encoding={"name": name, **PARAMETERS.get(name, {})})
+
+
+class Measure:
+    """What is read by every model alike."""
+
+    def __init__(self, tokenizer: Any, trained: int) -> None:
+        self.tokenizer, self.trained = tokenizer, trained
+        self.lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
+        tales = held_out_tales(tokenizer, length=self.lengths[-1], count=TALES)
+        self.pieces = [tale.ids for tale in tales]
+        self.told = [tale.distance[1:] > 0 for tale in tales]  # the tokens that repeat what was told
+        self.least = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+
+    def losses(self, curve: LossCurve) -> Row:
+        """Nats per token at each length: of all before it, and of those told before in its last half."""
+        nats = {str(length): curve.at(length).mean for length in self.lengths}
+        recall = {}
+        for length in self.lengths:
+            last = slice(length // 2, length - 1)
+            values = torch.cat(
+                [nll[last][told[last]] for nll, told in zip(curve.nll, self.told, strict=True)]
+            )
+            recall[str(length)] = values.mean().item()
+        return {"nats": nats, "recall": recall}
+
+    def of(self, model: Any) -> Row:
+        """The losses of a model, and the pass keys that it finds, of so many."""
+        curve = ropepatch.perplexity(model, None, self.pieces)
+        grid = ropepatch.passkey(model, self.tokenizer, lengths=self.lengths, trials=TRIALS)
+        found: dict[str, list[int]] = {str(length): [0, 0] for length in self.lengths}
+        for (length, _), cell in grid.cells.items():
+            found[str(length)][0] += cell.correct
+            found[str(length)][1] += cell.n
+        return {**self.losses(curve), "keys": found, "floor": self.losses(self.least)}
+
+
+def scratch(
+    recipe: Recipe, out: Path, seeds: int, only: list[str]
+) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What names each run from scratch, and how it is made."""
+    names = [name for name in ropepatch.ENCODINGS if name not in UNTRAINED_ALIKE]
+    for seed in range(seeds):
+        for name in names if not seed else MAIN:
+            if not only or name in only:
+                run = {"study": "scratch", "encoding": name, "seed": seed}
+                yield run, partial(trained_from_scratch, asked(recipe, name, seed), out / f"{name}-{seed}")
+
+
+def trained_from_scratch(recipe: Recipe, folder: Path) -> Row:
+    """Train, and measure."""
+    began = time.perf_counter()
+    checkpoint = pretrain(recipe, folder)
+    seconds = time.perf_counter() - began
+    model, tokenizer = ropepatch.load(checkpoint)
+    trained = recipe.model["max_position_embeddings"]
+    return {"seconds": seconds, **Measure(tokenizer, trained).of(model), "env": environment(model)}
+
+
+def recalibrations(recipe: Recipe, out: Path, only: list[str]) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What names each recalibration, and how it is made."""
+    for name in (*SWAPPED_IN, "yarn"):
+        if not only or name in only:
+            run = {"study": "recalibrated", "encoding": name, "seed": recipe.seed}
+            yield run, partial(recalibrated, recipe, out, name)
+
+
+def recalibrated(recipe: Recipe, out: Path, name: str) -> Row:
+    """Put an encoding, or YaRN, into the run with rope; measure, train on, and measure again.
+
+    Encodings train at the window, as DroPE does; YaRN at its target, on rows as long as it.
+    """
+    base = pretrain(asked(recipe, "rope", recipe.seed), out / f"rope-{recipe.seed}")
+    model, tokenizer = ropepatch.load(base)
+    trained = recipe.model["max_position_embeddings"]
+    window = FACTOR * trained if name == "yarn" else trained
+    stage = Stage(
+        name=f"recalibrate-{name}", mixture=recipe.stages[-1].mixture, windows=[window], **RECALIBRATION
+    )
+    loaded: Any = model.float()
+    swapped = ropepatch.encodings.swapped(loaded)
+    assert swapped is not None
+    swapped.remove()
+    measure = Measure(tokenizer, trained)
+    torch.manual_seed(recipe.seed)
+    with put_into(loaded, name):
+        before = measure.of(loaded)
+        began = time.perf_counter()
+        rows = Rows(stage, Stock.of(tokenizer, []), recipe.seed)
+        train(loaded, stage, rows, recipe.seed, out / stage.name)
+        seconds = time.perf_counter() - began
+        loaded.eval()
+        return {
+            "seconds": seconds,
+            "tokens": stage.steps * stage.tokens_per_step,
+            "before": before,
+            **measure.of(loaded),
+            "env": environment(loaded),
+        }
+
+
+def put_into(model: Any, name: str) -> AbstractContextManager[Any]:
+    """The encoding, or YaRN at the target."""
+    if name == "yarn":
+        return ropepatch.patch(model, ropepatch.make_scaling("yarn", factor=float(FACTOR)))
+    return ropepatch.swap(model, name)
+
+
+def main() -> None:
+    """Make what is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--only", help='encodings, separated by ";"')
+    parser.add_argument("--seeds", type=int, default=3, help="of the main ones")
+    parser.add_argument("--recalibrate", action="store_true")
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    recipe = read_recipe(arguments.recipe)
+    only = arguments.only.split(";") if arguments.only else []
+    wanted = (
+        recalibrations(recipe, arguments.out, only)
+        if arguments.recalibrate
+        else scratch(recipe, arguments.out, arguments.seeds, only)
+    )
+    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
+    rows: list[Row] = known.get("rows", [])
+    for run, make in wanted:
+        if any(run.items() <= row.items() for row in rows):
+            continue
+        rows.append(run | make())
+        with whole_file(arguments.json) as place:
+            place.write_text(
+                json.dumps({"task": "encodings", "rows": rows}, indent=1) + "\n", encoding="utf-8"
+            )
+        print(f"{run}: {rows[-1]['nats']}, keys {rows[-1]['keys']}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

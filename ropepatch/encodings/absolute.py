@@ -1,0 +1,185 @@
+"""Absolute positions: a vector for every position, added to the token's embedding.
+
+Vaswani et al. multiply the embedding by sqrt(C) and add the table as it is. A checkpoint's layers expect the
+embedding as it is, so here the table is divided by sqrt(C) instead: the same ratio of the two.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.encodings.encoding import AbsoluteModule, Encoding, Shape
+from ropepatch.errors import RopepatchError
+
+
+def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """sin(p / b^(2i/C)) in channels 2i, cos of the same in 2i + 1: [..., C] float32 (Vaswani et al. 2017).
+
+    Args:
+        positions: [...], in tokens.
+        width: C, even.
+        base: b.
+    """
+    inv_freq = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
+    angles = positions.float()[..., None] * inv_freq
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Encoding):
+    """A fixed function from a position to a vector."""
+
+    family = "absolute"
+
+    @abstractmethod
+    def vectors(self, positions: Tensor, width: int) -> Tensor:
+        """The vectors [..., C] float32 of positions [...], before they are divided by sqrt(C)."""
+
+    def build(self, shape: Shape) -> AbsoluteModule:
+        """A module without parameters."""
+        return FixedTable(self.vectors, shape.hidden_size)
+
+
+class FixedTable(AbsoluteModule):
+    """A table that is computed."""
+
+    def __init__(self, vectors: Callable[[Tensor, int], Tensor], width: int) -> None:
+        super().__init__()
+        self.vectors, self.width = vectors, width
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """The vectors [B, T, C] of positions [B, T]."""
+        return self.vectors(positions, self.width) / math.sqrt(self.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integer(Table):
+    """The position itself in every channel; it outgrows the embedding, which is what it teaches."""
+
+    name = "integer"
+    formula = "x + p"
+
+    def vectors(self, positions: Tensor, width: int) -> Tensor:
+        """p in every channel."""
+        return positions.float()[..., None].expand(*positions.shape, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalised(Table):
+    """The position as a share of the text's length: the same place gets another vector in another text.
+
+    Args:
+        length: N, of the text in tokens; fixed when the model is swapped, or cached tokens would be stale.
+    """
+
+    name = "normalised"
+    formula = "x + p/(N−1)"
+
+    length: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.length >= 2, "length", "at least 2")
+
+    def vectors(self, positions: Tensor, width: int) -> Tensor:
+        """p / (N - 1) in every channel."""
+        return (positions.float() / (self.length - 1))[..., None].expand(*positions.shape, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary(Table):
+    """The digits of the position: the slowest digit of the sinusoid's idea, in steps."""
+
+    name = "binary"
+    formula = "x + bit_i(p) in channel i"
+
+    def vectors(self, positions: Tensor, width: int) -> Tensor:
+        """Bit i of p in channel i, 0 or 1; channels from 31 on are 0."""
+        bits = torch.arange(width, device=positions.device).clamp(max=31)
+        return ((positions.long()[..., None] >> bits) & 1).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal(Table):
+    """Sines and cosines of geometrically falling frequency.
+
+    Args:
+        base: b, whose powers b^(2i/C) divide the position.
+    """
+
+    name = "sinusoidal"
+    formula = "x + (sin, cos)(p / b^(2i/C))"
+    paper = "arXiv:1706.03762"
+
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.base > 1, "base", "above 1")
+
+    def vectors(self, positions: Tensor, width: int) -> Tensor:
+        """sin in even channels, cos in odd ones."""
+        return sinusoid(positions, width, self.base)
+
+    def build(self, shape: Shape) -> AbsoluteModule:
+        """A module without parameters.
+
+        Raises:
+            RopepatchError: If the residual stream has an odd number of channels.
+        """
+        if shape.hidden_size % 2:
+            raise RopepatchError(
+                f"sinusoidal needs an even hidden_size, got {shape.hidden_size}", hint="use learned"
+            )
+        return super().build(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned(Encoding):
+    """A vector per position that is trained like the embeddings (Gehring et al. 2017; BERT, GPT-2).
+
+    Args:
+        rows: N, the positions it has; None for the model's window. There is nothing beyond them.
+    """
+
+    name = "learned"
+    family = "absolute"
+    formula = "x + P_p, P trained, N rows"
+    paper = "arXiv:1705.03122"
+
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.rows is None or self.rows >= 1, "rows", "at least 1")
+
+    def build(self, shape: Shape) -> AbsoluteModule:
+        """A table of N rows."""
+        return LearnedTable(shape, self.rows or shape.window)
+
+
+class LearnedTable(AbsoluteModule):
+    """A table that is trained."""
+
+    def __init__(self, shape: Shape, rows: int) -> None:
+        super().__init__()
+        self.table = shape.parameter(rows, shape.hidden_size)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """The rows [B, T, C] of positions [B, T].
+
+        Raises:
+            RopepatchError: On a position without a row.
+        """
+        if (last := int(positions.max())) >= len(self.table):
+            raise RopepatchError(
+                f"learned positions end at {len(self.table) - 1}, got position {last}",
+                hint="swap with more rows and train them, or use an encoding that is defined everywhere",
+            )
+        return nn.functional.embedding(positions, self.table).float()

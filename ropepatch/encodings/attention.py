@@ -1,0 +1,171 @@
+"""Attention by an encoding, in place of the model's own: linear memory, in training too.
+
+Where nothing happens between scores and output, stock sdpa works on the changed queries, keys and values.
+Otherwise scores are computed in float32 for a block of queries at a time; when gradients are wanted, each
+block is computed again in the backward pass instead of being kept.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.models.llama.modeling_llama import repeat_kv
+
+from ropepatch.adapters import text_config
+from ropepatch.encodings.encoding import Attended, Places
+from ropepatch.errors import RopepatchError
+
+NAME = "ropepatch_encoding"  # in the interfaces of transformers, which are one per process
+SLOT = "_ropepatch_positions"  # where an attention module finds its `SwappedPositions`
+SCORES = 1 << 24  # at a time, over sequences, heads, queries and keys
+_MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
+_OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
+
+
+def uninterchangeable(model: PreTrainedModel) -> str | None:
+    """Why the attention of a model cannot be replaced by a function like sdpa's; None where it can."""
+    config: Any = text_config(model.config)
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS)
+    causal = [getattr(part, "is_causal", True) for part in (config, *model.modules())]
+    reasons = {
+        f"it has layers of the type {', '.join(others)}": others,
+        "it carries a state from token to token": getattr(model, "_is_stateful", False),
+        "it does not support sdpa": not model._supports_sdpa,
+        "its attention is no interchangeable function": not model._can_set_attn_implementation(),
+        "some of its attention is not causal": not all(causal),
+        "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
+        "its position encoding is swapped": any(SLOT in vars(module) for module in model.modules()),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_ids: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What queries [B, H, Q, D] read from keys and values [B, K, T, D]: [B, Q, H, D].
+
+    The weights [B, H, Q, T] are returned where the model was set to eager attention.
+
+    Raises:
+        RopepatchError: The model changes its scores itself, or its positions have been taken out.
+    """
+    if changed := [name for name in _OTHER_SCORES if kwargs.get(name) is not None]:
+        raise RopepatchError(
+            f"{type(module).__name__} changes its scores itself ({changed[0]})",
+            hint="swap the encoding of a LLaMA-like model",
+        )
+    if (positions := module.__dict__.get(SLOT)) is None:
+        raise RopepatchError(
+            "this attention needs a swapped encoding, and there is none", hint="call ropepatch.swap first"
+        )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    places = places_of(query, key, attention_mask, position_ids)
+    attended = positions.attended(module.layer_idx, query, key, value, places, scaling)
+    output, weights = _output(module, attended, attention_mask, scaling, dropout, positions.wants_weights)
+    if attended.finish is not None:
+        output = attended.finish(output)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def places_of(
+    query: Tensor, key: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+) -> Places:
+    """The positions of the queries and of all keys; cached ones are taken to be contiguous.
+
+    Args:
+        query: [B, H, Q, D].
+        key: [B, K, T, D], in a static cache with empty columns at the end.
+        attention_mask: None, or [B, 1, Q, T], boolean or added to the scores.
+        position_ids: Of the queries, [B or 1, Q]; None where they end with the keys.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if position_ids is None:
+        position_ids = torch.arange(keys - queries, keys, device=query.device)[None]
+    if queries == keys:
+        return Places(position_ids, position_ids)
+    columns = torch.arange(keys, device=query.device)
+    if attention_mask is None:  # one query sees all keys; several are aligned with the first ones
+        last: Tensor | int = keys - 1 if queries == 1 else queries - 1
+    else:  # the last query stands in the last column that it sees
+        last = torch.where(_visible(attention_mask[:, 0, -1]), columns, -1).amax(-1, keepdim=True)
+    return Places(position_ids, position_ids[:, -1:] - (last - columns[None]))
+
+
+def _visible(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def _output(
+    module: nn.Module,
+    attended: Attended,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    wants_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The output [B, H, Q, F], and the weights where they are wanted."""
+    query, key, value = attended.query, attended.key, attended.value
+    if not attended.needs_scores and not wants_weights:
+        out = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal=True)[0]
+        return out.transpose(1, 2), None
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    sequences, heads, queries, _ = query.shape
+    size = max(1, SCORES // (sequences * heads * max(key.shape[2], attended.width)))
+    read = partial(_read, attended, query, key, value, mask, scaling, dropout)
+    again = torch.is_grad_enabled() and queries > size
+    outputs, weights = [], []
+    for start in range(0, queries, size):
+        rows = slice(start, min(start + size, queries))
+        out, weight = checkpoint(read, rows, use_reentrant=False) if again else read(rows)
+        outputs.append(out)
+        if wants_weights:
+            weights.append(weight)
+    return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
+
+
+def _read(
+    attended: Attended,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    rows: slice,
+) -> tuple[Tensor, Tensor]:
+    """What the queries of some rows read: [B, H, q, F], and their weights [B, H, q, T]."""
+    scores = (query[:, :, rows] @ key.transpose(-1, -2)).float() * scaling
+    if attended.bias is not None:
+        scores = scores + attended.bias(rows)
+    if mask is None and query.shape[2] > 1:
+        columns = torch.arange(key.shape[2], device=key.device)
+        scores = scores.masked_fill(columns > columns[rows, None], -torch.inf)
+    elif mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask[:, :, rows], torch.finfo(torch.float32).min)
+    elif mask is not None:
+        scores = scores + mask[:, :, rows].float()
+    weights = nn.functional.dropout(scores.softmax(-1), dropout)
+    out = weights.to(value.dtype) @ value
+    if attended.values is not None:
+        out = out + attended.values(rows, weights).to(out.dtype)
+    return out, weights.to(value.dtype)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

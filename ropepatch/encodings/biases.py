@@ -1,0 +1,118 @@
+"""Relative positions as numbers: a bias for every distance, added to the scaled scores in float32."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+
+
+class Biased(AttentionModule):
+    """Adds a bias that depends on distance and head."""
+
+    @abstractmethod
+    def bias(self, distances: Tensor) -> Tensor:
+        """What is added at distances [..., q, T] of i - j tokens, 0 or more: [..., H, q, T] float32."""
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
+    ) -> Attended:
+        """The same queries, keys and values, with a bias."""
+        return Attended(query, key, value, bias=lambda rows: self.bias(-places.offsets(rows).clamp(max=0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ALiBi(Encoding):
+    """Scores fall linearly with the distance, in every head at a rate of its own (Press et al. 2021)."""
+
+    name = "alibi"
+    family = "relative"
+    formula = "q·k − m_h·(i−j)"
+    paper = "arXiv:2108.12409"
+
+    def build(self, shape: Shape) -> AttentionModule:
+        """A module without parameters."""
+        return LinearBias(slopes(shape.heads))
+
+
+def slopes(heads: int) -> Tensor:
+    """m_h for H heads: [H] float32, per token.
+
+    2^(-8h/P) for the greatest power of two P in H, then every other slope of 2P heads, the first one first.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
+    more = [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)]
+    return torch.tensor(first + more[: heads - power])
+
+
+class LinearBias(Biased):
+    """A slope per head."""
+
+    def __init__(self, slopes: Tensor) -> None:
+        super().__init__()
+        self.slopes = slopes
+
+    def bias(self, distances: Tensor) -> Tensor:
+        """-m_h times the distance."""
+        return -self.slopes.to(distances.device)[:, None, None] * distances[..., None, :, :].float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Bias(Encoding):
+    """A trained number per head and bucket of distances, for all layers (Raffel et al. 2019).
+
+    Args:
+        buckets: The first half holds one distance each, the others ever more.
+        max_distance: Distances from here on share the last bucket, and some before it do too.
+    """
+
+    name = "t5"
+    family = "relative"
+    formula = "q·k + B[bucket(i−j), h]"
+    paper = "arXiv:1910.10683"
+
+    buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.buckets >= 2, "buckets", "at least 2")
+        self._require(self.max_distance > self.buckets // 2, "max_distance", "above buckets/2")
+
+    def build(self, shape: Shape) -> AttentionModule:
+        """A table of so many rows."""
+        return BucketBias(shape, self.buckets, self.max_distance)
+
+
+def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """The bucket of every distance of 0 or more tokens, for a decoder, as T5 computes it: int64.
+
+    Args:
+        distances: [...] int64.
+        buckets: Their number n.
+        max_distance: D.
+    """
+    exact = buckets // 2
+    ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    beyond = exact + (ratio * (buckets - exact)).long()
+    return torch.where(distances < exact, distances, beyond.clamp(max=buckets - 1))
+
+
+class BucketBias(Biased):
+    """A row of numbers per bucket, a column per head."""
+
+    def __init__(self, shape: Shape, buckets: int, max_distance: int) -> None:
+        super().__init__()
+        self.table = shape.parameter(buckets, shape.heads)
+        self.max_distance = max_distance
+
+    def bias(self, distances: Tensor) -> Tensor:
+        """The number of the distance's bucket."""
+        found = buckets_of(distances, len(self.table), self.max_distance)
+        return self.table.float()[found].movedim(-1, -3)

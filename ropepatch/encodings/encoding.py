@@ -1,0 +1,142 @@
+"""What every position encoding is: a frozen set of parameters that builds the module a model runs.
+
+Shapes, here and in the encodings: B sequences, H heads, K key-value heads, Q queries, T keys, q queries of a
+block, D dimensions of a head, C those of the residual stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.parameters import Checked
+from ropepatch.rope import Rope
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an encoding must know of a model.
+
+    Args:
+        layers: Its layers.
+        heads: H.
+        key_value_heads: K.
+        head_dim: D.
+        hidden_size: C.
+        rope: The rope it was built with: D, rope_theta, and its window in tokens.
+        initializer_range: The standard deviation of new parameters.
+    """
+
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    hidden_size: int
+    rope: Rope
+    initializer_range: float = 0.02
+
+    @property
+    def window(self) -> int:
+        """L: the tokens the model was built to read."""
+        return self.rope.original_max_position_embeddings
+
+    def parameter(self, *size: int) -> nn.Parameter:
+        """A new parameter, normally distributed as the model's own are."""
+        return nn.Parameter(torch.randn(*size) * self.initializer_range)
+
+
+class Places(NamedTuple):
+    """Where queries [B or 1, Q] and keys [B or 1, T] stand, in tokens; explicit, never counted."""
+
+    queries: Tensor
+    keys: Tensor
+
+    def offsets(self, rows: slice) -> Tensor:
+        """j - i [B or 1, q, T], of keys j from the queries i of these rows; at most 0 where i sees j."""
+        return self.keys[:, None, :] - self.queries[:, rows, None]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What attention works on in place of the model's own queries, keys and values.
+
+    Args:
+        query: [B, H, Q, E]; E may differ from D.
+        key: [B, K, T, E].
+        value: [B, K, T, F].
+        bias: For the queries of some rows, what is added to the scaled scores: float32 [B or 1, H, q, T].
+        values: For the weights [B, H, q, T] of some rows, what is added to the output: [B, H, q, F].
+        width: The columns that a bias takes for one query, where they are more than T.
+        finish: What the whole output [B, H, Q, F] becomes: [B, H, Q, D].
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Callable[[slice], Tensor] | None = None
+    values: Callable[[slice, Tensor], Tensor] | None = None
+    finish: Callable[[Tensor], Tensor] | None = None
+    width: int = 0
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether something happens between the scores and the output."""
+        return self.bias is not None or self.values is not None
+
+
+class AbsoluteModule(nn.Module, ABC):
+    """Adds a vector to every token before the first layer."""
+
+    @abstractmethod
+    def forward(self, positions: Tensor) -> Tensor:
+        """The vectors [B, T, C], float32, of tokens at positions [B, T]."""
+
+
+class AttentionModule(nn.Module, ABC):
+    """Changes what attention works on, in every layer."""
+
+    @abstractmethod
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
+    ) -> Attended:
+        """What attention works on.
+
+        Args:
+            layer: Counted from 0.
+            query: [B, H, Q, D], without any position.
+            key: [B, K, T, D], likewise; of the cached tokens too.
+            value: [B, K, T, D].
+            places: Of queries and keys.
+            scaling: What the product of a query and a key is multiplied by, 1/sqrt(D).
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding(Checked, ABC):
+    """One published way to tell a transformer the order of its tokens.
+
+    Raises:
+        RopepatchError: On parameters outside its domain.
+    """
+
+    listed_by = "ropepatch encodings"
+    family: ClassVar[str]  # absolute, relative, rotary or none
+    formula: ClassVar[str]  # one line, for tables
+    paper: ClassVar[str] = "–"
+
+    @abstractmethod
+    def build(self, shape: Shape) -> AbsoluteModule | AttentionModule:
+        """The module for a model of this shape, its new parameters drawn from torch's generator.
+
+        Raises:
+            RopepatchError: Where the encoding does not fit the shape.
+        """
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

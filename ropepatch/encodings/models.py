@@ -1,0 +1,130 @@
+"""Which models an encoding fits: what it must know of them, and whether their attention is LLaMA's."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.adapters import text_config
+from ropepatch.encodings.attention import NAME, SLOT, uninterchangeable
+from ropepatch.encodings.encoding import Attended, Places, Shape
+from ropepatch.encodings.rotary import turned
+from ropepatch.errors import RopepatchError
+from ropepatch.survey import Survey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+
+def shape_of(base: PreTrainedModel, found: Survey) -> Shape:
+    """What an encoding must know of a model."""
+    config: Any = text_config(base.config)
+    return Shape(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=found.head_dim,
+        hidden_size=config.hidden_size,
+        rope=found.rope,
+        initializer_range=config.initializer_range,
+    )
+
+
+def attentions_of(base: PreTrainedModel) -> list[Any]:
+    """The attention modules, in the order of the layers."""
+    return [one for one in base.modules() if hasattr(one, "layer_idx") and hasattr(one, "q_proj")]
+
+
+def check_model(base: PreTrainedModel, found: Survey, attentions: Sequence[Any]) -> None:
+    """Refuse a model whose attention an encoding cannot take over.
+
+    Raises:
+        RopepatchError: With the reason.
+    """
+    reason = uninterchangeable(base)
+    if reason is None and not attentions:
+        reason = "it has no attention with a q_proj"
+    if reason is None and not hasattr(base.get_submodule(found.site.path.rpartition(".")[0]), "layers"):
+        reason = "its layers do not stand beside its rotary module"
+    if reason is None and base.config._attn_implementation.startswith("ropepatch_"):
+        reason = "it is within packed attention"
+    if reason is None and found.rotates_partly:
+        reason = "only a part of each head rotates"
+    if reason is None and found.site.layer_type is not None:
+        reason = "its rope differs by layer type"
+    if reason is None and not _turns_halves(attentions[0], found):
+        reason = "its rotary pairs are laid out otherwise"
+    if reason is None and not all(_turns_last(attention, found) for attention in attentions):
+        reason = "some layers do not rotate, or normalise after it"
+    if reason is not None:
+        raise RopepatchError(
+            f"the encoding of {found.config.model_type} cannot be swapped: {reason}",
+            hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
+        )
+
+
+def _turns_halves(attention: nn.Module, found: Survey) -> bool:
+    """Whether the model turns the pairs (x_i, x_(i + D/2)), as the encodings here do."""
+    apply = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+    if apply is None:
+        return False
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1, 3, found.head_dim, generator=draw)
+    angles = torch.randn(1, 3, found.head_dim // 2, generator=draw)
+    both = torch.cat((angles, angles), -1)
+    try:
+        got, _ = apply(x, x, both.cos(), both.sin())
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return False
+    return torch.equal(got, turned(x, angles))
+
+
+class _Recorder:
+    """Stands where an attention module finds its positions, and keeps what it is given."""
+
+    wants_weights = False
+    query: Tensor
+    key: Tensor
+
+    def attended(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
+    ) -> Attended:
+        """Queries, keys and values as they are."""
+        self.query, self.key = query, key
+        return Attended(query, key, value)
+
+
+@torch.no_grad()
+def _turns_last(attention: Any, found: Survey) -> bool:
+    """Whether rotation is the last that happens to queries and keys, read off three like tokens."""
+    recorder, config, weight = _Recorder(), attention.config, attention.q_proj.weight
+    draw = torch.Generator().manual_seed(0)
+    token = torch.randn(1, 1, found.config.hidden_size, generator=draw).expand(1, 3, -1)
+    angles = torch.randn(1, 3, found.head_dim // 2, generator=draw) * torch.tensor([[[0.0], [1.0], [1.0]]])
+    both = torch.cat((angles, angles), -1)
+    tables = both.cos().to(weight), both.sin().to(weight)
+    before, modes = config._attn_implementation, [(part, part.training) for part in attention.modules()]
+    attention.__dict__[SLOT], config._attn_implementation_internal = recorder, NAME
+    try:
+        attention.eval()(
+            hidden_states=token.to(weight),
+            position_embeddings=tables,
+            attention_mask=None,
+            past_key_values=None,
+        )
+    except (TypeError, KeyError):
+        return False
+    finally:
+        del attention.__dict__[SLOT]
+        config._attn_implementation_internal = before
+        for part, mode in modes:
+            part.training = mode
+    return recorder.query.is_meta or all(
+        torch.allclose(turned(x[:, :, :1].expand_as(x), angles.to(x.device)), x, rtol=1e-2, atol=1e-2)
+        for x in (recorder.query, recorder.key)
+    )

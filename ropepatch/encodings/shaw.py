@@ -1,0 +1,66 @@
+"""Relative positions as vectors for keys and for values (Shaw et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaw(Encoding):
+    """Trained vectors for distances up to k, for each layer and all its heads; farther ones share the last.
+
+    Of the 2k + 1 vectors of the paper a decoder reads k + 1, those of keys behind the query.
+
+    Args:
+        clip: k, in tokens.
+    """
+
+    name = "shaw"
+    family = "relative"
+    formula = "q·(k + w^K_t)/√D, v + w^V_t, t = min(i−j, k)"
+    paper = "arXiv:1803.02155"
+
+    clip: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.clip >= 1, "clip", "at least 1")
+
+    def build(self, shape: Shape) -> AttentionModule:
+        """Two tables of k + 1 rows for each layer."""
+        return RelativeVectors(shape, self.clip)
+
+
+class RelativeVectors(AttentionModule):
+    """Row t of a layer's tables is for keys t tokens behind the query."""
+
+    def __init__(self, shape: Shape, clip: int) -> None:
+        super().__init__()
+        self.keys = shape.parameter(shape.layers, clip + 1, shape.head_dim)
+        self.values = shape.parameter(shape.layers, clip + 1, shape.head_dim)
+        self.clip = clip
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
+    ) -> Attended:
+        """The same queries, keys and values, with the vectors' share in scores and output."""
+        for_keys, for_values = self.keys[layer].float(), self.values[layer].float()
+
+        def rows_of(rows: slice) -> Tensor:
+            return (-places.offsets(rows)).clamp(0, self.clip)[:, None]  # [B or 1, 1, q, T]
+
+        def bias(rows: slice) -> Tensor:
+            products = query[:, :, rows].float() @ for_keys.T * scaling  # [B, H, q, k + 1]
+            index = rows_of(rows).expand(*products.shape[:3], -1)
+            return products.gather(-1, index)
+
+        def values(rows: slice, weights: Tensor) -> Tensor:
+            index = rows_of(rows).expand_as(weights)
+            summed = weights.new_zeros(*weights.shape[:3], self.clip + 1)
+            return summed.scatter_add(-1, index, weights) @ for_values
+
+        return Attended(query, key, value, bias=bias, values=values)

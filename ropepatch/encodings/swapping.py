@@ -1,0 +1,229 @@
+"""Put another position encoding into one model in the place of its rope, and take it out again."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropepatch.adapters import base_model, float32_on_cpu, text_config
+from ropepatch.encodings.attention import NAME, SLOT
+from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
+from ropepatch.encodings.models import attentions_of, check_model, shape_of
+from ropepatch.errors import RopepatchError
+from ropepatch.survey import survey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+logger = logging.getLogger("ropepatch")
+
+
+class SwappedPositions(nn.Module):
+    """Stands in the place of the rotary module: cos 1 and sin 0, and the encoding that works instead.
+
+    Args:
+        stock: The rotary module; not registered.
+        encoding: What is in force.
+        module: What it has built, registered as `module`, so that it is trained, moved and saved.
+        config: That of the language model.
+
+    Attributes:
+        implementation: The attention that the model was set to.
+    """
+
+    stock: nn.Module
+
+    def __init__(
+        self, stock: nn.Module, encoding: Encoding, module: nn.Module, config: PreTrainedConfig
+    ) -> None:
+        super().__init__()
+        self.__dict__["stock"] = stock
+        self.tables = {name: table.cpu() for name, table in stock.named_buffers() if not table.is_meta}
+        self.encoding, self.module, self.config = encoding, module, config
+        self.implementation = config._attn_implementation
+        self.absolute = isinstance(module, AbsoluteModule)
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether the model was set to eager attention, which returns its weights."""
+        return bool(self.implementation == "eager")
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Ones and zeros in the shape of the stock module's cos and sin.
+
+        Raises:
+            RopepatchError: If the model was set to an attention that knows nothing of the encoding.
+        """
+        if (set_to := self.config._attn_implementation) != NAME:
+            raise RopepatchError(
+                f"the attention of this model was set to {set_to!r}, which ignores its encoding",
+                hint="set it before the swap: eager or sdpa",
+            )
+        cos, _ = self.stock(x, position_ids)
+        return torch.ones_like(cos), torch.zeros_like(cos)
+
+    def attended(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
+    ) -> Attended:
+        """What attention works on in a layer."""
+        if self.absolute:
+            return Attended(query, key, value)
+        found: Attended = self.module(layer, query, key, value, places, scaling)
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SwappedPositions:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        here = next(self.stock.buffers()).device
+        there = fn(torch.zeros(1, device=here)).device
+        for name, table in self.tables.items():
+            setattr(self.stock, name, table.to(there))
+        return self
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        values = [f"{name}={value!r}" for name, value in self.encoding.parameters().items()]
+        return ", ".join([self.encoding.name, *values])
+
+
+class _Added:
+    """A hook before the first layer that adds the vectors of the positions."""
+
+    def __init__(self, positions: SwappedPositions) -> None:
+        self.positions = positions
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden, *others = args
+        vectors = self.positions.module(kwargs["position_ids"])
+        return (hidden + vectors.to(hidden.dtype), *others), kwargs
+
+
+class Swap:
+    """The handle of a model whose encoding is swapped, and a context manager that puts the rope back.
+
+    Args:
+        model: The model.
+        path: Where its rotary module was.
+        positions: What stands there now.
+    """
+
+    def __init__(self, model: PreTrainedModel, path: str, positions: SwappedPositions) -> None:
+        self.model = model
+        self.path = path
+        self._positions = positions
+
+    @property
+    def encoding(self) -> Encoding:
+        """The encoding in force.
+
+        Raises:
+            RopepatchError: If it has been taken out.
+        """
+        if not self._in_force:
+            raise RopepatchError("this encoding has been taken out", hint="call ropepatch.swap again")
+        return self._positions.encoding
+
+    @property
+    def module(self) -> nn.Module:
+        """What the encoding has built; its parameters are new, and want training."""
+        return self._positions.module
+
+    def save(self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+        """Write the model with this encoding into a new folder, which `ropepatch.load` loads again.
+
+        Raises:
+            RopepatchError: If the encoding has been taken out, or the folder exists or cannot be written.
+        """
+        from ropepatch.encodings.saving import save_swapped  # which swaps again what it has saved
+
+        return save_swapped(self.model, self.encoding, out, tokenizer)
+
+    def remove(self) -> None:
+        """Put the same rotary module back, and the same attention; a second time does nothing."""
+        if not self._in_force:
+            return
+        positions = self._positions
+        self.model.set_submodule(self.path, positions.stock)
+        for attention in attentions_of(self.model):
+            del attention.__dict__[SLOT]
+        first = _first_layer(self.model, self.path)
+        for key, hook in list(first._forward_pre_hooks.items()):
+            if isinstance(hook, _Added):
+                del first._forward_pre_hooks[key], first._forward_pre_hooks_with_kwargs[key]
+        _set_attention(self.model, positions.implementation)
+        logger.info("%s: positions %s -> rope", type(self.model).__name__, positions.encoding.name)
+
+    @property
+    def _in_force(self) -> bool:
+        return self.model.get_submodule(self.path) is self._positions
+
+    def __enter__(self) -> Swap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = f"{self.path}: {self._positions.extra_repr()}" if self._in_force else "removed"
+        return f"Swap({type(self.model).__name__}, {state})"
+
+
+@float32_on_cpu()
+def swap_encoding(model: nn.Module, encoding: Encoding) -> Swap:
+    """Put an encoding into a loaded model, in memory and reversibly; `ropepatch.swap` takes names too.
+
+    Raises:
+        RopepatchError: If the model is patched or swapped already, or its attention is not LLaMA's.
+    """
+    base = base_model(model)
+    if swapped(base) is not None:
+        raise RopepatchError(
+            "the encoding of this model is already swapped", hint="call remove() on its swap first"
+        )
+    found = survey(base.config.to_dict(), base)
+    attentions = attentions_of(base)
+    check_model(base, found, attentions)
+    weight = attentions[0].q_proj.weight
+    module = encoding.build(shape_of(base, found)).to(device=weight.device, dtype=base.dtype)
+    path = found.site.path
+    stock = base.get_submodule(path)
+    positions = SwappedPositions(stock, encoding, module, text_config(base.config)).train(base.training)
+    base.set_submodule(path, positions)
+    for attention in attentions:
+        attention.__dict__[SLOT] = positions
+    if positions.absolute:
+        _first_layer(base, path).register_forward_pre_hook(_Added(positions), with_kwargs=True)
+    _set_attention(base, NAME)
+    logger.info("%s: positions rope -> %s", type(base).__name__, positions.extra_repr())
+    return Swap(base, path, positions)
+
+
+def swapped(model: nn.Module) -> Swap | None:
+    """The swap of a model (also of a copy of a swapped model), or None."""
+    base = base_model(model)
+    for path, module in base.named_modules():
+        if isinstance(module, SwappedPositions):
+            return Swap(base, path, module)
+    return None
+
+
+def _first_layer(base: PreTrainedModel, path: str) -> nn.Module:
+    decoder: Any = base.get_submodule(path.rpartition(".")[0])
+    first: nn.Module = decoder.layers[0]
+    return first
+
+
+def _set_attention(base: PreTrainedModel, name: str | None) -> None:
+    for module in base.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation_internal = name  # the setter would check and reach further

@@ -1,0 +1,60 @@
+"""Relative positions as projected sinusoids of the distance, and two biases (Dai et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropepatch.encodings.absolute import sinusoid
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+from ropepatch.errors import RopepatchError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXL(Encoding):
+    """(q + u)·k + (q + v)·W R_(i-j): a projection W for each layer and head, u and v for each head."""
+
+    name = "transformer-xl"
+    family = "relative"
+    formula = "((q+u)·k + (q+v)·W R_{i−j})/√D, R sinusoidal"
+    paper = "arXiv:1901.02860"
+
+    def build(self, shape: Shape) -> AttentionModule:
+        """A module with W, u and v.
+
+        Raises:
+            RopepatchError: If the residual stream has an odd number of channels.
+        """
+        if shape.hidden_size % 2:
+            raise RopepatchError(
+                f"transformer-xl needs an even hidden_size, got {shape.hidden_size}", hint="use shaw"
+            )
+        return RelativeSinusoids(shape)
+
+
+class RelativeSinusoids(AttentionModule):
+    """W [layers, H, D, C], u and v [H, D] for all layers."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.projection = shape.parameter(shape.layers, shape.heads, shape.head_dim, shape.hidden_size)
+        self.u = shape.parameter(shape.heads, shape.head_dim)
+        self.v = shape.parameter(shape.heads, shape.head_dim)
+
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
+    ) -> Attended:
+        """Queries with u, and the products with the sinusoids as a bias."""
+        reach = int((places.queries.max() - places.keys.min()).clamp(min=0)) + 1
+        distances = torch.arange(reach, device=query.device)
+        projection = self.projection[layer].float()
+        relative = projection @ sinusoid(distances, projection.shape[-1]).T  # [H, D, distances]
+
+        def bias(rows: slice) -> Tensor:
+            products = (query[:, :, rows].float() + self.v.float()[:, None]) @ relative * scaling
+            index = (-places.offsets(rows)).clamp(min=0)[:, None]
+            return products.gather(-1, index.expand(*products.shape[:3], -1))
+
+        return Attended(query + self.u[:, None].to(query.dtype), key, value, bias=bias, width=reach)

@@ -1,0 +1,44 @@
+"""Stock transformers code, run quietly and with errors of one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
+
+from ropepatch.errors import RopepatchError
+
+
+@contextmanager
+def stock_code(what: str, hint: str = "mend config.json so that transformers loads it") -> Iterator[None]:
+    """Report whatever transformers raises on a stranger's files as one line."""
+    level = logging.getLogger("transformers").level
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        yield
+    except RopepatchError:
+        raise
+    except Exception as error:  # whatever stock code raises here means: these files cannot be used
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # strict configurations wrap the reason twice
+            cause = cause.__cause__
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
+    finally:
+        logging.getLogger("transformers").setLevel(level)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Without transformers' own bars, which do not know whether anybody watches."""
+    logging: Any = transformers_logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
