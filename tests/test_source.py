@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from checkpoint_folders import write_checkpoint
-from hub_server import COMMIT, Hub, serving
+from hub_server import COMMIT, Hub, serving, speak_to
 
 from ropepatch import RopepatchError
 from ropepatch.source import find_source
@@ -69,7 +70,10 @@ class CommandLine:
 
     def fails(self, *words: str, **environment: str) -> tuple[str, str]:
         """The message and the hint of a command that ends as a user error should."""
-        done = self(*words, **environment)
+        return self.refused(self(*words, **environment))
+
+    def refused(self, done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+        """The same of a command that has ended."""
         lines = done.stderr.splitlines()
         (error,) = [line for line in lines if line.startswith("error: ")]
         (hint,) = [line for line in lines if line.startswith("hint: ")]
@@ -82,6 +86,16 @@ class CommandLine:
 @pytest.fixture
 def ropepatch(hub, tmp_path) -> CommandLine:
     return CommandLine(hub, tmp_path)
+
+
+@pytest.fixture
+def run_at(hub, ropepatch, run_here, monkeypatch):
+    """The same in this process, with the same Hub and cache, for commands that would import torch."""
+    speak_to(hub, monkeypatch, TOKEN)
+    files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(ropepatch.cache / "hub"))
+    return partial(run_here, cwd=ropepatch.folder)
 
 
 def test_plan_downloads_config_json_alone(hub, ropepatch):
@@ -109,8 +123,8 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(hub, ropepatch, 
     assert not any(TOKEN in path.read_text() for path in out.glob("*.json"))
 
 
-def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(hub, ropepatch):
-    assert ropepatch("extend", NAME, "--to", "256", "--out", "first").returncode == 0
+def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(hub, ropepatch, run_at):
+    assert run_at("extend", NAME, "--to", "256", "--out", "first").returncode == 0
     hub.error = (503, "")
     done = ropepatch("extend", NAME, "--to", "256", "--out", "second", "--link-weights", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
@@ -127,23 +141,25 @@ def test_a_commit_can_be_named(hub, ropepatch):
     assert done.returncode == 2
 
 
-def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, ropepatch):
+def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, ropepatch, run_at):
     (ropepatch.folder / "out").mkdir()
-    done = ropepatch("extend", NAME, "--to", "256", "--out", "out")
+    done = run_at("extend", NAME, "--to", "256", "--out", "out")
     assert (done.returncode, "already exists" in done.stderr) == (2, True)
     assert hub.downloaded == ["config.json"]
 
 
-def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ropepatch):
-    message, hint = ropepatch.fails("plan", "a-lab/no-such-model", "--to", "256")
+def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ropepatch, run_at):
+    message, hint = ropepatch.refused(run_at("plan", "a-lab/no-such-model", "--to", "256"))
     assert message == "no folder a-lab/no-such-model here and no such model on the Hub"
     assert "spelling" in hint
 
 
 @pytest.mark.parametrize(("status", "command"), [(401, "find"), (403, "extend")])
-def test_a_gated_model_is_said_to_be_gated(hub, ropepatch, status, command):
+def test_a_gated_model_is_said_to_be_gated(hub, ropepatch, run_at, status, command):
     hub.error = (status, "GatedRepo")
-    message, hint = ropepatch.fails(command, NAME, *(["--to", "256"] if command == "extend" else []))
+    find = command == "find"
+    done = ropepatch(command, NAME) if find else run_at(command, NAME, "--to", "256")
+    message, hint = ropepatch.refused(done)
     assert message == f"{NAME} is gated"
     assert "hf auth login" in hint
 
@@ -195,11 +211,9 @@ def test_offline_and_not_downloaded_before_is_said_so(ropepatch):
     assert "downloaded before" in hint
 
 
-def test_a_model_without_config_json_is_refused(tmp_path):
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files/README.md").write_text("nothing else")
-    with serving(Hub(NAME, tmp_path / "files")) as hub:
-        message, _ = CommandLine(hub, tmp_path).fails("plan", NAME, "--to", "256")
+def test_a_model_without_config_json_is_refused(hub, ropepatch, run_at):
+    hub.create(NAME, {"README.md": b"nothing else"})
+    message, _ = ropepatch.refused(run_at("plan", NAME, "--to", "256"))
     assert message.startswith("no config.json in")
 
 
