@@ -45,7 +45,6 @@ class Summary:
         share_interval: 95 %.
         short: Its loss within the trained context less that of `published`.
         short_interval: 95 %.
-        seconds: Of a fit, mean.
         forward_tokens: Of a fit, mean.
     """
 
@@ -65,7 +64,6 @@ class Summary:
     share_interval: Interval | None
     short: float
     short_interval: Interval
-    seconds: float
     forward_tokens: float
 
 
@@ -111,7 +109,6 @@ def _summary(
         share_interval=bootstrap_interval(list(zip(left, over, strict=True))) if positive else None,
         short=_mean(nearby),
         short_interval=_interval(nearby),
-        seconds=_mean([row["seconds"] for row in fits]),
         forward_tokens=_mean([row["forward_tokens"] for row in fits]),
     )
 
@@ -120,7 +117,7 @@ def table(found: Sequence[Summary]) -> str:
     """Learned against published, as Markdown."""
     lines = [
         "| checkpoint, text | factor | best published | its excess | learned | of it "
-        "| learned less published | within the window | fit |",
+        "| learned less published | within the window | forward tokens |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
@@ -133,7 +130,7 @@ def table(found: Sequence[Summary]) -> str:
         learned = f"{_signed(one.behind, one.behind_interval)} | {_signed(one.short, one.short_interval)}"
         lines.append(
             f"| {one.model}, {one.text} | {one.factor} | {one.published} | {one.published_excess:.4f} "
-            f"| {seeds} | {share} | {learned} | {one.seconds:.0f} s |"
+            f"| {seeds} | {share} | {learned} | {one.forward_tokens / 1e6:.1f} M |"
         )
     return "\n".join(lines)
 
@@ -166,6 +163,27 @@ def means_table(rows: Sequence[dict[str, Any]]) -> str:
             f"| {_signed(row['excess'], row['interval'])} | {share} | {row['short']:+.4f} |"
         )
     return "\n".join(lines)
+
+
+def starts_table(found: dict[str, Any]) -> str:
+    """The same steps from several starts, as Markdown."""
+    lines = [
+        "| | steps | nats 0 to 256 | nats 768 to 1024 | nats 0 to 1024 | less YaRN after the same steps |",
+        "|---|---|---|---|---|---|",
+    ]
+    reference = found["runs"]["yarn, seed 0"]["by_window"]
+    for name, row in found["base"].items():
+        lines.append(_start_row(name, "0", row))
+    for name, row in found["runs"].items():
+        less = _less(row["by_window"], reference)
+        told = "" if name == "yarn, seed 0" else _signed(_mean(less), _interval(less))
+        lines.append(_start_row(name, f"{row['steps']}", row, told))
+    return "\n".join(lines)
+
+
+def _start_row(name: str, steps: str, row: dict[str, Any], less: str = "") -> str:
+    nats = [f"{row['nats'][span]['mean']:.4f}" for span in ("0 to 256", "768 to 1024", "0 to 1024")]
+    return f"| {name} | {steps} | {' | '.join(nats)} | {less} |"
 
 
 def _rounded(value: Any) -> Any:

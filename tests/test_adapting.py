@@ -458,14 +458,11 @@ def test_target_modules_that_the_model_lacks_are_one_line(tmp_path):
 
 TWO = """
 import sys
-from dataclasses import replace
 from run_recipes import small_recipe
 from ropepatch.training.sections import Lora
 import ropepatch
-from ropepatch.training.adapter import trainable
 from ropepatch.training.adapting import adapt
-recipe = small_recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": int(sys.argv[2])})
-adapt(ropepatch.plan("tiny", to=512, method="yarn"), recipe, sys.argv[1])
+adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)), sys.argv[1])
 """
 
 
@@ -474,8 +471,9 @@ def test_two_processes_make_what_one_makes(tmp_path):
     file = tmp_path / "two.py"
     file.write_text(TWO)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run_python(*torchrun, str(file), str(tmp_path / "two"), "1")
-    run_python(str(file), str(tmp_path / "one"), "2")
+    run_python(*torchrun, str(file), str(tmp_path / "two"))
+    alone = small_recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": 2})
+    adapt(yarn(), alone, tmp_path / "one")
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     base = load_file(TINY / "model.safetensors")
     for name in one:
