@@ -6,7 +6,8 @@
 Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
 tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
 told before, and by pass keys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
-so many steps more, and measures them beside YaRN after as many tokens.
+1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short and in
+rows of its target.
 Restartable: a row in the file is not measured again, and a run that was interrupted goes on.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,12 +37,13 @@ from ropepatch.tiny.recipe import Recipe, Stage, read_recipe
 from ropepatch.whole_files import whole_file
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "encodings.yaml"
-FACTOR, TALES, TRIALS = 16, 16, 4
+FACTOR, TALES, TRIALS = 16, 32, 4
 MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
-# As a user would swap them for texts beyond the window: rows there are, and stay as they were drawn.
+# Rows beyond the window are there, and are not trained; the text's length is that of training throughout.
 PARAMETERS: dict[str, dict[str, Any]] = {"normalised": {"length": 128}, "learned": {"rows": 2048}}
 UNTRAINED_ALIKE = ("drope",)  # which is nope until there is a rope to drop
-SWAPPED_IN = ("rope", "alibi", "nope", "t5", "p-rope")
+# With the windows, times that of training, at which they are trained on; rope alone says what the steps do.
+RECALIBRATED = [("rope", 1), ("alibi", 1), ("drope", 1), ("t5", 1), ("p-rope", 1), ("yarn", 1), ("yarn", 16)]
 RECALIBRATION: dict[str, Any] = {
     "tokens_per_step": 4096,
     "steps": 1000,
@@ -64,20 +67,23 @@ class Measure:
         self.lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
         tales = held_out_tales(tokenizer, length=self.lengths[-1], count=TALES)
         self.pieces = [tale.ids for tale in tales]
-        self.told = [tale.distance[1:] > 0 for tale in tales]  # the tokens that repeat what was told
+        self.distances = [tale.distance[1:] for tale in tales]  # of what a token repeats; 0 where nothing
         self.least = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
 
     def losses(self, curve: LossCurve) -> Row:
-        """Nats per token at each length: of all before it, and of those told before in its last half."""
+        """Nats per token before each length: of all, and of those told before, near or farther back."""
         nats = {str(length): curve.at(length).mean for length in self.lengths}
-        recall = {}
+        spans = {"near": (1, self.trained), "far": (self.trained, math.inf)}
+        told: dict[str, dict[str, Row]] = {span: {} for span in spans}
         for length in self.lengths:
-            last = slice(length // 2, length - 1)
-            values = torch.cat(
-                [nll[last][told[last]] for nll, told in zip(curve.nll, self.told, strict=True)]
+            nll, distance = (
+                torch.cat([x[: length - 1] for x in each]) for each in (curve.nll, self.distances)
             )
-            recall[str(length)] = values.mean().item()
-        return {"nats": nats, "recall": recall}
+            for span, (least, below) in spans.items():
+                found = nll[(distance >= least) & (distance < below)]
+                mean = found.mean().item() if len(found) else None
+                told[span][str(length)] = {"nats": mean, "tokens": len(found)}
+        return {"nats": nats, "told": told}
 
     def of(self, model: Any) -> Row:
         """The losses of a model, and the pass keys that it finds, of so many."""
@@ -104,9 +110,9 @@ def scratch(
 
 def trained_from_scratch(recipe: Recipe, folder: Path) -> Row:
     """Train, and measure."""
-    began = time.perf_counter()
+    anew, began = not folder.exists(), time.perf_counter()
     checkpoint = pretrain(recipe, folder)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began if anew else None  # of a run that was interrupted, unknown
     model, tokenizer = ropepatch.load(checkpoint)
     trained = recipe.model["max_position_embeddings"]
     return {"seconds": seconds, **Measure(tokenizer, trained).of(model), "env": environment(model)}
@@ -114,23 +120,23 @@ def trained_from_scratch(recipe: Recipe, folder: Path) -> Row:
 
 def recalibrations(recipe: Recipe, out: Path, only: list[str]) -> Iterator[tuple[Row, Callable[[], Row]]]:
     """What names each recalibration, and how it is made."""
-    for name in (*SWAPPED_IN, "yarn"):
+    trained = recipe.model["max_position_embeddings"]
+    for name, times in RECALIBRATED:
         if not only or name in only:
-            run = {"study": "recalibrated", "encoding": name, "seed": recipe.seed}
-            yield run, partial(recalibrated, recipe, out, name)
+            run = {"study": "recalibrated", "encoding": name, "window": times * trained, "seed": recipe.seed}
+            yield run, partial(recalibrated, recipe, out, name, times * trained)
 
 
-def recalibrated(recipe: Recipe, out: Path, name: str) -> Row:
-    """Put an encoding, or YaRN, into the run with rope; measure, train on, and measure again.
-
-    Encodings train at the window, as DroPE does; YaRN at its target, on rows as long as it.
-    """
+def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
+    """Put an encoding, or YaRN, into the run with rope; measure, train on in rows of a window, measure."""
     base = pretrain(asked(recipe, "rope", recipe.seed), out / f"rope-{recipe.seed}")
     model, tokenizer = ropepatch.load(base)
     trained = recipe.model["max_position_embeddings"]
-    window = FACTOR * trained if name == "yarn" else trained
     stage = Stage(
-        name=f"recalibrate-{name}", mixture=recipe.stages[-1].mixture, windows=[window], **RECALIBRATION
+        name=f"recalibrate-{name}-{window}-{RECALIBRATION['steps']}",
+        mixture=recipe.stages[-1].mixture,
+        windows=[window],
+        **RECALIBRATION,
     )
     loaded: Any = model.float()
     swapped = ropepatch.encodings.swapped(loaded)

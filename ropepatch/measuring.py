@@ -24,7 +24,7 @@ from ropepatch.loading import load_model, load_tokenizer
 from ropepatch.patching import patch
 from ropepatch.planning import Plan, plan
 from ropepatch.seeds import seed_of
-from ropepatch.source import Source, find_source, read_json
+from ropepatch.source import Source, find_source, read_json, swapped_encoding
 from ropepatch.survey import Survey, survey_folder
 from ropepatch.tasks import prepare
 from ropepatch.verification import frequency_error
@@ -89,7 +89,7 @@ class Subject:
         if self.base is not None:
             return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
         rope = self.survey.rope
-        return {
+        return swapped_encoding(self.source.folder) | {
             "name": self.name,
             "revision": self.source.revision,
             "weights": weights,

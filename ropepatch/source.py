@@ -173,15 +173,29 @@ def needs_ropepatch(folder: Path) -> bool:
     return read_json(folder / "config.json").get("model_type") == NEEDS_ROPEPATCH
 
 
+def swapped_encoding(folder: Path) -> dict[str, Any]:
+    """What a record says of a checkpoint whose position encoding is swapped; nothing of any other."""
+    if not needs_ropepatch(folder):
+        return {}
+    record = read_json(folder / "ropepatch.json")
+    return {"encoding": {key: record.get(key) for key in ("encoding", "parameters")}}
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json; of a model whose position encoding is swapped, with the model type that it had.
 
     Raises:
-        RopepatchError: If the file, or ropepatch.json beside it, is missing or not a JSON object.
+        RopepatchError: If the file, or ropepatch.json beside it, is missing, no JSON object or silent of it.
     """
     raw = read_json(folder / "config.json")
     if raw.get("model_type") == NEEDS_ROPEPATCH:
-        raw["model_type"] = read_json(folder / "ropepatch.json").get("model_type")
+        record = read_json(folder / "ropepatch.json")
+        raw |= {key: record.get(key) for key in ("model_type", "architectures")}
+        if not isinstance(raw["model_type"], str):
+            raise RopepatchError(
+                f"{folder / 'ropepatch.json'} does not say which model type the weights are of",
+                hint="put config.json, ropepatch.json and the weights of the same checkpoint together",
+            )
     return raw
 
 

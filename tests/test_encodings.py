@@ -822,7 +822,7 @@ def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch
     found = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)
-        for again in (attention.checkpoint, lambda read, rows, use_reentrant: read(rows)):
+        for again in (attention.checkpoint, lambda read, *block, use_reentrant: read(*block)):
             monkeypatch.setattr(attention, "checkpoint", again)
             torch.manual_seed(0)
             found.append(gradients(layer, inputs, direction, dropout=0.5))
@@ -898,7 +898,7 @@ def kept_elements(name: str, tokens: int) -> int:
 def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
     monkeypatch.setattr(attention, "SCORES", 1 << 12)
     assert kept_elements(name, 256) <= 2 * kept_elements(name, 128)
-    monkeypatch.setattr(attention, "checkpoint", lambda read, rows, use_reentrant: read(rows))
+    monkeypatch.setattr(attention, "checkpoint", lambda read, *block, use_reentrant: read(*block))
     assert kept_elements(name, 256) > 3 * kept_elements(name, 128)
 
 

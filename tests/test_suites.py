@@ -61,12 +61,12 @@ def test_a_method_is_called_by_its_name_and_what_it_was_given():
 @pytest.mark.parametrize("name", suite_names())
 def test_every_suite_that_comes_with_ropepatch_is_read(name):
     suite = read_suite(name)
-    assert suite.methods
+    assert suite.methods or name == "encodings"  # whose models may have no rope to scale
     assert suite.tasks
 
 
 def test_the_suites_of_the_project_are_there():
-    assert suite_names() == ["demo", "harness", "paper", "standard"]
+    assert suite_names() == ["demo", "encodings", "harness", "paper", "standard"]
 
 
 def test_the_first_lines_of_a_suite_are_its_command():

@@ -770,8 +770,9 @@ def refusal_or_right(model: PreTrainedModel) -> RopepatchError | None:
         handle.remove()
         expected = logits(model)
         assert apart(rotated, expected) < 1e-5
-        with swap(model, "sinusoidal"):
-            assert apart(logits(model), expected) > 1e-3
+        if "gemma" not in model.config.model_type:  # which scales its embeddings
+            with swap(model, "sinusoidal"):
+                assert apart(logits(model), expected) > 1e-3
     assert traces(model) == before
     assert "\n" not in str(refusal)
     return refusal
@@ -806,7 +807,8 @@ def test_a_model_some_of_whose_layers_do_not_rotate_is_refused_or_right():
         ("deepseek_v3", "only a part of each head rotates"),
         ("cohere", "its rotary pairs are laid out otherwise"),
         ("falcon", "its attention is no interchangeable function"),
-        ("gpt_neox", "it has no attention with a q_proj"),
+        ("gpt_neox", "only a part of each head rotates"),
+        ("phi3", "it has no attention with a q_proj"),
         ("bamba", "it has layers of the type linear_attention"),
         ("jamba", "it has no rotary module"),
         ("gpt2", "it has no rotary module"),

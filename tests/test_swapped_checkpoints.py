@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -14,7 +15,8 @@ import ropepatch
 from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.encodings import swapped
 from ropepatch.evaluation.texts import windows
-from ropepatch.measuring import measure
+from ropepatch.hub.contents import evidence
+from ropepatch.measuring import _subject, measure
 from ropepatch.source import TINY
 from ropepatch.suites import PerplexityTask, Suite
 from ropepatch.tiny import pretraining
@@ -133,7 +135,9 @@ def test_its_record_says_in_words_that_it_needs_ropepatch(saved):
         "encoding": "t5",
         "parameters": {"buckets": 32, "max_distance": 40},
         "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
     }
+    assert json.loads((saved / "config.json").read_text())["architectures"] == ["NeedsRopepatch"]
 
 
 def test_its_tokenizer_is_loaded_with_it(saved, tokenizer):
@@ -175,6 +179,12 @@ def test_what_has_been_taken_out_is_not_saved(model, tmp_path):
         ),
         ({"encoding": "shaw", "parameters": {}}, "expected .'keys', 'values'.*got .'table'"),
         ({"model_type": "lama"}, "unknown model_type 'lama'"),
+        ({"model_type": None}, "does not say which model type the weights are of"),
+        ({"parameters": {"name": "nope"}}, "t5 has no parameter 'name'"),
+        (
+            {"parameters": {"buckets": 10**11, "max_distance": 10**12}},
+            "the weights in .* are not those of t5",
+        ),
     ],
 )
 def test_a_record_that_does_not_go_with_the_weights_is_refused(copied, change, message):
@@ -211,6 +221,49 @@ def test_a_suite_measures_it(tiny, tmp_path):
     task = PerplexityTask(windows=2, text=str(story), lengths=(64,))
     (result,) = measure(Suite(models=(str(tmp_path / "alibi"),), to=(64,), tasks=(task,)))
     assert result.tables["by_length"][-1]["nats"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_two_checkpoints_that_differ_in_their_encoding_alone_are_told_apart(model, tokenizer, tmp_path):
+    records = []
+    for name in ("alibi", "nope"):
+        with ropepatch.swap(model, name) as swap:
+            swap.save(tmp_path / name / "m", tokenizer)
+        records.append(_subject(str(tmp_path / name / "m"), None, "cpu").record)
+    assert [record.pop("encoding")["encoding"] for record in records] == ["alibi", "nope"]
+    assert records[0].pop("name") != records[1].pop("name")
+    assert records[0] == records[1]
+
+
+def test_a_model_with_an_adapter_that_is_not_merged_is_not_saved(tmp_path):
+    model = tiny_model("llama")
+    swap = ropepatch.swap(model, "alibi")
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(RopepatchError, match="an adapter that is not merged"):
+        swap.save(tmp_path / "lora")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoding_that_could_not_be_loaded_again_is_not_saved(model, tmp_path):
+    class Mine(ENCODINGS["nope"]):
+        name = "mine"
+
+    with (
+        ropepatch.swap(model, Mine()) as swap,
+        pytest.raises(RopepatchError, match="mine is not registered"),
+    ):
+        swap.save(tmp_path / "mine")
+
+
+def test_saving_returns_the_folder_it_has_written(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ropepatch.swap(model, "nope") as swap:
+        assert (swap.save("~/mine") / "config.json").is_file()
+
+
+def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
+    assert evidence(saved).against == (
+        "its position encoding is swapped: only ropepatch loads it, and nothing verified it",
+    )
 
 
 # From scratch
@@ -282,6 +335,7 @@ def test_a_run_with_another_encoding_is_not_gone_on_with(recipe, tmp_path):
         ({"max_distance": 8}, "encoding must be a name with its parameters"),
         ({"name": "alibbi"}, "unknown encoding 'alibbi'"),
         ({"name": "t5", "distance": 8}, "t5 has no parameter 'distance'"),
+        ({"name": "t5", 1: 8}, "encoding must be a name with its parameters"),
     ],
 )
 def test_a_recipe_refuses_what_is_no_encoding(recipe, encoding, message):

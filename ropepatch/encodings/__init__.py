@@ -17,7 +17,8 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
     """Put another position encoding into one loaded model, in memory and reversibly.
 
     A model that was trained with a rope has to learn the new one: its loss is that of a text in disorder
-    until it is trained. New parameters are drawn from torch's generator; seed it first.
+    until it is trained. New parameters are drawn from torch's generator; seed it first. With PEFT swap first,
+    and train them by `modules_to_save=["rotary_emb.module"]`.
 
     Args:
         model: A LLaMA-like causal language model, possibly inside a PEFT model.

@@ -63,7 +63,7 @@ class Integer(Table):
     """The position itself in every channel; it outgrows the embedding, which is what it teaches."""
 
     name = "integer"
-    formula = "x + p"
+    formula = "x + p/√C"
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         """p in every channel."""
@@ -79,7 +79,7 @@ class Normalised(Table):
     """
 
     name = "normalised"
-    formula = "x + p/(N−1)"
+    formula = "x + p/(N−1)/√C"
 
     length: int
 
@@ -97,7 +97,7 @@ class Binary(Table):
     """The digits of the position: the slowest digit of the sinusoid's idea, in steps."""
 
     name = "binary"
-    formula = "x + bit_i(p) in channel i"
+    formula = "x + bit_i(p)/√C in channel i"
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         """Bit i of p in channel i, 0 or 1; channels from 31 on are 0."""
@@ -114,7 +114,7 @@ class Sinusoidal(Table):
     """
 
     name = "sinusoidal"
-    formula = "x + (sin, cos)(p / b^(2i/C))"
+    formula = "x + (sin, cos)(p/b^(2i/C))/√C"
     paper = "arXiv:1706.03762"
 
     base: float = 10000.0
@@ -182,4 +182,4 @@ class LearnedTable(AbsoluteModule):
                 f"learned positions end at {len(self.table) - 1}, got position {last}",
                 hint="swap with more rows and train them, or use an encoding that is defined everywhere",
             )
-        return nn.functional.embedding(positions, self.table).float()
+        return nn.functional.embedding(positions, self.table.to(positions.device)).float()

@@ -7,7 +7,7 @@ block is computed again in the backward pass instead of being kept.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ NAME = "ropepatch_encoding"  # in the interfaces of transformers, which are one 
 SLOT = "_ropepatch_positions"  # where an attention module finds its `SwappedPositions`
 SCORES = 1 << 24  # at a time, over sequences, heads, queries and keys
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
-_OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
+OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
 
 
 def uninterchangeable(model: PreTrainedModel) -> str | None:
@@ -64,7 +64,7 @@ def attend(
     Raises:
         RopepatchError: The model changes its scores itself, or its positions have been taken out.
     """
-    if changed := [name for name in _OTHER_SCORES if kwargs.get(name) is not None]:
+    if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
         raise RopepatchError(
             f"{type(module).__name__} changes its scores itself ({changed[0]})",
             hint="swap the encoding of a LLaMA-like model",
@@ -85,7 +85,7 @@ def attend(
 def places_of(
     query: Tensor, key: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
 ) -> Places:
-    """The positions of the queries and of all keys; cached ones are taken to be contiguous.
+    """The positions of the queries and of all keys; those of cached tokens are taken to be contiguous.
 
     Args:
         query: [B, H, Q, D].
@@ -100,10 +100,16 @@ def places_of(
         return Places(position_ids, position_ids)
     columns = torch.arange(keys, device=query.device)
     if attention_mask is None:  # one query sees all keys; several are aligned with the first ones
-        last: Tensor | int = keys - 1 if queries == 1 else queries - 1
-    else:  # the last query stands in the last column that it sees
-        last = torch.where(_visible(attention_mask[:, 0, -1]), columns, -1).amax(-1, keepdim=True)
-    return Places(position_ids, position_ids[:, -1:] - (last - columns[None]))
+        last = keys - 1 if queries == 1 else queries - 1
+        return Places(position_ids, position_ids[:, -1:] - (last - columns[None]))
+    seen, rows = _visible(attention_mask[:, 0]), torch.arange(queries, device=query.device)
+    reached = torch.where(seen, columns, -1).amax(-1)  # a query that is a token sees its own column last
+    own = (reached - rows).amax() + rows
+    tokens = seen.any(1)  # the others are padding, or empty columns of a static cache
+    anchor = torch.where(tokens[:, own], rows, 0).amax(-1, keepdim=True)  # the last query that is a token
+    count = tokens.long().cumsum(-1)
+    behind = count.gather(1, own[anchor]) - count
+    return Places(position_ids, position_ids.expand(len(anchor), -1).gather(1, anchor) - behind)
 
 
 def _visible(mask: Tensor) -> Tensor:
@@ -124,47 +130,65 @@ def _output(
         out = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal=True)[0]
         return out.transpose(1, 2), None
     groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     sequences, heads, queries, _ = query.shape
+    reading = _Reading(
+        attended,
+        key=repeat_kv(key, groups),
+        value=repeat_kv(value, groups),
+        mask=mask,
+        scaling=scaling,
+        dropout=dropout,
+        causal=mask is None and queries > 1,
+    )
     size = max(1, SCORES // (sequences * heads * max(key.shape[2], attended.width)))
-    read = partial(_read, attended, query, key, value, mask, scaling, dropout)
     again = torch.is_grad_enabled() and queries > size
     outputs, weights = [], []
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
-        out, weight = checkpoint(read, rows, use_reentrant=False) if again else read(rows)
+        # The queries are an argument, by which `checkpoint` knows on which device to repeat dropout.
+        block = query[:, :, rows]
+        out, weight = checkpoint(reading, block, rows, use_reentrant=False) if again else reading(block, rows)
         outputs.append(out)
         if wants_weights:
             weights.append(weight)
     return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
 
 
-def _read(
-    attended: Attended,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    dropout: float,
-    rows: slice,
-) -> tuple[Tensor, Tensor]:
-    """What the queries of some rows read: [B, H, q, F], and their weights [B, H, q, T]."""
-    scores = (query[:, :, rows] @ key.transpose(-1, -2)).float() * scaling
-    if attended.bias is not None:
-        scores = scores + attended.bias(rows)
-    if mask is None and query.shape[2] > 1:
-        columns = torch.arange(key.shape[2], device=key.device)
-        scores = scores.masked_fill(columns > columns[rows, None], -torch.inf)
-    elif mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask[:, :, rows], torch.finfo(torch.float32).min)
-    elif mask is not None:
-        scores = scores + mask[:, :, rows].float()
-    weights = nn.functional.dropout(scores.softmax(-1), dropout)
-    out = weights.to(value.dtype) @ value
-    if attended.values is not None:
-        out = out + attended.values(rows, weights).to(out.dtype)
-    return out, weights.to(value.dtype)
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """What blocks of queries read from keys and values of as many heads, [B, H, T, E] and [B, H, T, F]."""
+
+    attended: Attended
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scaling: float
+    dropout: float
+    causal: bool
+
+    def __call__(self, query: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """What the queries [B, H, q, E] of some rows read: [B, H, q, F], and their weights [B, H, q, T]."""
+        with torch.autocast(query.device.type, enabled=False):
+            weights = nn.functional.dropout(self._scores(query, rows).softmax(-1), self.dropout)
+            out = weights.to(self.value.dtype) @ self.value
+            if self.attended.values is not None:
+                out = out + self.attended.values(rows, weights).to(out.dtype)
+        return out, weights.to(self.value.dtype)
+
+    def _scores(self, query: Tensor, rows: slice) -> Tensor:
+        if self.attended.bias is None:  # as stock eager attention has them
+            scores = (query @ self.key.transpose(-1, -2)).float() * self.scaling
+        else:
+            scores = query.float() @ self.key.float().transpose(-1, -2) * self.scaling
+            scores = scores + self.attended.bias(rows)
+        if self.causal:
+            columns = torch.arange(self.key.shape[2], device=self.key.device)
+            return scores.masked_fill(columns > columns[rows, None], -torch.inf)
+        if self.mask is None:
+            return scores
+        if self.mask.dtype == torch.bool:
+            return scores.masked_fill(~self.mask[:, :, rows], torch.finfo(torch.float32).min)
+        return scores + self.mask[:, :, rows].float()
 
 
 AttentionInterface.register(NAME, attend)

@@ -115,4 +115,4 @@ class BucketBias(Biased):
     def bias(self, distances: Tensor) -> Tensor:
         """The number of the distance's bucket."""
         found = buckets_of(distances, len(self.table), self.max_distance)
-        return self.table.float()[found].movedim(-1, -3)
+        return self.table.to(distances.device).float()[found].movedim(-1, -3)

@@ -37,7 +37,11 @@ def shape_of(base: PreTrainedModel, found: Survey) -> Shape:
 
 def attentions_of(base: PreTrainedModel) -> list[Any]:
     """The attention modules, in the order of the layers."""
-    return [one for one in base.modules() if hasattr(one, "layer_idx") and hasattr(one, "q_proj")]
+    return [
+        one
+        for one in base.modules()
+        if hasattr(one, "layer_idx") and getattr(one, "q_proj", None) is not None
+    ]
 
 
 def check_model(base: PreTrainedModel, found: Survey, attentions: Sequence[Any]) -> None:
@@ -46,25 +50,47 @@ def check_model(base: PreTrainedModel, found: Survey, attentions: Sequence[Any])
     Raises:
         RopepatchError: With the reason.
     """
-    reason = uninterchangeable(base)
-    if reason is None and not attentions:
-        reason = "it has no attention with a q_proj"
-    if reason is None and not hasattr(base.get_submodule(found.site.path.rpartition(".")[0]), "layers"):
-        reason = "its layers do not stand beside its rotary module"
-    if reason is None and base.config._attn_implementation.startswith("ropepatch_"):
-        reason = "it is within packed attention"
-    if reason is None and found.rotates_partly:
-        reason = "only a part of each head rotates"
-    if reason is None and found.site.layer_type is not None:
-        reason = "its rope differs by layer type"
-    if reason is None and not _turns_halves(attentions[0], found):
-        reason = "its rotary pairs are laid out otherwise"
-    if reason is None and not all(_turns_last(attention, found) for attention in attentions):
-        reason = "some layers do not rotate, or normalise after it"
-    if reason is not None:
+    if reason := uninterchangeable(base) or _unlike_llama(base, found, attentions):
         raise RopepatchError(
             f"the encoding of {found.config.model_type} cannot be swapped: {reason}",
             hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
+        )
+
+
+def _unlike_llama(base: PreTrainedModel, found: Survey, attentions: Sequence[Any]) -> str | None:
+    """Why an encoding cannot stand in for the rope of a model, or None."""
+    if found.rotates_partly:
+        return "only a part of each head rotates"
+    if not attentions:
+        return "it has no attention with a q_proj"
+    projection = attentions[0].q_proj
+    if not hasattr(base.get_submodule(found.site.path.rpartition(".")[0]), "layers"):
+        return "its layers do not stand beside its rotary module"
+    if base.config._attn_implementation.startswith("ropepatch_"):
+        return "it is within packed attention"
+    if projection.weight.is_meta and hasattr(projection, "_hf_hook"):
+        return "its weights are offloaded"
+    if found.site.layer_type is not None:
+        return "its rope differs by layer type"
+    if not _turns_halves(attentions[0], found):
+        return "its rotary pairs are laid out otherwise"
+    if not all(_turns_last(attention, found, base.dtype) for attention in attentions):
+        return "some layers do not rotate, or normalise after it"
+    return None
+
+
+def check_embeddings(base: PreTrainedModel) -> None:
+    """Refuse a model that scales its embeddings before its first layer, where absolute positions are added.
+
+    Raises:
+        RopepatchError: With its model type.
+    """
+    config: Any = text_config(base.config)
+    scaled = "gemma" in config.model_type or getattr(config, "embedding_multiplier", 1) not in (None, 1)
+    if scaled or hasattr(base.get_input_embeddings(), "embed_scale"):
+        raise RopepatchError(
+            f"{config.model_type} scales its embeddings: absolute positions would have another weight in it",
+            hint="use a relative or rotary encoding, or a model of llama's type",
         )
 
 
@@ -100,19 +126,19 @@ class _Recorder:
 
 
 @torch.no_grad()
-def _turns_last(attention: Any, found: Survey) -> bool:
+def _turns_last(attention: Any, found: Survey, dtype: torch.dtype) -> bool:
     """Whether rotation is the last that happens to queries and keys, read off three like tokens."""
-    recorder, config, weight = _Recorder(), attention.config, attention.q_proj.weight
+    recorder, config, device = _Recorder(), attention.config, attention.q_proj.weight.device
     draw = torch.Generator().manual_seed(0)
     token = torch.randn(1, 1, found.config.hidden_size, generator=draw).expand(1, 3, -1)
     angles = torch.randn(1, 3, found.head_dim // 2, generator=draw) * torch.tensor([[[0.0], [1.0], [1.0]]])
     both = torch.cat((angles, angles), -1)
-    tables = both.cos().to(weight), both.sin().to(weight)
+    tables = both.cos().to(device, dtype), both.sin().to(device, dtype)
     before, modes = config._attn_implementation, [(part, part.training) for part in attention.modules()]
     attention.__dict__[SLOT], config._attn_implementation_internal = recorder, NAME
     try:
         attention.eval()(
-            hidden_states=token.to(weight),
+            hidden_states=token.to(device, dtype),
             position_embeddings=tables,
             attention_mask=None,
             past_key_values=None,

@@ -61,7 +61,7 @@ def find_encoding(name: str) -> type[Encoding]:
     return find_kind(name, ENCODINGS, "encoding", _OTHER_NAMES)
 
 
-def make_encoding(name: str, **parameters: Any) -> Encoding:
+def make_encoding(name: str, /, **parameters: Any) -> Encoding:
     """The encoding of that name with these parameters.
 
     Raises:

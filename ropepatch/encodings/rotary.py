@@ -178,7 +178,8 @@ class Axial(RotaryEncoding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(len(self.grid) > 0 and min(self.grid) > 0, "grid", "one or more whole numbers above 0")
+        fits = len(self.grid) > 0 and all(0 < extent < 2**31 for extent in self.grid)
+        self._require(fits, "grid", "one or more whole numbers above 0")
 
     def build(self, shape: Shape) -> AttentionModule:
         """A module without parameters.
@@ -264,7 +265,8 @@ class Decaying(AttentionModule):
         origin = places.queries.amax(-1, keepdim=True)
         decay = self.decay.to(query.device)
         reach = (origin - places.queries).max() / self.scale_base
-        most = float(decay.min() ** -reach.float()) * 2 * float(query.detach().abs().max())
+        largest = float(query.detach().abs().max() * key.detach().abs().max())
+        most = float(decay.min() ** -reach.float()) * 4 * query.shape[-1] * max(largest, 1.0)
         if not most < torch.finfo(query.dtype).max:
             raise RopepatchError(
                 f"xpos over {int(reach * self.scale_base)} tokens leaves the range of {query.dtype}",

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 
-from ropepatch.encodings.registry import make_encoding
+from ropepatch.encodings.models import shape_of
+from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.encodings.swapping import swap_encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.folders import absent, new_folder
 from ropepatch.source import NEEDS_ROPEPATCH, read_json
 from ropepatch.stock import no_progress_bars
+from ropepatch.survey import survey
 from ropepatch.weights import read_headers
 
 if TYPE_CHECKING:
@@ -44,9 +46,21 @@ def save_swapped(
         tokenizer: Saved beside it.
 
     Raises:
-        RopepatchError: If the folder exists or cannot be written.
+        RopepatchError: If the folder exists or cannot be written, the model holds an adapter that is not
+            merged, or the encoding is none that could be loaded again.
     """
-    with new_folder(absent(out)) as partial:
+    folder = absent(out)
+    if ENCODINGS.get(encoding.name) is not type(encoding):
+        raise RopepatchError(
+            f"{encoding.name} is not registered: nothing could load it again",
+            hint=f"ropepatch.ENCODINGS[{encoding.name!r}] = {type(encoding).__name__}",
+        )
+    if any(".base_layer." in name or ".lora_" in name for name, _ in model.named_parameters()):
+        raise RopepatchError(
+            "this model holds an adapter that is not merged",
+            hint="model.merge_and_unload() first, or save the adapter by PEFT",
+        )
+    with new_folder(folder) as partial:
         with no_progress_bars():
             model.save_pretrained(partial)
         if tokenizer is not None:
@@ -57,10 +71,12 @@ def save_swapped(
             "encoding": encoding.name,
             "parameters": encoding.parameters(),
             "model_type": config["model_type"],
+            "architectures": config["architectures"],
         }
-        for name, content in ((RECORD, record), ("config.json", config | {"model_type": NEEDS_ROPEPATCH})):
+        config |= {"model_type": NEEDS_ROPEPATCH, "architectures": ["NeedsRopepatch"]}
+        for name, content in ((RECORD, record), ("config.json", config)):
             (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return Path(out)
+    return folder
 
 
 def swap_again(model: Any, folder: Path) -> None:
@@ -74,22 +90,29 @@ def swap_again(model: Any, folder: Path) -> None:
         raise RopepatchError(
             f"{folder / RECORD} does not say which encoding the weights go with", hint="copy it again"
         )
-    with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced
-        swapped = swap_encoding(model, make_encoding(record["encoding"], **record["parameters"]))
-    prefix = f"{swapped.path}.module."
-    wanted = swapped.module.state_dict()
-    found: dict[str, torch.Tensor] = {}
-    for file in read_headers(folder).files:
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as tensors:
-                names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
-                found |= {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
-    if {name: value.shape for name, value in found.items()} != {
-        name: value.shape for name, value in wanted.items()
-    }:
+    encoding = make_encoding(record["encoding"], **record["parameters"])
+    surveyed = survey(model.config.to_dict(), model)
+    prefix, weights = f"{surveyed.site.path}.module.", read_headers(folder)
+    with torch.device("meta"):
+        wanted = encoding.build(shape_of(model, surveyed)).state_dict()
+    expected = {f"{prefix}{name}": tuple(value.shape) for name, value in wanted.items()}
+    found = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
+    if found != expected:
         raise RopepatchError(
-            f"the weights in {folder} are not those of {record['encoding']}: expected "
-            f"{sorted(wanted) or 'no parameters'} at {prefix}*, got {sorted(found) or 'none'}",
+            f"the weights in {folder} are not those of {encoding.name}: expected "
+            f"{sorted(wanted) or 'no parameters'} at {prefix}*, got {_names(found, prefix)}",
             hint="put ropepatch.json and the weights of the same checkpoint together",
         )
-    swapped.module.load_state_dict(found)
+    with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced
+        swapped = swap_encoding(model, encoding)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weights.files:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as held:
+                names = [name for name in held.keys() if name in expected]  # noqa: SIM118
+                tensors |= {name.removeprefix(prefix): held.get_tensor(name) for name in names}
+    swapped.module.load_state_dict(tensors)
+
+
+def _names(found: dict[str, tuple[int, ...]], prefix: str) -> str:
+    return str(sorted(name.removeprefix(prefix) for name in found)) if found else "none"

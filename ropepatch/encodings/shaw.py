@@ -48,7 +48,7 @@ class RelativeVectors(AttentionModule):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
     ) -> Attended:
         """The same queries, keys and values, with the vectors' share in scores and output."""
-        for_keys, for_values = self.keys[layer].float(), self.values[layer].float()
+        for_keys, for_values = (table[layer].to(query.device).float() for table in (self.keys, self.values))
 
         def rows_of(rows: slice) -> Tensor:
             return (-places.offsets(rows)).clamp(0, self.clip)[:, None]  # [B or 1, 1, q, T]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from ropepatch.adapters import base_model, float32_on_cpu, text_config
 from ropepatch.encodings.attention import NAME, SLOT
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
-from ropepatch.encodings.models import attentions_of, check_model, shape_of
+from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
 from ropepatch.errors import RopepatchError
 from ropepatch.survey import survey
 
@@ -85,6 +86,22 @@ class SwappedPositions(nn.Module):
         for name, table in self.tables.items():
             setattr(self.stock, name, table.to(there))
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
+        """A copy within the copy of a model, whose attention finds it.
+
+        Raises:
+            RopepatchError: If it is copied alone, as PEFT does to train it: attention would not see the copy.
+        """
+        if not memo:
+            raise RopepatchError(
+                "the positions of a swapped model are not copied without it",
+                hint="copy the model; with PEFT, modules_to_save=['rotary_emb.module']",
+            )
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return twin
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -193,6 +210,8 @@ def swap_encoding(model: nn.Module, encoding: Encoding) -> Swap:
     found = survey(base.config.to_dict(), base)
     attentions = attentions_of(base)
     check_model(base, found, attentions)
+    if encoding.family == "absolute":
+        check_embeddings(base)
     weight = attentions[0].q_proj.weight
     module = encoding.build(shape_of(base, found)).to(device=weight.device, dtype=base.dtype)
     path = found.site.path

@@ -49,12 +49,15 @@ class RelativeSinusoids(AttentionModule):
         """Queries with u, and the products with the sinusoids as a bias."""
         reach = int((places.queries.max() - places.keys.min()).clamp(min=0)) + 1
         distances = torch.arange(reach, device=query.device)
-        projection = self.projection[layer].float()
-        relative = projection @ sinusoid(distances, projection.shape[-1]).T  # [H, D, distances]
+        projection = self.projection[layer].to(query.device).float()
+        with torch.autocast(query.device.type, enabled=False):
+            relative = projection @ sinusoid(distances, projection.shape[-1]).T  # [H, D, distances]
 
         def bias(rows: slice) -> Tensor:
-            products = (query[:, :, rows].float() + self.v.float()[:, None]) @ relative * scaling
+            products = (
+                (query[:, :, rows].float() + self.v.to(query.device).float()[:, None]) @ relative * scaling
+            )
             index = (-places.offsets(rows)).clamp(min=0)[:, None]
             return products.gather(-1, index.expand(*products.shape[:3], -1))
 
-        return Attended(query + self.u[:, None].to(query.dtype), key, value, bias=bias, width=reach)
+        return Attended(query + self.u[:, None].to(query), key, value, bias=bias, width=reach)

@@ -111,6 +111,10 @@ def evidence(folder: Path) -> Evidence:
         return Evidence(("nothing has verified it (no ropepatch.json)",))
     record = read_json(folder / "ropepatch.json")
     against, notes = [], []
+    if "needs_ropepatch" in record:
+        return Evidence(
+            ("its position encoding is swapped: only ropepatch loads it, and nothing verified it",)
+        )
     if is_adapter(folder):
         notes.append("an adapter: ropepatch puts it on its base, with the rope it was trained under")
     else:

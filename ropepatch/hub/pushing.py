@@ -17,6 +17,7 @@ from ropepatch.hub import explaining
 from ropepatch.hub.contents import contents, evidence, is_stale, is_weights
 from ropepatch.hub.explaining import AGAIN, LOG_IN, talking
 from ropepatch.hub.remote import Remote, git_blob, is_equal, look, read_text
+from ropepatch.source import swapped_encoding
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -121,7 +122,7 @@ def push(
     if remote is not None and not force:
         with talking(repo, token):
             _check_weights(hub, remote, repo, branch, found.files)
-    carded = card and (place / "ropepatch.json").exists()
+    carded = card and (place / "ropepatch.json").exists() and not swapped_encoding(place)
     if carded and not dry_run:
         from ropepatch.card import write_card
 

@@ -128,12 +128,14 @@ class Recipe:
         Raises:
             RopepatchError: If it is no encoding with its parameters.
         """
-        if not isinstance(self.encoding, dict) or not isinstance(self.encoding.get("name"), str):
+        named = isinstance(self.encoding, dict) and isinstance(self.encoding.get("name"), str)
+        if self.encoding is None or not named or not all(isinstance(key, str) for key in self.encoding):
             raise RopepatchError(
                 f"encoding must be a name with its parameters, got {self.encoding!r}",
                 hint="encoding: {name: alibi}",
             )
-        return make_encoding(**self.encoding)
+        parameters = {key: value for key, value in self.encoding.items() if key != "name"}
+        return make_encoding(self.encoding["name"], **parameters)
 
     def config(self) -> LlamaConfig:
         """The model's configuration."""

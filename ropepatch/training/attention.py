@@ -20,12 +20,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ropepatch.adapters import base_model
-from ropepatch.encodings.attention import uninterchangeable
+from ropepatch.encodings.attention import OTHER_SCORES, uninterchangeable
 from ropepatch.errors import RopepatchError
 
 NAME = "ropepatch_packed"
 BLOCK = 1024  # queries of a sliding window that are read at a time
-_OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
 
 
 @contextmanager
@@ -88,7 +87,7 @@ def _attention(
         raise _misuse("a mask of the model's own")
     if cu_seq_lens_q is None:
         raise _misuse("no cu_seq_lens_q")
-    if changed := [name for name in _OTHER_SCORES if kwargs.get(name) is not None]:
+    if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
         raise _misuse(f"{changed[0]} from {type(module).__name__}")
     edges, (rows, _, tokens, _) = cu_seq_lens_q.tolist(), query.shape
     if rows > 1 or key.shape[2] != tokens or edges != sorted({0, *edges[1:-1], tokens}):
