@@ -272,13 +272,23 @@ def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
 STAGE = {"windows": [16], "tokens_per_step": 64, "learning_rate": 5.0e-2, "mixture": {"tales": 1.0}}
 
 
+@pytest.fixture(scope="module")
+def stock(tokenizer):
+    """Made once: it takes longer than the training."""
+    return pretraining.Stock.of(tokenizer, [])
+
+
 @pytest.fixture
-def recipe(tokenizer, monkeypatch):
-    """Two short stages of a small model with T5's bias."""
+def quick(tokenizer, stock, monkeypatch):
+    """Pretraining without making what is made already."""
     monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
     monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: tokenizer)
-    stock = pretraining.Stock.of(tokenizer, [])
     monkeypatch.setattr(pretraining.Stock, "of", lambda *_: stock)
+
+
+@pytest.fixture
+def recipe(tokenizer):
+    """Two short stages of a small model with T5's bias."""
     model = {
         "hidden_size": 16,
         "num_hidden_layers": 1,
@@ -292,7 +302,7 @@ def recipe(tokenizer, monkeypatch):
     )
 
 
-def test_a_recipe_trains_an_encoding_from_scratch_through_all_stages(recipe, tmp_path):
+def test_a_recipe_trains_an_encoding_from_scratch_through_all_stages(quick, recipe, tmp_path):
     loaded, _ = ropepatch.load(pretrain(recipe, tmp_path))
     assert swapped(loaded).encoding == ropepatch.make_encoding("t5")
     first, last = (
@@ -303,7 +313,7 @@ def test_a_recipe_trains_an_encoding_from_scratch_through_all_stages(recipe, tmp
     assert torch.equal(swapped(loaded).module.table, last.bfloat16().float())
 
 
-def test_an_interrupted_run_of_an_encoding_goes_on_to_the_same_weights(recipe, tmp_path, monkeypatch):
+def test_an_interrupted_run_of_an_encoding_goes_on_to_the_same_weights(quick, recipe, tmp_path, monkeypatch):
     whole = load_file(pretrain(recipe, tmp_path / "whole") / "model.safetensors")
     draw, asked = Rows.__getitem__, []
 
@@ -322,7 +332,7 @@ def test_an_interrupted_run_of_an_encoding_goes_on_to_the_same_weights(recipe, t
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_a_run_with_another_encoding_is_not_gone_on_with(recipe, tmp_path):
+def test_a_run_with_another_encoding_is_not_gone_on_with(quick, recipe, tmp_path):
     pretrain(recipe, tmp_path)
     with pytest.raises(RopepatchError, match="it differs in encoding"):
         pretrain(replace(recipe, encoding={"name": "alibi"}), tmp_path)
