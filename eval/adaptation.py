@@ -200,8 +200,10 @@ def compare_starts(arguments: argparse.Namespace) -> None:
         for name, method in (("yarn", "yarn"), ("fit", str(fitted))):
             with ropepatch.patch(base, ropepatch.plan(BABYLLAMA, to=STORY_TARGET, method=method)):
                 found["base"][name] = spans_of(ropepatch.perplexity(base, None, pieces))
+        held = json.loads(fitted.read_text(encoding="utf-8"))
+        held["fit"] |= {"model": BABYLLAMA.name, "text": Path(held["fit"]["text"]).name}  # not where they are
         found |= {
-            "fitted": json.loads(fitted.read_text(encoding="utf-8")),
+            "fitted": held,
             "windows": len(pieces),
             "threads": arguments.threads,
             "env": environment(base),
