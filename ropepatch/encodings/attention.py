@@ -133,7 +133,7 @@ def _output(
     sequences, heads, queries, _ = query.shape
     reading = _Reading(
         attended,
-        key=repeat_kv(key, groups),
+        key=repeat_kv(key if attended.bias is None else key.float(), groups),
         value=repeat_kv(value, groups),
         mask=mask,
         scaling=scaling,
@@ -156,7 +156,10 @@ def _output(
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """What blocks of queries read from keys and values of as many heads, [B, H, T, E] and [B, H, T, F]."""
+    """What blocks of queries read from keys and values of as many heads, [B, H, T, E] and [B, H, T, F].
+
+    With a bias the keys are float32.
+    """
 
     attended: Attended
     key: Tensor
@@ -179,7 +182,7 @@ class _Reading:
         if self.attended.bias is None:  # as stock eager attention has them
             scores = (query @ self.key.transpose(-1, -2)).float() * self.scaling
         else:
-            scores = query.float() @ self.key.float().transpose(-1, -2) * self.scaling
+            scores = query.float() @ self.key.transpose(-1, -2) * self.scaling
             scores = scores + self.attended.bias(rows)
         if self.causal:
             columns = torch.arange(self.key.shape[2], device=self.key.device)
