@@ -71,8 +71,8 @@ class Measure:
         self.least = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
 
     def losses(self, curve: LossCurve) -> Row:
-        """Nats per token before each length: of all, and of those told before, near or farther back."""
-        nats = {str(length): curve.at(length).mean for length in self.lengths}
+        """Nats per token before each length: of all, with 95 % intervals, and of those told near or far."""
+        read = {str(length): curve.at(length) for length in self.lengths}
         spans = {"near": (1, self.trained), "far": (self.trained, math.inf)}
         told: dict[str, dict[str, Row]] = {span: {} for span in spans}
         for length in self.lengths:
@@ -83,7 +83,8 @@ class Measure:
                 found = nll[(distance >= least) & (distance < below)]
                 mean = found.mean().item() if len(found) else None
                 told[span][str(length)] = {"nats": mean, "tokens": len(found)}
-        return {"nats": nats, "told": told}
+        nats = {length: found.mean for length, found in read.items()}
+        return {"nats": nats, "interval": {k: found.interval for k, found in read.items()}, "told": told}
 
     def of(self, model: Any) -> Row:
         """The losses of a model, and the pass keys that it finds, of so many."""

@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Tr
 from typer.testing import CliRunner
 
 import ropepatch
+from ropepatch.choosing import Choice
 from ropepatch.cli.extend import extend
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
 from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.sources import stream_documents
 from ropepatch.fitting import fitting
@@ -490,22 +492,76 @@ def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, asked,
     assert [path.name for path in place.iterdir()] == ["a.txt"]
 
 
-def test_a_method_that_was_chosen_by_measuring_is_kept_like_a_fitted_one(place, monkeypatch):
+RANKED = Ranked(
+    label="ntk-by-parts",
+    nats=1.5,
+    interval=(1.25, 1.75),
+    behind=0.0,
+    behind_interval=(0.0, 0.0),
+    inside=1.0,
+    price=0.25,
+    price_interval=(-math.inf, math.inf),
+    keys=None,
+    front=True,
+)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """How the choice was asked for, each time; what it gives."""
     calls = []
 
-    def resolve(model, to, **options):
-        calls.append((model, to, options))
-        return "ntk-by-parts", {"beta": 16.0}
+    def resolve(model, to, *, out, **options):
+        out.mkdir(parents=True)
+        calls.append((model, to, out, options))
+        return Choice(
+            ranking=Ranking((RANKED,), "ntk-by-parts", ("Take it.",)),
+            method="ntk-by-parts",
+            parameters={"beta": 16.0},
+            results=(),
+            fitted=SimpleNamespace(record={"text": "read", "seconds": 0.0}),
+            left_out={},
+        )
 
     monkeypatch.setattr("ropepatch.cli.auto.resolve_auto", resolve)
+    return calls
+
+
+def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_fit(place, chosen):
     ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
-    ((model, to, options),) = calls
-    assert (model, to) == ("tiny", 512)
+    ((model, to, out, options),) = chosen
+    assert (model, to, out) == ("tiny", 512, place / "out.fit" / "measured")
     assert options == {"text": None, "field": "text", "split": "test", "revision": None, "settings": None}
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
     assert record["start"]["asked"]["method"] == "auto"
+    assert record["fit"] == {"text": "read", "seconds": 0.0}
+    assert record["ranking"]["rule"] == RULE
+    assert record["ranking"]["advice"] == ["Take it."]
+    (row,) = record["ranking"]["rows"]
+    assert (row["label"], row["nats"], row["price_interval"]) == ("ntk-by-parts", 1.5, [None, None])
     assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
+    words = ("tiny", "--to", "512", "--method", "auto", "--out", "out")
+
+    def cut_off(model, to, *, out, **options):
+        out.mkdir(parents=True)
+        (out / "a result").touch()
+        raise RopepatchError("cut off")
+
+    with monkeypatch.context() as patching:
+        patching.setattr("ropepatch.cli.auto.resolve_auto", cut_off)
+        with pytest.raises(RopepatchError, match="cut off"):
+            ask(*words)
+    assert (place / "out.fit" / "measured" / "a result").exists()
+    (place / "a.txt").write_text("text")
+    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in text"):
+        ask(*words, "--text", "a.txt")
+    shutil.rmtree(place / "out.fit" / "measured")  # which `chosen` makes
+    ask(*words)
+    assert not (place / "out.fit").exists()
 
 
 def test_a_scaling_file_names_the_target_and_the_folder(place):

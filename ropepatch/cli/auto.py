@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ropepatch.cli.ranking_text import print_ranking
 from ropepatch.cli.running import device, progress
 from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from ropepatch.choosing import Choice
 
 AUTO = "auto"
 
@@ -26,8 +30,9 @@ def resolve_auto(
     split: str,
     revision: str | None,
     settings: list[str] | None = None,
-) -> tuple[str, dict[str, Any]]:
-    """The name and the parameters of the method that `--method auto` stands for; the table goes to stderr.
+    out: Path | None = None,
+) -> Choice:
+    """What `--method auto` stands for, which is a method; the table goes to stderr.
 
     Where no scaling is seen to help, that is said and the command ends with exit code 1.
 
@@ -39,6 +44,7 @@ def resolve_auto(
         split: Of its sets.
         revision: Of a Hub id.
         settings: What the user set beside it, which is refused.
+        out: A folder for what is measured and fitted, which an interrupted command finds there.
 
     Raises:
         RopepatchError: No text, settings, several processes, or what `ropepatch.choosing.choose` refuses.
@@ -61,6 +67,7 @@ def resolve_auto(
         text=text,
         field=field,
         split=split,
+        out=out,
         revision=revision,
         device=device(),
         progress=announced,
@@ -69,7 +76,7 @@ def resolve_auto(
     print_ranking(choice.ranking, choice.results, on_stderr=True)
     if choice.method is None:
         raise typer.Exit(1)
-    return choice.method, choice.parameters
+    return choice
 
 
 def print_left_out(left_out: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -104,7 +104,7 @@ def compare(
     if as_json:
         record = {
             "rule": RULE,
-            "ranking": _finite(asdict(ranking)),
+            "ranking": ranking.record(),
             "results": [asdict(result) for result in results],
         }
         print(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False))
@@ -141,14 +141,3 @@ def _command(model: str, revision: str | None, to: str, method: list[str]) -> st
         return ""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
     return f"  {shlex.join([*words, *(['--revision', revision] if revision else [])])}\n"
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON cannot say: the interval of a single text is infinite."""
-    from ropepatch.evaluation.results import finite
-
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return finite(value) if isinstance(value, float) else value

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from ropepatch.training.sections import Fit
 
 FIT = "fit"
-START, WINDOWS, STATE = (
-    "start.json",
-    "text.jsonl",
-    "fit.json",
-)  # in the work folder; the last is of `ropepatch.fit`
+# In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choosing`.
+START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
+FOUND = ("fit", "ranking")  # records of how a method was found
 
-Find = Callable[[Path], dict[str, Any]]  # given a work folder: method, parameters, factor and record of a fit
+Find = Callable[[Path], dict[str, Any]]  # given a work folder: method, parameters, factor and `FOUND`
 
 
 @dataclass(frozen=True)
@@ -170,13 +168,16 @@ def chosen_plan(
         RopepatchError: The folders hold something else, or what `resolve_auto` refuses.
     """
     from ropepatch.cli.auto import resolve_auto
+    from ropepatch.evaluation.ranking import RULE
     from ropepatch.source import find_source
 
     source = find_source(model, revision, weights=True)
 
     def find(work: Path) -> dict[str, Any]:
-        name, parameters = resolve_auto(model, to, **text, revision=revision, settings=settings)
-        return {"method": name, "parameters": parameters}
+        choice = resolve_auto(model, to, **text, revision=revision, settings=settings, out=work / MEASURED)
+        found = {"method": choice.method, "parameters": choice.parameters}
+        fit = {} if choice.fitted is None else {"fit": choice.fitted.record}
+        return found | fit | {"ranking": {"rule": RULE, **choice.ranking.record()}}
 
     return _learned({"method": AUTO} | text, find, source, to, folder, keep=keep)
 
@@ -201,19 +202,19 @@ def _learned(
         if (work / START).is_file():
             kept = read_json(work / START)
     record = finished if finished.get("start", {}).get("asked") == known else kept
-    if not record:
-        absent(folder)
-        record = _found_and_kept(known, find, work) if keep else _found(known, find)
-    elif record["start"]["asked"] != known:
+    if record and record["start"]["asked"] != known:
         differing = (key for key, value in known.items() if record["start"]["asked"].get(key) != value)
         raise RopepatchError(
             f"{work} holds what something else was found by: it differs in {', '.join(differing)}",
             hint="choose another --out, or remove that folder to start anew",
         )
+    if "method" not in record.get("start", {}):  # it was asked for, and not found yet
+        absent(folder)
+        record = _found_and_kept(known, find, work) if keep else _found(known, find)
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
     made = plan(source.name, to=to, method=start["method"], revision=source.revision, **options)
-    return Learned(made, {key: record[key] for key in ("start", "fit") if key in record}, work)
+    return Learned(made, {key: record[key] for key in ("start", *FOUND) if key in record}, work)
 
 
 def _found(known: dict[str, Any], find: Find) -> dict[str, Any]:
@@ -227,7 +228,6 @@ def _found(known: dict[str, Any], find: Find) -> dict[str, Any]:
 def _found_and_kept(known: dict[str, Any], find: Find, work: Path) -> dict[str, Any]:
     """The same; kept in a folder, from which an interrupted search goes on, too."""
     from ropepatch.evaluation.results import as_read
-    from ropepatch.whole_files import whole_file
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RopepatchError(
@@ -236,21 +236,28 @@ def _found_and_kept(known: dict[str, Any], find: Find, work: Path) -> dict[str, 
         )
     if work.exists() and _others(work):
         raise RopepatchError(f"{work} exists and holds other files", hint="choose another --out")
+    _keep({"start": {"asked": known}}, work)
     try:
         record = _recorded(known, as_read(find(work)))
     except RopepatchError:
-        if work.is_dir() and not (work / STATE).exists():
+        if work.is_dir() and not any((work / kept).exists() for kept in (STATE, MEASURED)):
             shutil.rmtree(work)
         raise
-    work.mkdir(parents=True, exist_ok=True)
-    with whole_file(work / START) as partial:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    _keep(record, work)
     return record
 
 
+def _keep(record: dict[str, Any], work: Path) -> None:
+    from ropepatch.whole_files import whole_file
+
+    work.mkdir(parents=True, exist_ok=True)
+    with whole_file(work / START) as partial:
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def _recorded(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    fit = {"fit": found.pop("fit")} if "fit" in found else {}
-    return {"start": {"asked": known} | found} | fit
+    told = {key: found.pop(key) for key in FOUND if key in found}
+    return {"start": {"asked": known} | found} | told
 
 
 def _windows_of(recipe: Recipe, source: Source, to: int, work: Path) -> Path:
@@ -280,5 +287,5 @@ def _work_of(folder: Path) -> Path:
 
 
 def _others(work: Path) -> list[str]:
-    ours = {START, WINDOWS, STATE}
+    ours = {START, WINDOWS, STATE, MEASURED}
     return [file.name for file in work.iterdir() if file.name not in ours and not file.name.startswith(".")]

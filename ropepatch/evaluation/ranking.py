@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity, difference
 from ropepatch.evaluation.grid import THRESHOLD
-from ropepatch.evaluation.results import mean_nats
+from ropepatch.evaluation.results import finite, mean_nats
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
@@ -73,6 +73,11 @@ class Ranking:
     rows: tuple[Ranked, ...]
     recommended: str | None
     advice: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """The same for JSON, which has no infinity: None stands for it."""
+        found: dict[str, Any] = _finite(asdict(self))
+        return found
 
 
 def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
@@ -236,3 +241,11 @@ def _retrieves(result: Result, *, within: int) -> bool:
 def _keys(result: Result) -> tuple[int, int]:
     row = max(result.tables["by_length"], key=lambda row: row["length"])
     return row["correct"], row["n"]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
