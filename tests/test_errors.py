@@ -115,6 +115,8 @@ CASES: dict[str, tuple[str, Damage]] = {
     # which method, which length
     "unknown method": (f"{EXTEND} --method yarm", nothing),
     "method by another name": (f"{EXTEND} --method pi", nothing),
+    "a method to be found": ("plan src --to 64 --method fit", nothing),
+    "a method to be chosen": ("eval src --to 64 --method auto --text src/config.json", nothing),
     "unknown method listed": ("methods yarm", nothing),
     "no length": ("extend src", nothing),
     "length in words": ("extend src --to long", nothing),

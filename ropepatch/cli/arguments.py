@@ -26,16 +26,25 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a H
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+FIT, AUTO = "fit", "auto"  # methods that are found by measuring
+
+
 def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
     """NAME=VALUE pairs as the types that the method's dataclass declares.
 
     Raises:
         RopepatchError: If a pair has no `=`, its name is unknown or its value is of another type; or beside a
-            scaling file, which holds every parameter.
+            scaling file, which holds every parameter; or the method is one that must be found first.
     """
     from ropepatch.scaling import find_method
     from ropepatch.scaling_file import check_method, is_scaling_file
 
+    if method in (FIT, AUTO):
+        raise RopepatchError(
+            f"--method {method} is found by measuring a model, which `ropepatch extend` does",
+            hint=f"here name what it finds: `ropepatch {'fit' if method == FIT else 'compare'}` says; "
+            f"`ropepatch extend --method {method} --dry-run` shows its plan",
+        )
     types = {} if is_scaling_file(method) else get_type_hints(find_method(method))
     parameters: dict[str, Any] = {}
     for setting in settings or []:

@@ -18,8 +18,6 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from ropepatch.choosing import Choice
 
-AUTO = "auto"
-
 
 def resolve_auto(
     model: str,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.cli.auto import AUTO, announced, print_left_out
+from ropepatch.cli.arguments import AUTO, AsJson, Model, Revision
+from ropepatch.cli.auto import announced, print_left_out
 from ropepatch.cli.measured import (
     OutFolder,
     Report,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import (
+    AUTO,
+    FIT,
     AsJson,
     Model,
     Revision,
@@ -20,8 +22,7 @@ from ropepatch.cli.arguments import (
     parse_share,
     print_warnings,
 )
-from ropepatch.cli.auto import AUTO
-from ropepatch.cli.learned import FIT, chosen_plan, fit_settings, fitted_plan
+from ropepatch.cli.learned import chosen_plan, fit_settings, fitted_plan
 from ropepatch.cli.measured import TextField, TextSource, measure_extension_and_print, named_suite
 from ropepatch.cli.running import bytes_progress, is_first
 from ropepatch.errors import RopepatchError

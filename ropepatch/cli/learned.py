@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.cli.auto import AUTO
+from ropepatch.cli.arguments import AUTO, FIT
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ropepatch.training.recipe import Recipe
     from ropepatch.training.sections import Fit
 
-FIT = "fit"
 # In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choosing`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
 FOUND = ("fit", "ranking")  # records of how a method was found
