@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,12 @@ TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint th
 
 
 def extend(
-    plan: Plan, out: str | Path, *, link_weights: bool = False, progress: Progress | None = None
+    plan: Plan,
+    out: str | Path,
+    *,
+    link_weights: bool = False,
+    progress: Progress | None = None,
+    record: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
@@ -49,6 +54,7 @@ def extend(
         link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
             weight file in place then writes through to the source.
         progress: Called with the bytes cloned so far and in all.
+        record: What `ropepatch.json` says beside the plan.
 
     Returns:
         The folder.
@@ -75,14 +81,24 @@ def extend(
         check_weights(weights, blueprint(load_config(raw)))
     with new_folder(folder) as partial:
         if not link_weights:
-            check_space("the copy", partial.parent, weights.num_allocated, hint=NO_ROOM)
+            check_room(weights, partial.parent)
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
         proof = {"weights": fingerprint(weights), "verified": verdict}
-        write_json(partial / "ropepatch.json", plan_record(plan) | proof | origin)
+        write_json(partial / "ropepatch.json", plan_record(plan) | proof | origin | dict(record or {}))
     return folder
+
+
+def check_room(weights: Weights, place: Path) -> None:
+    """Refuse a disk that has no room for a copy of weights in a folder, which need not exist yet.
+
+    Raises:
+        RopepatchError: With both sizes.
+    """
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    check_space("the copy", there, weights.num_allocated, hint=NO_ROOM)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> None:

@@ -1,6 +1,7 @@
 """`ropepatch.fit` and `ropepatch fit`: from a checkpoint to frequencies that stock transformers reads."""
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -226,6 +227,23 @@ def test_the_command_refuses_an_output_that_exists_before_it_works(tmp_path, mon
     done = command("fit", "tiny", "--to", TO, "--out", tmp_path / "here.json")
     assert isinstance(done.exception, RopepatchError)
     assert "already exists" in str(done.exception)
+
+
+def test_the_command_asks_for_the_room_of_a_checkpoint_before_it_works(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    def work(*args, **kwargs):
+        raise RopepatchError("it worked")
+
+    monkeypatch.setattr("ropepatch.fitting.fit", work)
+    for words, message in (
+        (["--out", tmp_path / "new" / "out"], "the copy needs"),
+        (["--out", tmp_path / "out.json"], "it worked"),
+        (["--out", tmp_path / "out", "--link-weights"], "it worked"),
+    ):
+        done = command("fit", "tiny", "--to", TO, *words)
+        assert message in str(done.exception)
 
 
 def test_a_fit_runs_in_one_process(monkeypatch):

@@ -157,7 +157,7 @@ def extend(
                 before = read_json(folder / "ropepatch.json")
         folder, gate = _train(made, taught, folder, most)
     else:
-        folder = _write(made, folder, link_weights=link_weights)
+        folder = _write(made, folder, link_weights=link_weights, record=learned.record if learned else {})
     if learned and is_first():
         learned.put_on_record(folder)
     if asked:
@@ -279,11 +279,11 @@ def _measure(suite: Suite, made: Plan, folder: Path, *, trained: bool, label: st
             print('no report: pip install "ropepatch[plot]"', file=sys.stderr)
 
 
-def _write(made: Plan, folder: Path, *, link_weights: bool) -> Path:
+def _write(made: Plan, folder: Path, *, link_weights: bool, record: dict[str, Any]) -> Path:
     from ropepatch.checkpoint import extend as write
 
     with bytes_progress("weights") as progress:
-        return write(made, folder, link_weights=link_weights, progress=progress)
+        return write(made, folder, link_weights=link_weights, progress=progress, record=record)
 
 
 def _print_outcome(written: Path, made: Plan, record: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from ropepatch.lengths import parse_length, short_length
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
 
+FILE = ".json"  # the end of the name of a scaling file
 EXAMPLES = """\b
 Examples:
   ropepatch fit tiny --to 2k
@@ -72,12 +73,17 @@ def fit(
     reads them no worse than the best published method does. An interrupted descent goes on when the same
     command is given again.
     """
+    from ropepatch.checkpoint import check_room
     from ropepatch.fitting import Objective
     from ropepatch.fitting import fit as learn
     from ropepatch.folders import absent
+    from ropepatch.source import find_source
+    from ropepatch.weights import read_headers
 
     target = parse_length(to)
     place = absent(out or Path(f"{Path(model).name}-fit-{short_length(target)}"))
+    if place.suffix != FILE and not link_weights:
+        check_room(read_headers(find_source(model, revision, weights=True).folder), place)
     work = place.with_name(f"{place.name}.fit")
     fitted = learn(
         model,
@@ -107,11 +113,11 @@ def fit(
 
 
 def _write(fitted: Fitted, place: Path, *, link_weights: bool) -> None:
-    from ropepatch.checkpoint import amend_record, extend
+    from ropepatch.checkpoint import extend
 
-    if place.suffix == ".json":
+    if place.suffix == FILE:
         fitted.save(place)
         return
+    record = {"fit": fitted.record, "command": shlex.join(["ropepatch", *sys.argv[1:]])}
     with bytes_progress("weights") as advance:
-        extend(fitted.plan, place, link_weights=link_weights, progress=advance)
-    amend_record(place, fit=fitted.record, command=shlex.join(["ropepatch", *sys.argv[1:]]))
+        extend(fitted.plan, place, link_weights=link_weights, progress=advance, record=record)
