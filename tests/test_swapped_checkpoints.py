@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError
+from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.evaluation.texts import windows
 from ropepatch.hub.contents import evidence
@@ -358,3 +359,9 @@ def test_a_model_from_a_config_is_swapped_before_it_is_trained():
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=64
     )
     assert ropepatch.swap(LlamaForCausalLM(config), "nope").encoding.name == "nope"
+
+
+def test_doctor_says_that_the_encoding_is_swapped(saved):
+    (finding,) = (one for one in diagnose(saved).findings if one.key == "model_type")
+    assert (finding.code, finding.severity) == ("encoding-swapped", "remark")
+    assert "ropepatch.load" in finding.remedy

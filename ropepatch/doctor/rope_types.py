@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ropepatch.doctor.case import Block, Case, positive
 from ropepatch.doctor.findings import Finding, Mend, shown
 from ropepatch.doctor.stock import configured, is_known, keeps_no_head_dim
+from ropepatch.source import NEEDS_ROPEPATCH
 
 KNOWN_TYPES = {
     *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
@@ -88,7 +89,17 @@ def open_head_dim(case: Case) -> Iterator[Finding]:
 
 def refused(case: Case) -> Iterator[Finding]:
     """What transformers does not read at all, whatever the reason."""
-    if not is_known(case.raw.get("model_type")):
+    if case.raw.get("model_type") == NEEDS_ROPEPATCH:
+        yield Finding(
+            "encoding-swapped",
+            "remark",
+            "ropepatch has put another position encoding in the place of the rope",
+            "stock transformers refuses it on purpose; the rope that config.json states is not the model's",
+            "load it by ropepatch.load, or use the checkpoint that it was made from",
+            key="model_type",
+            value=NEEDS_ROPEPATCH,
+        )
+    elif not is_known(case.raw.get("model_type")):
         yield Finding(
             "not-in-transformers",
             "remark",
