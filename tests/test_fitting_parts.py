@@ -14,6 +14,7 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.texts import windows
+from ropepatch.fitting import recomputing
 from ropepatch.fitting.course import Course, begin, proceed, screened, starts_of
 from ropepatch.fitting.descent import Descent, drawn, step
 from ropepatch.fitting.examples import Examples, Objective, needle_examples, text_examples, with_keys
@@ -156,6 +157,35 @@ def test_the_gradient_of_slow_pairs_is_the_difference_quotient(tiny):
                 problem.score(Vector.from_flat(vector.flat() + sign * moved), [0]) for sign in (1, -1)
             )
             assert gradient[place].item() == pytest.approx((high - low) / 0.02, rel=0.02, abs=2e-5)
+
+
+def held_bytes(problem, vector):
+    """What a gradient is, and what its forward pass leaves for the backward pass, in bytes."""
+    found = {}
+
+    def keep(tensor):
+        found[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        _, gradient = problem.gradient(vector, [0, 1])
+    return gradient, sum(found.values())
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_activations_that_do_not_fit_are_computed_again_and_the_gradient_is_the_same(monkeypatch, family):
+    model, found = surveyed(family)
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.5  # which must stay off
+    examples, vector = some_examples(), some_vector(found.rope.num_pairs)
+    with reading(model, found) as module:
+        problem = Problem(model, module, found.rope, 4.0, examples)
+        whole, held = held_bytes(problem, vector)
+        monkeypatch.setattr(recomputing, "MOST", 0)
+        assert (again := held_bytes(problem, vector))[1] < held / 2
+        assert torch.equal(again[0], whole)
+    assert not any("forward" in vars(part) for part in model.modules())
 
 
 def test_needles_and_text_have_their_shares():

@@ -6,7 +6,7 @@ Shapes: B rows of T tokens; P rotary pairs; C positions of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from ropepatch.evaluation.losses import computed_once, decoder_of, evaluating, input_device
 from ropepatch.fitting.examples import Examples
 from ropepatch.fitting.learnable import LearnableRope, learnable
+from ropepatch.fitting.recomputing import recomputing
 from ropepatch.fitting.vectors import Vector
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ class Problem:
             whole = examples.weights.sum().item()
             for batch in _batches(examples):
                 weights = batch.weights * (share / whole)
-                losses, finish = self._read(vector, batch, magnified * weights if backward else None)
-                finish()
+                with recomputing(self.model, batch.ids.numel()) if backward else nullcontext():
+                    losses, finish = self._read(vector, batch, magnified * weights if backward else None)
+                    finish()
                 total += (losses.cpu().double() * weights).sum().item()
                 self.spent += batch.ids.numel() * (1 + BACKWARD * backward)
         return total
