@@ -40,7 +40,11 @@ RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "tiny" / "encodings.y
 FACTOR, TALES, TRIALS = 16, 32, 4
 MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
 # Rows beyond the window are there, and are not trained; the text's length is that of training throughout.
-PARAMETERS: dict[str, dict[str, Any]] = {"normalised": {"length": 128}, "learned": {"rows": 2048}}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "normalised": {"length": 128},
+    "learned": {"rows": 2048},
+    "nope-layers": {"every": 3},  # the last of three
+}
 UNTRAINED_ALIKE = ("drope",)  # which is nope until there is a rope to drop
 # With the windows, times that of training, at which they are trained on; rope alone says what the steps do.
 RECALIBRATED = [("rope", 1), ("alibi", 1), ("drope", 1), ("t5", 1), ("p-rope", 1), ("yarn", 1), ("yarn", 16)]

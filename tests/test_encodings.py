@@ -42,7 +42,7 @@ ROWS, TOKENS = 2, 9
 FEW = ROWS * HEADS * TOKENS * 2  # scores of two queries
 
 # Names, with the parameters that they need, and then other parameters of some
-NEEDED: dict[str, dict[str, Any]] = {"normalised": {"length": 70}}
+NEEDED: dict[str, dict[str, Any]] = {"normalised": {"length": 70}, "nope-layers": {"every": 3}}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sinusoidal", {"base": 50.0}),
     ("learned", {"rows": 90}),
@@ -983,6 +983,7 @@ def test_the_ends_of_the_domains_are_read_as_by_the_formula(name, parameters):
         ("axial", {"grid": (4, 4, 4)}, {}, "4 axes need a head_dim that 8 divides, got 12"),
         ("nope-heads", {"rotated": 0.1}, {}, "nope-heads: 0.1 of 3 key-value heads is none of them"),
         ("nope-heads", {"rotated": 0.9}, {}, "nope-heads: 0.9 of 3 key-value heads is all of them"),
+        ("nope-layers", {"every": 4}, {}, "nope-layers: of 3 layers none is number 4"),
     ],
 )
 def test_a_model_that_an_encoding_does_not_fit_is_refused(name, parameters, changes, message):

@@ -217,7 +217,6 @@ def test_a_rope_that_is_scaled_already_is_swapped_in_with_its_scaling():
     [
         ("p-rope", {"share": 1.0}, "rope"),
         ("nope-heads", {"rotated": 1.0}, "rope"),
-        ("nope-layers", {"every": 3}, "rope"),  # of two layers
         ("p-rope", {"share": 0.0}, "nope"),
         ("nope-heads", {"rotated": 0.0}, "nope"),
         ("nope-layers", {"every": 1}, "nope"),

@@ -12,7 +12,7 @@ import ropepatch
 from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.encodings.attention import places_of
 
-REQUIRED = {"normalised": {"length": 64}}
+REQUIRED = {"normalised": {"length": 64}, "nope-layers": {"every": 2}}
 # Of the second half of a row, after a first half in the cache.
 MASKS = {
     "padded behind": [[1] * 12, [1] * 9 + [0] * 3],

@@ -24,7 +24,7 @@ from ropepatch.tiny import pretraining
 from ropepatch.tiny.pretraining import Rows, pretrain
 from ropepatch.tiny.recipe import Recipe, Stage
 
-REQUIRED = {"normalised": {"length": 64}}
+REQUIRED = {"normalised": {"length": 64}, "nope-layers": {"every": 2}}
 OWN = ("learned", "shaw", "transformer-xl", "t5")  # with parameters of their own
 
 

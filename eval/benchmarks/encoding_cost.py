@@ -33,6 +33,7 @@ STOCK = "stock rope"
 PARAMETERS: dict[str, dict[str, Any]] = {
     "normalised": {"length": MOST},
     "learned": {"rows": MOST},
+    "nope-layers": {"every": 2},
 }
 SHAPE: dict[str, Any] = {
     "vocab_size": 1024,

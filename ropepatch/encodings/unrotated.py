@@ -120,6 +120,15 @@ class NoPELayers(Encoding):
         self._require(self.every >= 1, "every", "at least 1")
 
     def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+        """A module without parameters.
+
+        Raises:
+            RopepatchError: If the model has fewer layers than n, so that all of them would turn.
+        """
+        if self.every > shape.layers:
+            raise RopepatchError(
+                f"nope-layers: of {shape.layers} layers none is number {self.every}",
+                hint=f"every={shape.layers} leaves the last one without positions",
+            )
         skipped = frozenset(range(self.every - 1, shape.layers, self.every))
         return Turning(ladder(shape.rope.inv_freq()), shape.rope.carried_attention_factor, skipped=skipped)
