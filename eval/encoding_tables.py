@@ -16,10 +16,9 @@ from typing import Any
 
 from ropepatch.encodings import ENCODINGS
 from ropepatch.plots import save_figure
-from ropepatch.plots.encoding_curves import plot_extrapolation
+from ropepatch.plots.extrapolation import TRAINED, mean_curves, plot_extrapolation
 
 Row = dict[str, Any]
-TRAINED = 128  # tokens
 
 
 def lengths(rows: Sequence[Row]) -> list[str]:
@@ -108,14 +107,41 @@ def recalibration_table(rows: Sequence[Row]) -> str:
     )
 
 
-def curves(rows: Sequence[Row]) -> tuple[dict[str, dict[int, float]], dict[int, float]]:
-    """The loss by length of every encoding, the mean over its seeds, and the floor."""
-    at = lengths(rows)
-    means = {
-        name: {int(length): sum(row["nats"][length] for row in runs) / len(runs) for length in at}
-        for name, runs in from_scratch(rows)
-    }
-    return means, {int(length): rows[0]["floor"]["nats"][length] for length in at}
+def text_table(rows: Sequence[Row]) -> str:
+    """The loss on real text by length, in nats per token, as Markdown."""
+    found = [row for row in rows if row["study"] == "text"]
+    return _table(
+        ["encoding", *(f"{length} tokens" for length in lengths(rows))],
+        [
+            [
+                f"`{row['encoding']}`",
+                *(
+                    f"{row['nats'][length]:.3f} [{low:.3f}, {high:.3f}]"
+                    for length, (low, high) in row["interval"].items()
+                ),
+            ]
+            for row in found
+        ],
+    )
+
+
+def cost_table(result: dict[str, Any]) -> str:
+    """Time and memory of each encoding against the stock rope, as Markdown."""
+    cells = {(cell["encoding"], cell["tokens"]): cell for cell in result["cells"]}
+    at = sorted({tokens for _, tokens in cells})
+    heads = [f"{what}, {tokens:,} tokens" for what in ("step", "forward", "memory") for tokens in at]
+    lines = []
+    for name in dict.fromkeys(encoding for encoding, _ in cells):
+        line = [f"`{name}`"]
+        for kind in ("step", "forward"):
+            ratios = (cells[name, tokens][kind]["ratio"] for tokens in at)
+            line += [f"{one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})" for one in ratios]
+        line += [
+            f"{cells[name, tokens]['memory_ratio']:.2f} ({cells[name, tokens]['mib']:.0f} MiB)"
+            for tokens in at
+        ]
+        lines.append(line)
+    return _table(["encoding", *heads], lines)
 
 
 def _keys(runs: Sequence[Row], length: str) -> str:
@@ -147,7 +173,7 @@ def main() -> None:
     rows = json.loads(arguments.results.read_text(encoding="utf-8"))["rows"]
     print(loss_table(rows), recall_table(rows), recalibration_table(rows), sep="\n\n")
     if arguments.figures:
-        means, floor = curves(rows)
+        means, floor = mean_curves(rows)
         save_figure(plot_extrapolation(means, TRAINED, floor), arguments.figures / "encodings-extrapolation")
 
 

@@ -2,12 +2,14 @@
 
     python eval/encodings.py --out RUNS --json eval/results/encodings.json [--only "alibi;rope"] [--seeds 1]
     python eval/encodings.py --recalibrate --out RUNS --json eval/results/encodings.json
+    python eval/encodings.py --text novels/ --out RUNS --json eval/results/encodings.json
 
 Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
 tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
 told before, and by pass keys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
 1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short and in
-rows of its target.
+rows of its target. `--text` trains the main runs on with real text within the window, all documents but the
+last tenth, and reads windows of that tenth.
 Restartable: a row in the file is not measured again, and a run that was interrupted goes on.
 """
 
@@ -30,6 +32,7 @@ import torch
 import ropepatch
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.texts import read_documents, windows
 from ropepatch.tiny.held_out import held_out_tales
 from ropepatch.tiny.mixture import Stock
 from ropepatch.tiny.pretraining import Rows, pretrain, train
@@ -55,6 +58,8 @@ RECALIBRATION: dict[str, Any] = {
     "lr_scheduler_type": "cosine",
 }
 
+ON_TEXT: dict[str, Any] = {**RECALIBRATION, "steps": 400}
+
 Row = dict[str, Any]
 
 
@@ -75,8 +80,7 @@ class Measure:
         self.least = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
 
     def losses(self, curve: LossCurve) -> Row:
-        """Nats per token before each length: of all, with 95 % intervals, and of those told near or far."""
-        read = {str(length): curve.at(length) for length in self.lengths}
+        """Nats per token before each length: of all, and of those told near or far."""
         spans = {"near": (1, self.trained), "far": (self.trained, math.inf)}
         told: dict[str, dict[str, Row]] = {span: {} for span in spans}
         for length in self.lengths:
@@ -87,8 +91,7 @@ class Measure:
                 found = nll[(distance >= least) & (distance < below)]
                 mean = found.mean().item() if len(found) else None
                 told[span][str(length)] = {"nats": mean, "tokens": len(found)}
-        nats = {length: found.mean for length, found in read.items()}
-        return {"nats": nats, "interval": {k: found.interval for k, found in read.items()}, "told": told}
+        return {**means(curve, self.lengths), "told": told}
 
     def of(self, model: Any) -> Row:
         """The losses of a model, and the pass keys that it finds, of so many."""
@@ -99,6 +102,15 @@ class Measure:
             found[str(length)][0] += cell.correct
             found[str(length)][1] += cell.n
         return {**self.losses(curve), "keys": found, "floor": self.losses(self.least)}
+
+
+def means(curve: LossCurve, lengths: list[int]) -> Row:
+    """Nats per token before each length, with 95 % intervals."""
+    read = {str(length): curve.at(length) for length in lengths}
+    return {
+        "nats": {length: found.mean for length, found in read.items()},
+        "interval": {length: found.interval for length, found in read.items()},
+    }
 
 
 def scratch(
@@ -165,6 +177,34 @@ def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
         }
 
 
+def on_text(
+    recipe: Recipe, out: Path, text: Path, only: list[str]
+) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What names each run on real text, and how it is made."""
+    for name in MAIN:
+        if not only or name in only:
+            run = {"study": "text", "text": text.name, "encoding": name, "seed": recipe.seed}
+            yield run, partial(trained_on_text, recipe, out, name, text)
+
+
+def trained_on_text(recipe: Recipe, out: Path, name: str, text: Path) -> Row:
+    """Train a run on with real text, and read what it has not seen of it."""
+    base = pretrain(asked(recipe, name, recipe.seed), out / f"{name}-{recipe.seed}")
+    model, tokenizer = ropepatch.load(base)
+    loaded: Any = model.float()
+    documents = read_documents(text)
+    unseen = max(1, len(documents) // 10)
+    trained = recipe.model["max_position_embeddings"]
+    stage = Stage(name=f"{text.stem}-{name}", mixture={"stories": 1.0}, windows=[trained], **ON_TEXT)
+    rows = Rows(stage, Stock.of(tokenizer, documents[:-unseen]), recipe.seed)
+    train(loaded, stage, rows, recipe.seed, out / stage.name)
+    loaded.eval()
+    lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
+    pieces = windows(tokenizer, documents[-unseen:], length=lengths[-1], count=TALES)
+    curve = ropepatch.perplexity(loaded, None, [torch.tensor(piece) for piece in pieces])
+    return {**means(curve, lengths), "windows": len(pieces), "env": environment(loaded)}
+
+
 def put_into(model: Any, name: str) -> AbstractContextManager[Any]:
     """The encoding, or YaRN at the target."""
     if name == "yarn":
@@ -182,17 +222,19 @@ def main() -> None:
     parser.add_argument("--only", help='encodings, separated by ";"')
     parser.add_argument("--seeds", type=int, default=3, help="of the main ones")
     parser.add_argument("--recalibrate", action="store_true")
+    parser.add_argument("--text", type=Path, help="train the main runs on with it")
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     recipe = read_recipe(arguments.recipe)
     only = arguments.only.split(";") if arguments.only else []
-    wanted = (
-        recalibrations(recipe, arguments.out, only)
-        if arguments.recalibrate
-        else scratch(recipe, arguments.out, arguments.seeds, only)
-    )
+    if arguments.text:
+        wanted = on_text(recipe, arguments.out, arguments.text, only)
+    elif arguments.recalibrate:
+        wanted = recalibrations(recipe, arguments.out, only)
+    else:
+        wanted = scratch(recipe, arguments.out, arguments.seeds, only)
     known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
     rows: list[Row] = known.get("rows", [])
     for run, make in wanted:
@@ -203,7 +245,7 @@ def main() -> None:
             place.write_text(
                 json.dumps({"task": "encodings", "rows": rows}, indent=1) + "\n", encoding="utf-8"
             )
-        print(f"{run}: {rows[-1]['nats']}, keys {rows[-1]['keys']}", file=sys.stderr, flush=True)
+        print(f"{run}: {rows[-1]['nats']}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

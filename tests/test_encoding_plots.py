@@ -15,10 +15,8 @@ from ropepatch.encodings.properties import properties_of
 from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.plots.encoding_curves import (
-    HEADROOM,
     plot_decay,
     plot_distances,
-    plot_extrapolation,
     plot_turns,
 )
 from ropepatch.plots.encoding_maps import (
@@ -31,6 +29,7 @@ from ropepatch.plots.encoding_maps import (
     plot_teaching_tables,
     principal,
 )
+from ropepatch.plots.extrapolation import HEADROOM, plot_extrapolation
 from ropepatch.plots.style import GRID
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "recipes" / "encodings.ipynb"

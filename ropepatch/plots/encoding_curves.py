@@ -1,4 +1,4 @@
-"""Position encodings as curves: distances of vectors, turns of rotary pairs, decay, and loss by length."""
+"""Position encodings as curves: distances of vectors, turns of rotary pairs, and decay."""
 
 from __future__ import annotations
 
@@ -11,32 +11,22 @@ import torch
 from ropepatch.encodings.absolute import Sinusoidal
 from ropepatch.encodings.bench import SHAPE, Bench
 from ropepatch.encodings.registry import ENCODINGS
-from ropepatch.errors import RopepatchError
-from ropepatch.lengths import short_length
 from ropepatch.plots.encoding_maps import CHANNELS, POSITIONS
 from ropepatch.plots.style import (
     COLOURS,
     FAINT,
     GRID,
     INK,
-    PLAIN,
     QUIET,
-    Look,
     canvas,
-    length_axis,
-    looks,
-    spread,
 )
 from ropepatch.rope import Rope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-HEADROOM = 2.5  # nats by which the picture of extrapolation goes on above its best value
-LABEL = 0.14  # inches between the names beside the lines
 
 
 def plot_distances(origins: Sequence[int] = (1, 48, 96)) -> Figure:
@@ -169,105 +159,3 @@ def plot_decay(
         figure.supxlabel("distance, tokens", color=QUIET, fontsize=9)
         figure.supylabel("mean score of a token with itself", color=QUIET, fontsize=9)
     return figure
-
-
-def plot_extrapolation(
-    curves: Mapping[str, Mapping[int, float]],
-    trained: int,
-    floor: Mapping[int, float] | None = None,
-    families: Mapping[str, str] | None = None,
-) -> Figure:
-    """Train short, test long: the loss by length, a panel per family with all others in grey.
-
-    What is far above the best value leaves the picture and is named there with its last value; a line that
-    ends early, because the encoding is not defined any further, ends with a cross.
-
-    Args:
-        curves: Nats per token by length in tokens, by name of the encoding.
-        trained: The length of training, in tokens; marked.
-        floor: The loss that no model can beat, where it is known; dotted.
-        families: Of the encodings, by name; of the registry if None.
-
-    Raises:
-        RopepatchError: If there are no curves, or matplotlib is not installed.
-    """
-    lines = {name: _line(curve) for name, curve in curves.items()}
-    if not lines or not all(lines.values()):
-        raise RopepatchError("no losses to draw", hint="pass a loss by length for every encoding")
-    families = families or {name: ENCODINGS[name].family for name in curves}
-    groups: dict[str, list[str]] = {}
-    for name in curves:
-        groups.setdefault(families[name], []).append(name)
-    low, high = _span([y for line in lines.values() for y in line.values()], floor)
-    lengths = sorted({length for line in lines.values() for length in line})
-    rows = math.ceil(len(groups) / 2)
-    with canvas(0.4 + 2.3 * rows, width=8.4) as figure:
-        grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
-        room = 2.3 - 0.5  # inches of an axis, about
-        for axes in grid.flat[len(groups) :]:
-            axes.set_visible(False)
-        for axes, (family, names) in zip(grid.flat, groups.items(), strict=False):
-            axes.set_title(family, color=INK)
-            axes.set(xlim=(lengths[0] / 1.04, lengths[-1] * 1.04), ylim=(low, high))
-            for name in (name for name in lines if name not in names):
-                axes.plot(*_points(lines[name]), color=GRID, linewidth=0.9, zorder=1.5, label="_other")
-            _draw(axes, {name: lines[name] for name in names}, _line(floor or {}), lengths[-1], LABEL / room)
-            length_axis(axes, lengths, trained=trained, label="")
-            axes.tick_params(labelbottom=True, labelleft=axes in grid[:, 0])
-        figure.supxlabel("length of the text, tokens", color=QUIET, fontsize=9)
-        figure.supylabel("loss, nats per token", color=QUIET, fontsize=9)
-    return figure
-
-
-def _line(curve: Mapping[int, float]) -> dict[int, float]:
-    """The numbers of a curve by ascending length."""
-    return {length: curve[length] for length in sorted(curve) if math.isfinite(curve[length])}
-
-
-def _points(line: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    return list(line), list(line.values())
-
-
-def _span(losses: Sequence[float], floor: Mapping[int, float] | None) -> tuple[float, float]:
-    """The axis: from the best loss, or the floor, to `HEADROOM` above, or to the worst loss."""
-    least = min([*losses, *_line(floor or {}).values()])
-    most = min(max(losses), least + HEADROOM)
-    return least - 0.04 * (most - least or 1), most + 0.04 * (most - least or 1)
-
-
-def _draw(
-    axes: Axes, lines: Mapping[str, Mapping[int, float]], floor: Mapping[int, float], end: int, gap: float
-) -> None:
-    """Lines in colours and the floor, named at the right in the order of their last values."""
-    low, high = axes.get_ylim()
-    found = looks(lines)
-    for name, line in lines.items():
-        style = found[name]
-        axes.plot(
-            *_points(line),
-            color=style.colour,
-            linestyle=style.dash,
-            linewidth=1.6,
-            marker="o",
-            markersize=2.5,
-            label=name,
-        )
-        if max(line) < end:
-            axes.plot(max(line), line[max(line)], "x", color=style.colour, markersize=7, label="_end")
-    if floor:
-        axes.plot(*_points(floor), color=PLAIN, linestyle=":", linewidth=1.2, label="floor")
-        lines, found = {**lines, "floor": floor}, {**found, "floor": Look(PLAIN)}
-    last = {name: line[max(line)] for name, line in lines.items()}
-    wanted = [min(max((value - low) / (high - low), 0), 1) for value in last.values()]
-    for (name, value), place in zip(last.items(), spread(wanted, gap), strict=True):
-        words = f"{name}, to {short_length(max(lines[name]))}" if max(lines[name]) < end else name
-        words += f" ↑ {value:.1f}" if value > high else ""
-        axes.text(
-            1.02,
-            place,
-            words,
-            transform=axes.transAxes,
-            va="center_baseline",
-            color=found[name].colour,
-            clip_on=False,
-        )

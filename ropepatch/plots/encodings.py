@@ -16,17 +16,19 @@ from ropepatch.plots.encoding_maps import (
     plot_sinusoidal_table,
     plot_teaching_tables,
 )
+from ropepatch.plots.extrapolation import TRAINED, measured_curves, plot_extrapolation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def plot_encoding_gallery() -> dict[str, Figure]:
-    """All figures that need no results, by names that serve as file names.
+    """All figures, by names that serve as file names; all computed here, but for what the study measured.
 
     Raises:
         RopepatchError: If matplotlib is not installed.
     """
+    curves, floor = measured_curves()
     return {
         "teaching-tables": plot_teaching_tables(),
         "sinusoidal-table": plot_sinusoidal_table(),
@@ -37,5 +39,6 @@ def plot_encoding_gallery() -> dict[str, Figure]:
         "biases": plot_biases(),
         "shaw-clipping": plot_clipping(),
         "decay": plot_decay(),
+        "extrapolation": plot_extrapolation(curves, TRAINED, floor),
         "properties": plot_properties({name: properties_of(kind) for name, kind in ENCODINGS.items()}),
     }
