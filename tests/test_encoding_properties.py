@@ -269,7 +269,7 @@ def test_a_swapped_model_without_a_mask_agrees_on_identical_tokens_only_without_
     torch.manual_seed(0)
     sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 32)
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0))
-    parameters = {"length": 9} if name == "normalised" else {}
+    parameters = {"normalised": {"length": 9}, "nope-layers": {"every": 2}}.get(name, {})
     ids = torch.tensor([[7, 3, 7, 9, 3, 7, 1, 2, 9]])
     with ropepatch.swap(model, name, **parameters), torch.no_grad():
         logits = model(ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool)).logits[0]
