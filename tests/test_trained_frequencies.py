@@ -492,6 +492,7 @@ def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, asked,
     assert [path.name for path in place.iterdir()] == ["a.txt"]
 
 
+RECOMMENDED = "ntk-by-parts"
 RANKED = Ranked(
     label="ntk-by-parts",
     nats=1.5,
@@ -515,7 +516,7 @@ def chosen(monkeypatch):
         out.mkdir(parents=True)
         calls.append((model, to, out, options))
         return Choice(
-            ranking=Ranking((RANKED,), "ntk-by-parts", ("Take it.",)),
+            ranking=Ranking((RANKED,), RECOMMENDED, ("Take it.",)),
             method="ntk-by-parts",
             parameters={"beta": 16.0},
             results=(),
@@ -535,12 +536,21 @@ def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
     assert record["start"]["asked"]["method"] == "auto"
-    assert record["fit"] == {"text": "read", "seconds": 0.0}
+    assert record["ranking"]["fit"] == {"text": "read", "seconds": 0.0}  # ranked, and not chosen
+    assert "fit" not in record
     assert record["ranking"]["rule"] == RULE
     assert record["ranking"]["advice"] == ["Take it."]
     (row,) = record["ranking"]["rows"]
     assert (row["label"], row["nats"], row["price_interval"]) == ("ntk-by-parts", 1.5, [None, None])
     assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, chosen, monkeypatch):
+    monkeypatch.setitem(globals(), "RECOMMENDED", "fit")
+    ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
+    record = record_of(place / "out")
+    assert record["fit"] == {"text": "read", "seconds": 0.0}
+    assert "fit" not in record["ranking"]
 
 
 def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):

@@ -174,9 +174,11 @@ def chosen_plan(
 
     def find(work: Path) -> dict[str, Any]:
         choice = resolve_auto(model, to, **text, revision=revision, settings=settings, out=work / MEASURED)
-        found = {"method": choice.method, "parameters": choice.parameters}
-        fit = {} if choice.fitted is None else {"fit": choice.fitted.record}
-        return found | fit | {"ranking": {"rule": RULE, **choice.ranking.record()}}
+        ranking = {"rule": RULE, **choice.ranking.record()}
+        found = {"method": choice.method, "parameters": choice.parameters, "ranking": ranking}
+        if choice.fitted is not None:  # of the checkpoint, or of one that was ranked
+            (found if choice.ranking.recommended == FIT else ranking)["fit"] = choice.fitted.record
+        return found
 
     return _learned({"method": AUTO} | text, find, source, to, folder, keep=keep)
 
