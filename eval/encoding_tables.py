@@ -10,28 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropepatch.encodings import ENCODINGS
 from ropepatch.plots import save_figure
-from ropepatch.plots.extrapolation import TRAINED, mean_curves, plot_extrapolation
+from ropepatch.plots.extrapolation import TRAINED, from_scratch, mean_curves, plot_extrapolation
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def lengths(rows: Sequence[Row]) -> list[str]:
     """The lengths at which all was read, ascending."""
     return sorted(rows[0]["nats"], key=int)
-
-
-def from_scratch(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """The runs of each encoding, one per seed, in the order of the registry."""
-    for name in ENCODINGS:
-        found = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
-        if found:
-            yield name, sorted(found, key=lambda row: row["seed"])
 
 
 def excess(row: Row, length: str) -> float:
@@ -171,7 +162,7 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="a folder")
     arguments = parser.parse_args()
     rows = json.loads(arguments.results.read_text(encoding="utf-8"))["rows"]
-    print(loss_table(rows), recall_table(rows), recalibration_table(rows), sep="\n\n")
+    print(*(make(rows) for make in (loss_table, recall_table, recalibration_table, text_table)), sep="\n\n")
     if arguments.figures:
         means, floor = mean_curves(rows)
         save_figure(plot_extrapolation(means, TRAINED, floor), arguments.figures / "encodings-extrapolation")

@@ -68,12 +68,17 @@ def asked(recipe: Recipe, name: str, seed: int) -> Recipe:
     return replace(recipe, seed=seed, encoding={"name": name, **PARAMETERS.get(name, {})})
 
 
+def lengths_of(trained: int) -> list[int]:
+    """What is read: the window, and its doubles."""
+    return [trained * 2**k for k in range(FACTOR.bit_length())]
+
+
 class Measure:
     """What is read by every model alike."""
 
     def __init__(self, tokenizer: Any, trained: int) -> None:
         self.tokenizer, self.trained = tokenizer, trained
-        self.lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
+        self.lengths = lengths_of(trained)
         tales = held_out_tales(tokenizer, length=self.lengths[-1], count=TALES)
         self.pieces = [tale.ids for tale in tales]
         self.distances = [tale.distance[1:] for tale in tales]  # of what a token repeats; 0 where nothing
@@ -199,7 +204,7 @@ def trained_on_text(recipe: Recipe, out: Path, name: str, text: Path) -> Row:
     rows = Rows(stage, Stock.of(tokenizer, documents[:-unseen]), recipe.seed)
     train(loaded, stage, rows, recipe.seed, out / stage.name)
     loaded.eval()
-    lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
+    lengths = lengths_of(trained)
     pieces = windows(tokenizer, documents[-unseen:], length=lengths[-1], count=TALES)
     curve = ropepatch.perplexity(loaded, None, [torch.tensor(piece) for piece in pieces])
     return {**means(curve, lengths), "windows": len(pieces), "env": environment(loaded)}

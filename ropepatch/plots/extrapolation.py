@@ -13,7 +13,7 @@ from ropepatch.plots.style import GRID, INK, PLAIN, QUIET, Look, canvas, length_
 from ropepatch.shipped import shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -32,16 +32,21 @@ def measured_curves() -> tuple[dict[str, Curve], Curve]:
     return mean_curves(content["rows"])
 
 
+def from_scratch(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """The runs of each encoding that was trained from scratch, one per seed, in the order of the registry."""
+    for name in ENCODINGS:
+        found = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
+        if found:
+            yield name, sorted(found, key=lambda row: row["seed"])
+
+
 def mean_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Curve], Curve]:
     """The losses of runs from scratch, means over their seeds in the order of the registry, and the floor."""
-    runs = {
-        name: [row["nats"] for row in rows if row["study"] == "scratch" and row["encoding"] == name]
-        for name in ENCODINGS
-    }
     means = {
-        name: {int(length): sum(nats[length] for nats in of_name) / len(of_name) for length in of_name[0]}
-        for name, of_name in runs.items()
-        if of_name
+        name: {
+            int(length): sum(run["nats"][length] for run in runs) / len(runs) for length in runs[0]["nats"]
+        }
+        for name, runs in from_scratch(rows)
     }
     return means, {int(length): value for length, value in rows[0]["floor"]["nats"].items()}
 
