@@ -21,6 +21,7 @@ from ropepatch.scaling import METHODS
 from ropepatch.source import find_source
 from ropepatch.survey import survey_folder
 
+BOUND = "on the test windows"  # the label of fit_study.py
 Interval = tuple[float, float]
 
 
@@ -41,8 +42,10 @@ class Summary:
         by_seed: The same for each seed.
         behind: Its loss less that of `published`, and the interval of that.
         behind_interval: 95 %.
-        share: `excess` over `published_excess`; None where one of them is not above 0.
+        share: Of the published excess, what is left; of the loss above the least possible one where that is
+            known. None where one of the two is not above 0.
         share_interval: 95 %.
+        bound: The share that the best vector leaves which was fitted on the test windows themselves.
         short: Its loss within the trained context less that of `published`.
         short_interval: 95 %.
         forward_tokens: Of a fit, mean.
@@ -62,6 +65,7 @@ class Summary:
     behind_interval: Interval
     share: float | None
     share_interval: Interval | None
+    bound: float | None
     short: float
     short_interval: Interval
     forward_tokens: float
@@ -76,13 +80,21 @@ def summaries(rows: Sequence[dict[str, Any]]) -> Iterator[Summary]:
         of_cell = list(cell)
         known = [row for row in of_cell if row["label"] in METHODS and row["label"] != "none"]
         best = min(known, key=lambda row: _mean(row["nats"]))
+        bound = min((_mean(row["nats"]) for row in of_cell if row["label"] == BOUND), default=None)
         for label in dict.fromkeys(row["label"] for row in of_cell if row["seed"] is not None):
-            fits = [row for row in of_cell if row["label"] == label]
-            yield _summary(model, text, factor, best, label, fits)
+            if label != BOUND:
+                fits = [row for row in of_cell if row["label"] == label]
+                yield _summary(model, text, factor, best, label, fits, bound)
 
 
 def _summary(
-    model: str, text: str, factor: int, best: dict[str, Any], label: str, fits: list[dict[str, Any]]
+    model: str,
+    text: str,
+    factor: int,
+    best: dict[str, Any],
+    label: str,
+    fits: list[dict[str, Any]],
+    bound: float | None,
 ) -> Summary:
     own, published = best["own"], best["nats"]
     learned, short = (
@@ -91,7 +103,9 @@ def _summary(
     )
     over, left = _less(published, own), _less(learned, own)
     behind, nearby = _less(learned, published), _less(short, best["short"])
-    positive = _mean(over) > 0 and _mean(left) > 0
+    least = best.get("floor", own)
+    above, remaining = _less(published, least), _less(learned, least)
+    positive = _mean(above) > 0 and _mean(remaining) > 0
     return Summary(
         model=model,
         text=text,
@@ -105,8 +119,9 @@ def _summary(
         by_seed=tuple(_mean(_less(row["nats"], own)) for row in fits),
         behind=_mean(behind),
         behind_interval=_interval(behind),
-        share=_mean(left) / _mean(over) if positive else None,
-        share_interval=bootstrap_interval(list(zip(left, over, strict=True))) if positive else None,
+        share=_mean(remaining) / _mean(above) if positive else None,
+        share_interval=bootstrap_interval(list(zip(remaining, above, strict=True))) if positive else None,
+        bound=(bound - _mean(least)) / _mean(above) if positive and bound is not None else None,
         short=_mean(nearby),
         short_interval=_interval(nearby),
         forward_tokens=_mean([row["forward_tokens"] for row in fits]),
@@ -116,9 +131,9 @@ def _summary(
 def table(found: Sequence[Summary]) -> str:
     """Learned against published, as Markdown."""
     lines = [
-        "| checkpoint, text | factor | best published | its excess | learned | of it "
+        "| checkpoint, text | factor | best published | its excess | learned | of it | at best "
         "| learned less published | within the window | forward tokens |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
         seeds = f"{one.excess:.4f} ({', '.join(f'{value:.4f}' for value in one.by_seed)})"
@@ -127,10 +142,11 @@ def table(found: Sequence[Summary]) -> str:
             if one.share is None or one.share_interval is None
             else f"{one.share:.0%} [{one.share_interval[0]:.0%}, {one.share_interval[1]:.0%}]"
         )
+        bound = "" if one.bound is None else f"{one.bound:.0%}"
         learned = f"{_signed(one.behind, one.behind_interval)} | {_signed(one.short, one.short_interval)}"
         lines.append(
             f"| {one.model}, {one.text} | {one.factor} | {one.published} | {one.published_excess:.4f} "
-            f"| {seeds} | {share} | {learned} | {one.forward_tokens / 1e6:.1f} M |"
+            f"| {seeds} | {share} | {bound} | {learned} | {one.forward_tokens / 1e6:.1f} M |"
         )
     return "\n".join(lines)
 
@@ -155,7 +171,7 @@ def means_table(rows: Sequence[dict[str, Any]]) -> str:
         "| checkpoint | factor | means | settings | excess | of the published | within the window |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["model"], row["factor"])):
         kept = (f"{key} {_rounded(value)}" for key, value in row["settings"].items() if key != "tried")
         share = "" if row["share_of_published"] is None else f"{row['share_of_published']:.0%}"
         lines.append(
@@ -178,6 +194,19 @@ def starts_table(found: dict[str, Any]) -> str:
         less = _less(row["by_window"], reference)
         told = "" if name == "yarn, seed 0" else _signed(_mean(less), _interval(less))
         lines.append(_start_row(name, f"{row['steps']}", row, told))
+    return "\n".join(lines)
+
+
+def objectives_table(rows: Sequence[dict[str, Any]]) -> str:
+    """What the options of a fit change, as Markdown."""
+    lines = [
+        "| checkpoint | options | nats up to L | up to 2 L | up to 4 L | pass keys at 4 L |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        nats = " | ".join(f"{value:.4f}" for value in row["nats"].values())
+        label = f"`{row['label']}`" if row["label"].startswith("--") else row["label"]
+        lines.append(f"| {row['model']} | {label} | {nats} | {row.get('keys', '')} |")
     return "\n".join(lines)
 
 
@@ -219,8 +248,8 @@ def _interval(values: Sequence[float]) -> Interval:
     return bootstrap_interval([(value, 1) for value in values])
 
 
-def _signed(mean: float, interval: Interval) -> str:
-    return f"{mean:+.4f} [{interval[0]:+.4f}, {interval[1]:+.4f}]"
+def _signed(mean: float, interval: Interval | None) -> str:
+    return f"{mean:+.4f}" if interval is None else f"{mean:+.4f} [{interval[0]:+.4f}, {interval[1]:+.4f}]"
 
 
 def main() -> None:

@@ -68,9 +68,37 @@ def test_there_is_no_share_of_an_excess_below_nothing():
     assert found.excess == pytest.approx(-1.3)
 
 
+def test_where_the_least_possible_loss_is_known_the_share_is_of_what_is_above_it():
+    rows = [dict(one, floor=[0.9, 1.9]) for one in ROWS]
+    (found,) = TABLES.summaries(rows)
+    assert found.excess == pytest.approx(0.2)
+    assert found.share == pytest.approx(0.3 / 0.6)
+
+
+def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share_and_is_no_search():
+    later, best = (
+        row(TABLES.BOUND, nats, [0.5, 0.5], seed=seed) for seed, nats in ((0, [1.2, 2.2]), (1, [1.1, 2.1]))
+    )
+    (found,) = TABLES.summaries([*ROWS, later, best])
+    assert found.learned == "descent"
+    assert found.bound == pytest.approx(0.1 / 0.5)
+    assert "| 40% [33%, 50%] | 20% |" in TABLES.table([found])
+
+
 def test_a_search_is_a_row_of_its_own():
     rows = [*ROWS, row("evolution", [1.2, 2.4], [0.5, 0.5], seed=0)]
     assert [found.learned for found in TABLES.summaries(rows)] == ["descent", "evolution"]
+
+
+def test_the_options_of_a_fit_are_listed_with_what_is_read_at_every_length():
+    rows = [
+        {"model": "m", "label": "yarn", "nats": {"256": 0.5, "1024": 0.25}},
+        {"model": "m", "label": "--keep 4", "nats": {"256": 0.5, "1024": 0.125}, "keys": "3/5"},
+    ]
+    assert TABLES.objectives_table(rows).splitlines()[2:] == [
+        "| m | yarn | 0.5000 | 0.2500 |  |",
+        "| m | `--keep 4` | 0.5000 | 0.1250 | 3/5 |",
+    ]
 
 
 def test_starts_are_compared_window_by_window_with_yarn_after_the_same_steps():
@@ -110,3 +138,8 @@ def test_the_other_means_of_the_page_are_their_result_file():
 def test_the_starts_of_the_page_are_their_result_file():
     found = json.loads((ROOT / "eval" / "results" / "fit-starts.json").read_text())
     generated("starts", TABLES.starts_table(found))
+
+
+def test_the_options_of_the_page_are_their_result_file():
+    rows = json.loads((ROOT / "eval" / "results" / "fit-objectives.json").read_text())["rows"]
+    generated("objectives", TABLES.objectives_table(rows))
