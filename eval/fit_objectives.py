@@ -1,6 +1,6 @@
 """What the options of a fit change: every objective and shape, on the same windows.
 
-    python eval/fit_objectives.py --json eval/results/fit-objectives.json tiny
+    python eval/fit_objectives.py --json eval/results/fit-objectives.json tiny --steps 60
     python eval/fit_objectives.py --json FILE CHECKPOINT --text tinystories=FILE
 
 The checkpoint, the text to learn from and the 24 test windows are those of fit_study.py at 4 x. Every vector
@@ -54,7 +54,12 @@ def main() -> None:
     text, path = arguments.text.split("=", 1) if arguments.text else ("tales", None)
     rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"] if arguments.json.exists() else []
     cell = Cell(arguments.model, text, path, FACTOR, arguments.steps)
-    done = {row["label"] for row in rows if (row["model"], row["text"]) == (cell.name, cell.text)}
+    done = {
+        row["label"]
+        for row in rows
+        if (row["model"], row["text"]) == (cell.name, cell.text)
+        and row.get("steps", arguments.steps) == arguments.steps
+    }
     model, tokenizer = ropepatch.load(arguments.model)
     with tempfile.TemporaryDirectory() as place:
         learned, pieces, _ = cell.texts(tokenizer, Path(place))

@@ -124,7 +124,7 @@ class Cell:
                     if label == "none":
                         row |= {"env": environment(model)}
                 elif label == BOUND:
-                    learnt = [one for one in found if one["seed"] == seed and one["label"] != BOUND]
+                    learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
                     scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
                 else:
                     fitted = self._fitted(label, seed, learned)

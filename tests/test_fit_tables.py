@@ -85,6 +85,10 @@ def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share_and_is_no_s
     assert "| 40% [33%, 50%] | 20% |" in TABLES.table([found])
 
 
+def test_the_tables_know_the_bound_by_the_name_that_the_study_gives_it():
+    assert script("fit_study").BOUND == TABLES.BOUND
+
+
 def test_a_search_is_a_row_of_its_own():
     rows = [*ROWS, row("evolution", [1.2, 2.4], [0.5, 0.5], seed=0)]
     assert [found.learned for found in TABLES.summaries(rows)] == ["descent", "evolution"]
