@@ -89,16 +89,13 @@ def read(
     model: Any, tokenizer: Any, pieces: list[torch.Tensor], window: int, *, keys: bool
 ) -> dict[str, Any]:
     """Nats per token of the test windows up to every length; and pass keys found at the target."""
-    nlls = ropepatch.perplexity(model, None, pieces).nll
-    lengths = (window, 2 * window, FACTOR * window)
+    curve, target = ropepatch.perplexity(model, None, pieces), FACTOR * window
     found: dict[str, Any] = {
-        "nats": {
-            str(n): round(sum(nll[: n - 1].mean().item() for nll in nlls) / len(nlls), 6) for n in lengths
-        }
+        "nats": {str(n): round(curve.at(n).mean, 6) for n in (window, 2 * window, target)}
     }
     if keys:
-        cells = ropepatch.passkey(model, tokenizer, lengths=[FACTOR * window], trials=TRIALS).cells.values()
-        found["keys"] = f"{sum(one.correct for one in cells)}/{sum(one.n for one in cells)}"
+        cell = ropepatch.passkey(model, tokenizer, lengths=[target], trials=TRIALS).at(target)
+        found["keys"] = f"{cell.correct}/{cell.n}"
     return found
 
 
