@@ -17,7 +17,7 @@ test: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/bin/pytest --numprocesses 2 --dist worksteal
 
 documents: .venv/test/installed
-	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_recipes.py tests/test_tiny_checkpoint.py tests/test_engines.py
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/recipes tests/extension/test_engines.py
 
 lint: .venv/test/installed
 	.venv/test/bin/ruff format --check .

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from ropepatch.adapted import load_adapter
-    from ropepatch.checkpoint import extend
     from ropepatch.doctor import diagnose
     from ropepatch.encodings import ENCODINGS, Encoding, Swap, make_encoding, swap
+    from ropepatch.encodings.loading import load
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
+    from ropepatch.extension.patching import Patch, active, patch
+    from ropepatch.extension.planning import Plan, plan
+    from ropepatch.extension.writing import extend
     from ropepatch.fitting import Fitted, fit
-    from ropepatch.folding import fold_attention
-    from ropepatch.gguf_file import export_gguf
-    from ropepatch.hub import push
-    from ropepatch.loading import load
-    from ropepatch.patching import Patch, active, patch
-    from ropepatch.planning import Plan, plan
-    from ropepatch.rope import Frequencies, Rope
+    from ropepatch.publishing.folding import fold_attention
+    from ropepatch.publishing.gguf import export_gguf
+    from ropepatch.publishing.hub import push
     from ropepatch.scaling import METHODS, Scaling, make_scaling
-    from ropepatch.training.adapting import adapt
+    from ropepatch.scaling.rope import Frequencies, Rope
+    from ropepatch.training.adaptation import adapt
+    from ropepatch.training.adapted import load_adapter
     from ropepatch.training.recipe import read_recipe
 
 __version__ = "0.1.0"
@@ -36,27 +36,27 @@ _HOME = {
     "swap": "ropepatch.encodings",
     "METHODS": "ropepatch.scaling",
     "Fitted": "ropepatch.fitting",
-    "Frequencies": "ropepatch.rope",
-    "Patch": "ropepatch.patching",
-    "Plan": "ropepatch.planning",
-    "Rope": "ropepatch.rope",
-    "adapt": "ropepatch.training.adapting",
-    "load_adapter": "ropepatch.adapted",
+    "Frequencies": "ropepatch.scaling.rope",
+    "Patch": "ropepatch.extension.patching",
+    "Plan": "ropepatch.extension.planning",
+    "Rope": "ropepatch.scaling.rope",
+    "adapt": "ropepatch.training.adaptation",
+    "load_adapter": "ropepatch.training.adapted",
     "read_recipe": "ropepatch.training.recipe",
     "Scaling": "ropepatch.scaling",
-    "active": "ropepatch.patching",
+    "active": "ropepatch.extension.patching",
     "diagnose": "ropepatch.doctor",
-    "export_gguf": "ropepatch.gguf_file",
-    "extend": "ropepatch.checkpoint",
+    "export_gguf": "ropepatch.publishing.gguf",
+    "extend": "ropepatch.extension.writing",
     "fit": "ropepatch.fitting",
-    "fold_attention": "ropepatch.folding",
-    "load": "ropepatch.loading",
+    "fold_attention": "ropepatch.publishing.folding",
+    "load": "ropepatch.encodings.loading",
     "make_scaling": "ropepatch.scaling",
     "passkey": "ropepatch.evaluation.passkey",
-    "patch": "ropepatch.patching",
+    "patch": "ropepatch.extension.patching",
     "perplexity": "ropepatch.evaluation.perplexity",
-    "plan": "ropepatch.planning",
-    "push": "ropepatch.hub",
+    "plan": "ropepatch.extension.planning",
+    "push": "ropepatch.publishing.hub",
 }
 
 __all__ = [

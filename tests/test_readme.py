@@ -15,13 +15,14 @@ from readme import README, block, updating, write_block
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
-from ropepatch import ENCODINGS, METHODS, choosing
+from ropepatch import ENCODINGS, METHODS
 from ropepatch.cli import main
+from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result, read_result
-from ropepatch.measuring import measure
-from ropepatch.plots import figures, save_figure
-from ropepatch.source import TINY
-from ropepatch.suites import Suite
+from ropepatch.evaluation.suites import Suite
+from ropepatch.fitting import choosing
+from ropepatch.model.source import TINY
+from ropepatch.report.plots import figures, save_figure
 
 ROOT = README.parent
 RESULTS = ROOT / "eval" / "results"
@@ -64,7 +65,7 @@ def measure_few(suite: Suite, **options) -> Iterator[Result]:
 
 @pytest.mark.parametrize(
     "command",
-    # `ropepatch demo` is what tests/test_demo.py runs.
+    # `ropepatch demo` is what tests/cli/test_demo.py runs.
     [line for line in commands() if line.startswith("ropepatch ") and line != "ropepatch demo"],
 )
 def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
@@ -75,12 +76,12 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
     for limit, number in {"material.TALES": 8, "material.HELD_OUT": 2, "course.MIXTURES": 2}.items():
         monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
     monkeypatch.setattr("ropepatch.fitting.course.BATCH_TOKENS", 512)
-    monkeypatch.setattr("ropepatch.choosing.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
     for amount, number in {"windows": 4, "trials": 1}.items():
         monkeypatch.setitem(choosing.choose.__kwdefaults__, amount, number)
     monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
     if "--suite" not in command:  # what a suite measures is there, if it is the same
-        monkeypatch.setattr("ropepatch.measuring.measure", measure_few)
+        monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
     if "--out fitted.json" in command:
         (workplace / "fitted.json").unlink(missing_ok=True)
     elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():

@@ -33,8 +33,8 @@ import torch
 from reporting import environment, spread, table, write
 
 import ropepatch
+from ropepatch.data.prompts import PasskeyTemplate, Prompt
 from ropepatch.evaluation.passkey import PasskeyGrid, passkey, trial_prompt
-from ropepatch.evaluation.prompts import PasskeyTemplate, Prompt
 
 TARGET_RATIO = 3.0
 SEED = 0

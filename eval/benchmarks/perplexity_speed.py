@@ -28,8 +28,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
+from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.protocols import OnePass, Sliding
-from ropepatch.tiny.held_out import held_out_tales
 
 TARGET = {"curve: published / ours": 10.0, "memory: ours / published": 0.25, "sliding: published / ours": 1.0}
 AGREEMENT = 1e-4  # nats per token

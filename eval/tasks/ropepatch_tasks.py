@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoTokenizer
 
 import ropepatch
+from ropepatch.data.templates import PasskeyTemplate
+from ropepatch.data.texts import read_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
-from ropepatch.evaluation.templates import PasskeyTemplate
-from ropepatch.evaluation.texts import read_documents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.evaluation.prompts import Prompt
+    from ropepatch.data.prompts import Prompt
 
 GAIN, LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
 

@@ -13,7 +13,7 @@ import typer
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from ropepatch.planning import Plan
+    from ropepatch.extension.planning import Plan
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")]
 Settings = Annotated[
@@ -37,7 +37,7 @@ def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
             scaling file, which holds every parameter; or the method is one that must be found first.
     """
     from ropepatch.scaling import find_method
-    from ropepatch.scaling_file import check_method, is_scaling_file
+    from ropepatch.scaling.file import check_method, is_scaling_file
 
     if method in (FIT, AUTO):
         raise RopepatchError(

@@ -16,7 +16,7 @@ from ropepatch.cli.running import device, progress
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from ropepatch.choosing import Choice
+    from ropepatch.fitting.choosing import Choice
 
 
 def resolve_auto(
@@ -45,9 +45,9 @@ def resolve_auto(
         out: A folder for what is measured and fitted, which an interrupted command finds there.
 
     Raises:
-        RopepatchError: No text, settings, several processes, or what `ropepatch.choosing.choose` refuses.
+        RopepatchError: No text, settings, several processes, or what `choose` refuses.
     """
-    from ropepatch.choosing import choose
+    from ropepatch.fitting.choosing import choose
 
     if settings:
         raise RopepatchError(

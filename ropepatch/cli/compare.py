@@ -27,10 +27,10 @@ from ropepatch.cli.measured import (
 )
 from ropepatch.cli.ranking_text import print_ranking
 from ropepatch.cli.running import device
-from ropepatch.lengths import parse_length
+from ropepatch.settings import parse_length
 
 if TYPE_CHECKING:
-    from ropepatch.suites import Method
+    from ropepatch.evaluation.suites import Method
 
 ALL = "all"
 
@@ -68,12 +68,12 @@ def compare(
     The last lines are the recommendation, which may be not to extend at all. A fit learns from that part of
     the text which is not read for the ranking.
     """
-    from ropepatch.choosing import FIT, fit_beside, ranking_suite
     from ropepatch.evaluation.comparisons import FLOOR
+    from ropepatch.evaluation.measuring import AS_IT_IS
+    from ropepatch.evaluation.processes import is_first_process
     from ropepatch.evaluation.ranking import RULE, rank
-    from ropepatch.evaluation.ranks import is_first_process
-    from ropepatch.measuring import AS_IT_IS
-    from ropepatch.suites import check_text
+    from ropepatch.evaluation.suites import check_text
+    from ropepatch.fitting.choosing import FIT, fit_beside, ranking_suite
 
     check_text(text, model)
     check_places(out, report)
@@ -120,7 +120,7 @@ def compare(
 
 def _methods(names: Iterable[str], model: str, to: int, revision: str | None) -> list[Method]:
     """Those that need no fit; of `all` what the model allows."""
-    from ropepatch.choosing import FIT, allowed, candidates
+    from ropepatch.fitting.choosing import FIT, allowed, candidates
 
     methods = []
     for name in names:
@@ -134,7 +134,7 @@ def _methods(names: Iterable[str], model: str, to: int, revision: str | None) ->
 
 def _command(model: str, revision: str | None, to: str, method: list[str]) -> str:
     """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
-    from ropepatch.planning import plan
+    from ropepatch.extension.planning import plan
 
     name = method[0]
     if name != AUTO and not plan(model, to=parse_length(to), method=name, revision=revision).exportable:

@@ -37,15 +37,15 @@ def demo(
     Training-free, offline, about a minute on two cores: the loss on tales it has not seen, beside the least
     loss that is possible, and the retrieval of pass keys.
     """
-    from ropepatch.checkpoint import extend
+    from ropepatch.data.tiny.tales import held_out_tales
+    from ropepatch.encodings.loading import load
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import passkey
     from ropepatch.evaluation.perplexity import perplexity
     from ropepatch.evaluation.results import environment
-    from ropepatch.folders import absent, new_folder
-    from ropepatch.loading import load
-    from ropepatch.planning import plan
-    from ropepatch.tiny.held_out import held_out_tales
+    from ropepatch.extension.planning import plan
+    from ropepatch.extension.writing import extend
+    from ropepatch.files import absent, new_folder
 
     folder = absent(out)
     with new_folder(folder) as partial:
@@ -123,7 +123,7 @@ def _draw(
     if find_spec("matplotlib") is None:
         _say('no figures: matplotlib is not installed (pip install "ropepatch[plot]")')
         return []
-    from ropepatch.plots import plot_loss, plot_passkey, save_figure
+    from ropepatch.report.plots import plot_loss, plot_passkey, save_figure
 
     loss, keys = plot_loss(curves, trained=trained, floor=floor), plot_passkey(grids, trained=trained)
     return [file.name for file in (*save_figure(loss, out / "loss"), *save_figure(keys, out / "passkey"))]

@@ -16,7 +16,7 @@ from ropepatch.cli.methods import REQUIRED
 
 if TYPE_CHECKING:
     from ropepatch.encodings.encoding import Encoding
-    from ropepatch.encodings.properties import Finding
+    from ropepatch.gallery.properties import Finding
 
 EXAMPLES = """\b
 Examples:
@@ -54,7 +54,7 @@ def encodings(
 
 
 def _described(kind: type[Encoding], properties: bool) -> dict[str, Any]:
-    from ropepatch.encodings.properties import properties_of
+    from ropepatch.gallery.properties import properties_of
 
     described = {
         "encoding": kind.name,
@@ -70,7 +70,7 @@ def _described(kind: type[Encoding], properties: bool) -> dict[str, Any]:
 
 
 def _print_one(kind: type[Encoding], properties: bool) -> None:
-    from ropepatch.encodings.properties import MEANINGS, properties_of
+    from ropepatch.gallery.properties import MEANINGS, properties_of
 
     described = _described(kind, False)
     print(f"{kind.name} ({kind.paper}): {kind.formula}\n\n{described['help']}")
@@ -92,8 +92,8 @@ def _print_one(kind: type[Encoding], properties: bool) -> None:
 
 
 def _print_properties(kinds: list[type[Encoding]]) -> None:
-    from ropepatch.encodings.bench import SHAPE
-    from ropepatch.encodings.properties import MEANINGS, properties_of
+    from ropepatch.gallery.bench import SHAPE
+    from ropepatch.gallery.properties import MEANINGS, properties_of
 
     counts = ("parameters", "per_token", "per_pair")
     table = _table("encoding", *(_title(name) for name in MEANINGS))

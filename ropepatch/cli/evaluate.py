@@ -17,10 +17,10 @@ from ropepatch.cli.measured import (
     named_suite,
 )
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import parse_length, parse_lengths
+from ropepatch.settings import parse_length, parse_lengths
 
 if TYPE_CHECKING:
-    from ropepatch.suites import Suite
+    from ropepatch.evaluation.suites import Suite
 
 EXAMPLES = """\b
 Examples:
@@ -128,7 +128,7 @@ def _perplexity(
     model: str | None, task: dict[str, Any], names: list[str], to: str | None, settings: list[str] | None
 ) -> Suite:
     """The suite of one perplexity task."""
-    from ropepatch.suites import Method, PerplexityTask, Suite, check_text
+    from ropepatch.evaluation.suites import Method, PerplexityTask, Suite, check_text
 
     if model is None:
         raise RopepatchError("MODEL is missing", hint="a checkpoint folder, a Hub id, or tiny")

@@ -13,10 +13,10 @@ import typer
 from ropepatch.cli.arguments import AsJson, Model, Revision
 from ropepatch.cli.running import bytes_progress
 from ropepatch.errors import RopepatchError
-from ropepatch.source import read_json
+from ropepatch.files import read_json
 
 if TYPE_CHECKING:
-    from ropepatch.gguf_file import GgufFile
+    from ropepatch.publishing.gguf import GgufFile
 
 EXAMPLES = """\b
 Examples:
@@ -70,14 +70,14 @@ def export(
 
 
 def _fold(model: str, out: Path, revision: str | None) -> Path:
-    from ropepatch.folding import fold_attention
+    from ropepatch.publishing.folding import fold_attention
 
     with bytes_progress("weights") as progress:
         return fold_attention(model, out, revision=revision, progress=progress)
 
 
 def _write_gguf(model: str, out: Path, revision: str | None) -> GgufFile:
-    from ropepatch.gguf_file import export_gguf
+    from ropepatch.publishing.gguf import export_gguf
 
     with bytes_progress("weights") as progress:
         return export_gguf(model, out, revision=revision, progress=progress)

@@ -26,12 +26,12 @@ from ropepatch.cli.learned import chosen_plan, fit_settings, fitted_plan
 from ropepatch.cli.measured import TextField, TextSource, measure_extension_and_print, named_suite
 from ropepatch.cli.running import bytes_progress, is_first
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import parse_length, relative_length, short_length
+from ropepatch.settings import parse_length, relative_length, short_length
 
 if TYPE_CHECKING:
     from ropepatch.cli.learned import Learned
-    from ropepatch.planning import Plan
-    from ropepatch.suites import Suite
+    from ropepatch.evaluation.suites import Suite
+    from ropepatch.extension.planning import Plan
     from ropepatch.training.recipe import Recipe
     from ropepatch.training.watching import Gate
 
@@ -104,10 +104,10 @@ def extend(
     Without a recipe it is training-free. With one the model is trained at the new context: the same command
     goes on where it was interrupted, and several processes share the work under torchrun or accelerate.
     """
-    from ropepatch.checkpoint import amend_record
-    from ropepatch.planning import plan as make_plan
-    from ropepatch.scaling_file import method_label
-    from ropepatch.source import read_json
+    from ropepatch.extension.planning import plan as make_plan
+    from ropepatch.extension.writing import amend_record
+    from ropepatch.files import read_json
+    from ropepatch.scaling.file import method_label
 
     most = None if max_short_loss_increase is None else parse_share(max_short_loss_increase)
     taught = _recipe(recipe, gated=most is not None, link_weights=link_weights)
@@ -120,7 +120,7 @@ def extend(
     parts = [Path(model).name, label, short_length(target), *([Path(recipe).stem] if recipe else [])]
     folder = out or Path("-".join(parts))
     if push and not dry_run:
-        from ropepatch.hub import check_repo
+        from ropepatch.publishing.hub import check_repo
 
         check_repo(push)
     learned: Learned | None = None
@@ -201,7 +201,7 @@ def _push(folder: Path, repo: str, *, as_json: bool) -> dict[str, Any]:
 
 def _target(wanted: str | None, method: str, model: str, revision: str | None) -> int:
     """In tokens; a recipe may have a multiple of the model's context."""
-    from ropepatch.scaling_file import is_scaling_file, read_scaling
+    from ropepatch.scaling.file import is_scaling_file, read_scaling
 
     if wanted is None and is_scaling_file(method):
         return read_scaling(method).target
@@ -209,8 +209,8 @@ def _target(wanted: str | None, method: str, model: str, revision: str | None) -
         raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")
     if not wanted.endswith("x"):
         return parse_length(wanted)
-    from ropepatch.source import find_source
-    from ropepatch.survey import survey_folder
+    from ropepatch.model.source import find_source
+    from ropepatch.model.survey import survey_folder
 
     found = survey_folder(find_source(model, revision, weights=False).folder)
     return relative_length(wanted, found.rope.original_max_position_embeddings)
@@ -230,7 +230,7 @@ def _recipe(name: str | None, *, gated: bool, link_weights: bool) -> Recipe | No
 
 def _check_suite(suite: Suite, made: Plan, recipe: Recipe | None) -> None:
     """Refuse now what could not be measured after the training."""
-    from ropepatch.measuring import measure_extension
+    from ropepatch.evaluation.measuring import measure_extension
 
     if recipe and recipe.save == "adapter":
         raise RopepatchError(
@@ -241,7 +241,7 @@ def _check_suite(suite: Suite, made: Plan, recipe: Recipe | None) -> None:
 
 def _train(made: Plan, recipe: Recipe, folder: Path, most: float | None) -> tuple[Path, Gate]:
     try:
-        from ropepatch.training.adapting import adapt
+        from ropepatch.training.adaptation import adapt
     except ImportError as error:
         raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
 
@@ -257,8 +257,8 @@ def _measure(suite: Suite, made: Plan, folder: Path, *, trained: bool, label: st
     """Before and after; results, report and a summary go into the checkpoint's folder."""
     from importlib.util import find_spec
 
-    from ropepatch.checkpoint import amend_record
     from ropepatch.evaluation.summaries import summary
+    from ropepatch.extension.writing import amend_record
 
     drawable = find_spec("matplotlib") and find_spec("jinja2")
     report = folder / "evaluation.html"
@@ -280,7 +280,7 @@ def _measure(suite: Suite, made: Plan, folder: Path, *, trained: bool, label: st
 
 
 def _write(made: Plan, folder: Path, *, link_weights: bool, record: dict[str, Any]) -> Path:
-    from ropepatch.checkpoint import extend as write
+    from ropepatch.extension.writing import extend as write
 
     with bytes_progress("weights") as progress:
         return write(made, folder, link_weights=link_weights, progress=progress, record=record)

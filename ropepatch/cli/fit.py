@@ -14,7 +14,7 @@ import typer
 from ropepatch.cli.arguments import AsJson, Model, Revision
 from ropepatch.cli.measured import TextField, TextSource
 from ropepatch.cli.running import bytes_progress, device, progress
-from ropepatch.lengths import parse_length, short_length
+from ropepatch.settings import parse_length, short_length
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -73,12 +73,12 @@ def fit(
     reads them no worse than the best published method does. An interrupted descent goes on when the same
     command is given again.
     """
-    from ropepatch.checkpoint import check_room
+    from ropepatch.extension.writing import check_room
+    from ropepatch.files import absent
     from ropepatch.fitting import Objective
     from ropepatch.fitting import fit as learn
-    from ropepatch.folders import absent
-    from ropepatch.source import find_source
-    from ropepatch.weights import read_headers
+    from ropepatch.model.source import find_source
+    from ropepatch.model.weights import read_headers
 
     target = parse_length(to)
     place = absent(out or Path(f"{Path(model).name}-fit-{short_length(target)}"))
@@ -113,7 +113,7 @@ def fit(
 
 
 def _write(fitted: Fitted, place: Path, *, link_weights: bool) -> None:
-    from ropepatch.checkpoint import extend
+    from ropepatch.extension.writing import extend
 
     if place.suffix == FILE:
         fitted.save(place)

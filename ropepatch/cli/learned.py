@@ -17,12 +17,12 @@ from ropepatch.cli.arguments import AUTO, FIT
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from ropepatch.planning import Plan
-    from ropepatch.source import Source
+    from ropepatch.extension.planning import Plan
+    from ropepatch.model.source import Source
     from ropepatch.training.recipe import Recipe
     from ropepatch.training.sections import Fit
 
-# In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choosing`.
+# In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.fitting.choosing`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
 FOUND = ("fit", "ranking")  # records of how a method was found
 
@@ -45,7 +45,7 @@ class Learned:
 
     def put_on_record(self, folder: Path) -> None:
         """Say in the record of a checkpoint how its scaling was found; the work folder has served then."""
-        from ropepatch.checkpoint import amend_record
+        from ropepatch.extension.writing import amend_record
 
         amend_record(folder, **self.record)
         if self.work.is_dir() and not _others(self.work):
@@ -68,7 +68,7 @@ def fit_settings(
         RopepatchError: An unknown parameter, one that is not what it must be, or no text but the one that is
             measured.
     """
-    from ropepatch.strict import refuse_unknown
+    from ropepatch.settings import refuse_unknown
     from ropepatch.training.sections import Fit
 
     values = given | (read if read["text"] and not measured else {})
@@ -105,9 +105,9 @@ def fitted_plan(
     Raises:
         RopepatchError: The folders hold something else, or what `ropepatch.fit` refuses.
     """
-    from ropepatch.source import find_source
-    from ropepatch.suites import check_text
-    from ropepatch.training.sections import Texts
+    from ropepatch.data.texts import Texts
+    from ropepatch.evaluation.suites import check_text
+    from ropepatch.model.source import find_source
 
     source = find_source(model, revision, weights=True)
     sources = recipe.data.sources if recipe and settings.text is None else ()
@@ -168,7 +168,7 @@ def chosen_plan(
     """
     from ropepatch.cli.auto import resolve_auto
     from ropepatch.evaluation.ranking import RULE
-    from ropepatch.source import find_source
+    from ropepatch.model.source import find_source
 
     source = find_source(model, revision, weights=True)
 
@@ -188,10 +188,9 @@ def _learned(
 ) -> Learned:
     """What was found earlier, if the same was asked for, or is found now."""
     from ropepatch.evaluation.results import as_read
-    from ropepatch.folders import absent
-    from ropepatch.planning import plan
-    from ropepatch.source import read_json
-    from ropepatch.weights import fingerprint, read_headers
+    from ropepatch.extension.planning import plan
+    from ropepatch.files import absent, read_json
+    from ropepatch.model.weights import fingerprint, read_headers
 
     work = _work_of(folder)
     weights = fingerprint(read_headers(source.folder))
@@ -249,7 +248,7 @@ def _found_and_kept(known: dict[str, Any], find: Find, work: Path) -> dict[str, 
 
 
 def _keep(record: dict[str, Any], work: Path) -> None:
-    from ropepatch.whole_files import whole_file
+    from ropepatch.files import whole_file
 
     work.mkdir(parents=True, exist_ok=True)
     with whole_file(work / START) as partial:
@@ -263,11 +262,11 @@ def _recorded(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 def _windows_of(recipe: Recipe, source: Source, to: int, work: Path) -> Path:
     """A file of windows of what a recipe trains on."""
-    from ropepatch.adapters import text_config
-    from ropepatch.loading import load_tokenizer
-    from ropepatch.survey import survey_folder
+    from ropepatch.data.tokens import default_cache
+    from ropepatch.model.config import text_config
+    from ropepatch.model.loading import load_tokenizer
+    from ropepatch.model.survey import survey_folder
     from ropepatch.training.supply import write_windows
-    from ropepatch.training.tokens import default_cache
 
     found = survey_folder(source.folder)
     write_windows(

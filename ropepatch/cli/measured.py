@@ -17,8 +17,8 @@ from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
-    from ropepatch.planning import Plan
-    from ropepatch.suites import Suite
+    from ropepatch.evaluation.suites import Suite
+    from ropepatch.extension.planning import Plan
 
 TextSource = Annotated[
     str | None,
@@ -43,7 +43,7 @@ def named_suite(name: str, *, model: str | None = None, text: str | None, field:
     Raises:
         RopepatchError: No such suite, or a field or a split of no text.
     """
-    from ropepatch.suites import LmEvalTask, PerplexityTask, Task, read_suite
+    from ropepatch.evaluation.suites import LmEvalTask, PerplexityTask, Task, read_suite
 
     if text is None and (field, split) != ("text", "test"):
         raise RopepatchError(
@@ -66,7 +66,7 @@ def measure_and_print(
     suite: Suite, *, out: Path | None, report: Path | None, revision: str | None, as_json: bool
 ) -> None:
     """Measure a suite, print its tables or JSON, and write the report."""
-    from ropepatch.evaluation.ranks import is_first_process
+    from ropepatch.evaluation.processes import is_first_process
 
     results = measured(suite, out=out, report=report, revision=revision)
     if not is_first_process():
@@ -82,7 +82,7 @@ def measure_and_print(
 
 def measured(suite: Suite, *, out: Path | None, report: Path | None, revision: str | None) -> list[Result]:
     """The results of a suite; a report that cannot be written is refused before."""
-    from ropepatch.measuring import measure
+    from ropepatch.evaluation.measuring import measure
 
     check_places(out, report)
     return _announced(measure(suite, out=out, revision=revision, device=device(), progress=progress))
@@ -109,8 +109,8 @@ def measure_extension_and_print(
         report: An HTML file to write.
         as_json: Print nothing: the command prints what is returned.
     """
-    from ropepatch.evaluation.ranks import is_first_process
-    from ropepatch.measuring import measure_extension
+    from ropepatch.evaluation.measuring import measure_extension
+    from ropepatch.evaluation.processes import is_first_process
 
     check_places(out, report)
     results = _announced(
@@ -137,7 +137,7 @@ def check_places(out: Path | None, report: Path | None) -> None:
 
 def _announced(measuring: Iterator[Result]) -> list[Result]:
     """All results, each announced on stderr as it comes."""
-    from ropepatch.evaluation.ranks import is_first_process
+    from ropepatch.evaluation.processes import is_first_process
 
     results = []
     for result in measuring:

@@ -30,7 +30,7 @@ def methods(
 ) -> None:
     """List the scaling methods, or describe one."""
     from ropepatch.scaling import METHODS, find_method
-    from ropepatch.scaling_file import is_scaling_file, read_scaling
+    from ropepatch.scaling.file import is_scaling_file, read_scaling
 
     held = read_scaling(name) if name and is_scaling_file(name) else None
     if held:

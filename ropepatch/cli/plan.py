@@ -8,7 +8,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision, Settings, parse_settings
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import parse_length
+from ropepatch.settings import parse_length
 
 EXAMPLES = """\b
 Examples:
@@ -31,8 +31,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what an extension would change, from the configuration alone."""
-    from ropepatch.planning import plan as make_plan
-    from ropepatch.scaling_file import is_scaling_file
+    from ropepatch.extension.planning import plan as make_plan
+    from ropepatch.scaling.file import is_scaling_file
 
     parameters = parse_settings(method, settings)
     if to is None and not is_scaling_file(method):

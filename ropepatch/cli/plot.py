@@ -27,13 +27,13 @@ def plot(
     The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
     """
     from ropepatch.evaluation.results import read_result
-    from ropepatch.folders import absent, new_folder
-    from ropepatch.plots import figures, save_figure
+    from ropepatch.files import absent, new_folder
+    from ropepatch.report.plots import figures, save_figure
 
     files = [Path(name) for name in results if name != GALLERY]
     drawn = figures([read_result(file) for file in files]) if files else {}
     if GALLERY in results:
-        from ropepatch.plots.encodings import plot_encoding_gallery
+        from ropepatch.gallery.figures import plot_encoding_gallery
 
         drawn |= plot_encoding_gallery()
     with new_folder(absent(out)) as partial:

@@ -13,7 +13,7 @@ import typer
 from ropepatch.cli.arguments import AsJson
 
 if TYPE_CHECKING:
-    from ropepatch.hub import Pushed
+    from ropepatch.publishing.hub import Pushed
 
 EXAMPLES = """\b
 Examples:
@@ -56,7 +56,7 @@ def push(
 
 def push_folder(folder: Path, repo: str, **options: Any) -> Pushed:
     """Push, and tell on stderr how far it is."""
-    from ropepatch.hub import push as send
+    from ropepatch.publishing.hub import push as send
 
     return send(folder, repo, say=lambda line: print(line, file=sys.stderr, flush=True), **options)
 

@@ -70,7 +70,7 @@ def _copy(source: Path, file: Path) -> None:
 
 
 def _described(name: str, recipe: Recipe) -> dict[str, Any]:
-    from ropepatch.lengths import relative_length
+    from ropepatch.settings import relative_length
     from ropepatch.training.estimates import SHAPES, estimate
 
     shape = SHAPES.get(recipe.model)
@@ -100,7 +100,7 @@ def _print_table(recipes: dict[str, Recipe]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ropepatch.lengths import short_length
+    from ropepatch.settings import short_length
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in ("recipe", "model", "context", "method", "positions", "tokens", "trained"):

@@ -30,7 +30,7 @@ def progress(name: str) -> Iterator[Callable[[int, int | None], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from ropepatch.evaluation.ranks import is_first_process
+    from ropepatch.evaluation.processes import is_first_process
 
     shown = sys.stderr.isatty() and is_first_process()
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:

@@ -11,10 +11,10 @@ import torch
 from ropepatch.doctor.case import Case, positive, read_case
 from ropepatch.doctor.findings import ADAPTER, RECORD, TOKENIZER, Finding, shown
 from ropepatch.errors import RopepatchError
-from ropepatch.rope import Rope
-from ropepatch.source import find_source
-from ropepatch.survey import survey_folder
-from ropepatch.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_folder
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.scaling.rope import Rope
 
 BASE = "base_model_name_or_path"
 LOADED_ON_BASE = "PEFT, vLLM and transformers load the adapter onto the base as its config.json describes it"

@@ -22,7 +22,7 @@ from ropepatch.doctor.findings import (
     shown,
 )
 from ropepatch.errors import RopepatchError
-from ropepatch.source import read_json
+from ropepatch.files import read_json
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
 DEFAULT_THETA = 10_000.0

@@ -17,7 +17,7 @@ from ropepatch.doctor.effects import with_effects
 from ropepatch.doctor.findings import ADAPTER, CONFIG, SEVERITIES, Finding, Mend
 from ropepatch.doctor.tensors import readable, weight_findings
 from ropepatch.errors import RopepatchError
-from ropepatch.source import find_source
+from ropepatch.model.source import find_source
 
 # What each looks for stands in its docstring; a new check is a function added here.
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.adapters import RotarySite, find_rotary, float32_on_cpu, load_config, text_config
 from ropepatch.doctor.case import Case
 from ropepatch.doctor.findings import CONFIG, Finding
 from ropepatch.errors import RopepatchError
-from ropepatch.loading import load_model
-from ropepatch.stock import stock_code
-from ropepatch.verification import available_bytes
-from ropepatch.weights import Weights
+from ropepatch.extension.verification import available_bytes
+from ropepatch.model.config import load_config, text_config
+from ropepatch.model.loading import load_model
+from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu
+from ropepatch.model.stock import stock_code
+from ropepatch.model.weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

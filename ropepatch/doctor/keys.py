@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ropepatch.doctor.case import DEFAULT_THETA, FIRST_LAYERS, ORIGINAL, WITH_ORIGINAL, Block, Case, positive
+from ropepatch.doctor.defaults import is_known, same_rope
 from ropepatch.doctor.findings import DROP, Edit, Finding, Mend, shown
-from ropepatch.doctor.stock import is_known, same_rope
-from ropepatch.export import SCALING_KEYS
-from ropepatch.legacy import legacy_keys
+from ropepatch.extension.forms import SCALING_KEYS
+from ropepatch.model.legacy import legacy_keys
 
 
 def one_generation(case: Case) -> Iterator[Finding]:

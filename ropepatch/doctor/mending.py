@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.checkpoint import write_json
 from ropepatch.doctor.case import Case
 from ropepatch.doctor.diagnosis import Diagnosis, mended
 from ropepatch.doctor.findings import CONFIG, RECORD
 from ropepatch.doctor.tensors import read_shards
 from ropepatch.errors import RopepatchError
-from ropepatch.folders import absent, new_folder
-from ropepatch.source import check_inside, read_json
-from ropepatch.weights import INDEX, PICKLES, clone_files
+from ropepatch.files import absent, new_folder, read_json, write_json
+from ropepatch.model.source import check_inside
+from ropepatch.model.weights import INDEX, PICKLES, clone_files
 
 if TYPE_CHECKING:
-    from ropepatch.weights import Progress
+    from ropepatch.model.weights import Progress
 
 
 def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ropepatch.doctor.case import Case, positive
 from ropepatch.doctor.findings import DROP, Finding, Mend, shown
-from ropepatch.export import SCALING_KEYS
+from ropepatch.extension.forms import SCALING_KEYS
 
 BETAS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 BETA_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}

@@ -12,14 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ropepatch.adapters import blueprint, load_config
-from ropepatch.checkpoint import check_weights
 from ropepatch.doctor.case import Case, positive
 from ropepatch.doctor.findings import Finding, Mend
 from ropepatch.errors import RopepatchError
-from ropepatch.source import read_json
-from ropepatch.survey import survey
-from ropepatch.weights import INDEX, PICKLES, SINGLE, Weights, read_headers
+from ropepatch.extension.writing import check_weights
+from ropepatch.files import read_json
+from ropepatch.model.config import blueprint, load_config
+from ropepatch.model.survey import survey
+from ropepatch.model.weights import INDEX, PICKLES, SINGLE, Weights, read_headers
 
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them

@@ -18,9 +18,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.llama.modeling_llama import repeat_kv
 
-from ropepatch.adapters import text_config
 from ropepatch.encodings.encoding import Attended, Places
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import text_config
 
 NAME = "ropepatch_encoding"  # in the interfaces of transformers, which are one per process
 SLOT = "_ropepatch_positions"  # where an attention module finds its `SwappedPositions`

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.adapters import text_config
 from ropepatch.encodings.attention import NAME, SLOT, uninterchangeable
 from ropepatch.encodings.encoding import Attended, Places, Shape
 from ropepatch.encodings.rotary import turned
 from ropepatch.errors import RopepatchError
-from ropepatch.survey import Survey
+from ropepatch.model.config import text_config
+from ropepatch.model.survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,11 +17,11 @@ from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.encodings.swapping import swap_encoding
 from ropepatch.errors import RopepatchError
-from ropepatch.folders import absent, new_folder
-from ropepatch.source import NEEDS_ROPEPATCH, read_json
-from ropepatch.stock import no_progress_bars
-from ropepatch.survey import survey
-from ropepatch.weights import read_headers
+from ropepatch.files import absent, new_folder, read_json
+from ropepatch.model.source import NEEDS_ROPEPATCH
+from ropepatch.model.stock import no_progress_bars
+from ropepatch.model.survey import survey
+from ropepatch.model.weights import read_headers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.adapters import base_model, float32_on_cpu, text_config
 from ropepatch.encodings.attention import NAME, SLOT
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
 from ropepatch.errors import RopepatchError
-from ropepatch.survey import survey
+from ropepatch.model.config import text_config
+from ropepatch.model.rotary import base_model, float32_on_cpu
+from ropepatch.model.survey import survey
 
 if TYPE_CHECKING:
     from pathlib import Path

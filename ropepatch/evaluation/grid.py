@@ -11,7 +11,7 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ropepatch.evaluation.templates import PasskeyTemplate
+    from ropepatch.data.templates import PasskeyTemplate
 
 
 @dataclass(frozen=True)

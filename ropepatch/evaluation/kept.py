@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.whole_files import whole_file
+from ropepatch.files import whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 
+from ropepatch.data.prompts import Needle, needle_prompt
+from ropepatch.data.templates import PasskeyTemplate, bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.losses import evaluating, input_device
 from ropepatch.evaluation.prefixes import read_in_batches
-from ropepatch.evaluation.prompts import Needle, needle_prompt
-from ropepatch.evaluation.templates import PasskeyTemplate, bundled
-from ropepatch.seeds import seed_of
+from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.evaluation.prompts import Prompt
+    from ropepatch.data.prompts import Prompt
 
 __all__ = ["Passkey", "PasskeyGrid", "passkey"]
 

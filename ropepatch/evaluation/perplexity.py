@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.batches import PADDING, Batch, Document, Passage, batched, key_of
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.kept import KeptLosses
 from ropepatch.evaluation.losses import LossReader, evaluating, input_device
+from ropepatch.evaluation.processes import dealt, rank_and_ranks
 from ropepatch.evaluation.protocols import ONE_PASS, Protocol
-from ropepatch.evaluation.ranks import dealt, rank_and_ranks
-from ropepatch.evaluation.texts import token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

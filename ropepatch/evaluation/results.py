@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import reprlib
@@ -13,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.strict import check_keys
-from ropepatch.whole_files import whole_file
+from ropepatch.files import whole_file
+from ropepatch.settings import check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,7 +197,7 @@ def environment(model: PreTrainedModel) -> dict[str, str]:
     """Versions, device and dtype."""
     on_gpu = model.device.type == "cuda"
     return {
-        "ropepatch": ropepatch.__version__,
+        "ropepatch": importlib.metadata.version("ropepatch"),
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
         "device": torch.cuda.get_device_name() if on_gpu else str(model.device),

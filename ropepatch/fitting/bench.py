@@ -19,8 +19,8 @@ from ropepatch.fitting.material import Material
 from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.settings import Settings
 from ropepatch.fitting.vectors import Vector
-from ropepatch.seeds import seed_of
-from ropepatch.survey import Survey
+from ropepatch.model.survey import Survey
+from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -20,7 +20,7 @@ from ropepatch.fitting.settings import Settings
 from ropepatch.fitting.shapes import project
 from ropepatch.fitting.starts import mixtures, named, published
 from ropepatch.fitting.vectors import Vector
-from ropepatch.seeds import seed_of
+from ropepatch.settings import seed_of
 
 MIXTURES = 160  # random starts beside the published ones
 SCREENED = 16  # starts that are tried again on more text

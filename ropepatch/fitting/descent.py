@@ -15,8 +15,8 @@ from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.settings import Settings
 from ropepatch.fitting.shapes import project
 from ropepatch.fitting.vectors import Vector
-from ropepatch.rope import rotations
-from ropepatch.seeds import seed_of
+from ropepatch.scaling.rope import rotations
+from ropepatch.settings import seed_of
 
 LEARNING_RATE = 0.08  # in logarithms: a step moves the divisor of a slow pair by up to 8 %
 ATTENTION_SCALE = 0.3  # of its step against those of the divisors: it moves every logit by its square

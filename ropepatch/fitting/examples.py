@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ropepatch.data.templates import bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
-from ropepatch.evaluation.templates import bundled
-from ropepatch.strict import is_amount
+from ropepatch.settings import is_amount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

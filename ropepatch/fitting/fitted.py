@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.scaling_file import write_scaling
+from ropepatch.scaling.file import write_scaling
 
 if TYPE_CHECKING:
-    from ropepatch.planning import Plan
+    from ropepatch.extension.planning import Plan
     from ropepatch.scaling.searched import CustomDivisors
 
 

@@ -16,6 +16,8 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import environment
+from ropepatch.extension.planning import plan_scaling
+from ropepatch.files import read_json, whole_file
 from ropepatch.fitting.bench import Bench
 from ropepatch.fitting.course import (
     Course,
@@ -34,12 +36,10 @@ from ropepatch.fitting.problem import BACKWARD, reading
 from ropepatch.fitting.searches import SEARCHES
 from ropepatch.fitting.settings import Settings
 from ropepatch.fitting.vectors import Vector
-from ropepatch.loading import load_model, load_tokenizer
-from ropepatch.planning import plan_scaling
-from ropepatch.source import Source, find_source, read_json
-from ropepatch.survey import survey_folder
-from ropepatch.weights import fingerprint, read_headers
-from ropepatch.whole_files import whole_file
+from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.source import Source, find_source
+from ropepatch.model.survey import survey_folder
+from ropepatch.model.weights import fingerprint, read_headers
 
 if TYPE_CHECKING:
     pass

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.adapters import RotarySite, scaled_twin
 from ropepatch.fitting.vectors import Vector
-from ropepatch.rope import Frequencies, Rope
+from ropepatch.model.rotary import RotarySite, scaled_twin
+from ropepatch.scaling.rope import Frequencies, Rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class LearnableRope(nn.Module):
     """The stock forward, without the `no_grad` around it, over frequencies that are tensors of a graph.
 
-    The stock class does the work in its own layout and precision, as in `ropepatch.patching.ScaledRope`; its
-    `inv_freq` and `attention_scaling` are computed from `vector` at every call.
+    The stock class does the work in its own layout and precision, as in
+    `ropepatch.extension.patching.ScaledRope`; its `inv_freq` and `attention_scaling` are computed
+    from `vector` at every call.
 
     Args:
         stock: The model's rotary module.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import digest, windows
+from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.sources import stream_documents
-from ropepatch.evaluation.texts import digest, windows
-from ropepatch.seeds import seed_of
-from ropepatch.tiny.corpus import Narrator
+from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,7 +55,7 @@ def read_material(
     length: int,
     spare: int,
 ) -> Material:
-    """Windows cut from a text, joined as `ropepatch.evaluation.texts.windows` joins it; or tales of tiny.
+    """Windows cut from a text, joined as `ropepatch.data.texts.windows` joins it; or tales of tiny.
 
     Args:
         tokenizer: The model's.

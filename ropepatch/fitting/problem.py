@@ -22,8 +22,8 @@ from ropepatch.fitting.vectors import Vector
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropepatch.rope import Rope
-    from ropepatch.survey import Survey
+    from ropepatch.model.survey import Survey
+    from ropepatch.scaling.rope import Rope
 
 CHUNK = 2048  # positions whose logits are held at a time
 AT_ONCE = 8192  # tokens of a forward pass, unless one row is longer

@@ -19,9 +19,9 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.vectors import LARGEST, Vector
-from ropepatch.rope import Rope, rotations
+from ropepatch.scaling.rope import Rope, rotations
 from ropepatch.scaling.searched import longrope_attention_factor
-from ropepatch.seeds import seed_of
+from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from ropepatch.fitting.problem import Problem

@@ -8,7 +8,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.fitting.examples import Objective
 from ropepatch.fitting.searches import SEARCHES
 from ropepatch.fitting.shapes import SHAPES
-from ropepatch.strict import is_count, refuse_unknown
+from ropepatch.settings import is_count, refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)

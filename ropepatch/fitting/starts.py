@@ -11,9 +11,9 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.vectors import Vector
-from ropepatch.rope import Rope
 from ropepatch.scaling import formulas, make_scaling
-from ropepatch.seeds import seed_of
+from ropepatch.scaling.rope import Rope
+from ropepatch.settings import seed_of
 
 SPREAD = 0.5  # of the noise on the slowest pair of a mixture, in logarithms; it falls to 0 at the fastest
 STOPPED = 5.0  # the largest log-divisor that a mixture is made from

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ropepatch.rope import Frequencies, Rope
+from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
 
 # Beyond it a pair stands still: at a divisor of e^12 the fastest pair turns 6 times in a million tokens.

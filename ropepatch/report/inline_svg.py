@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from ropepatch.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET, house_style
+from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET, house_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

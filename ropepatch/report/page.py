@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 
-import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
-from ropepatch.folders import absent
-from ropepatch.lengths import short_length
-from ropepatch.plots import (
+from ropepatch.files import absent, whole_file
+from ropepatch.report.inline_svg import inline_svg
+from ropepatch.report.plots import (
     looks_of,
     pictures_of_rescaling,
     pictures_of_results,
     rescalings,
 )
-from ropepatch.report.inline_svg import inline_svg
 from ropepatch.report.tables import (
     Table,
     loss_table,
@@ -29,14 +28,14 @@ from ropepatch.report.tables import (
     summary_table,
 )
 from ropepatch.report.words import TASKS, method_of, outcome, provenance, variants
-from ropepatch.whole_files import whole_file
+from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result
-    from ropepatch.plots import Picture
+    from ropepatch.report.plots import Picture
 
 TABLES = {
     "perplexity": (loss_table, perplexity_table),
@@ -123,7 +122,7 @@ def _page(results: Sequence[Result], title: str | None) -> str:
             (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
             for r in results
         ],
-        version=ropepatch.__version__,
+        version=importlib.metadata.version("ropepatch"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ropepatch.lengths import short_length
+from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.evaluation.comparisons import training_free
 from ropepatch.evaluation.curves import difference
 from ropepatch.evaluation.ranking import document_sums, rank
-from ropepatch.lengths import short_length
 from ropepatch.report.tables import perplexity
+from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.parameters import find_kind, hashable, refuse_parameters, required
 from ropepatch.scaling.dynamic import DynamicLinear, DynamicNTK, DynamicYaRN
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.powers import (
@@ -21,6 +20,7 @@ from ropepatch.scaling.powers import (
 from ropepatch.scaling.ramps import Llama3, NTKByParts, YaRN
 from ropepatch.scaling.reshaped import ClippedRope, GiraffePower, GiraffeTruncated, PartialRope, Resonance
 from ropepatch.scaling.searched import CustomDivisors, LongRoPE, LongRoPESwitch
+from ropepatch.settings import find_kind, hashable, refuse_parameters, required
 
 METHODS: dict[str, type[Scaling]] = {
     "none": Unscaled,

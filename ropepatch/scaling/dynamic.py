@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ropepatch.rope import Rope
 from ropepatch.scaling.method import LengthDependent, Scaling
 from ropepatch.scaling.powers import NTKAware, PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
+from ropepatch.scaling.rope import Rope
 
 
 def stretch(rope: Rope, length: int | None) -> float:

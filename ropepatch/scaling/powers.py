@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ropepatch.errors import RopepatchError
-from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.rope import Frequencies, Rope
 
 START_UNSCALED = (
     "use `linear`, `ntk`, `ntk-by-parts` or `custom`, which compose, or start from the unscaled base model"

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ropepatch.parameters import LARGEST
-from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings import LARGEST
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import MISSING, dataclass, fields
 import torch
 
 from ropepatch.errors import RopepatchError
-from ropepatch.rope import Frequencies, Rope, wavelengths
 from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.rope import Frequencies, Rope
 from ropepatch.scaling.method import LengthDependent, Scaling
 from ropepatch.scaling.powers import START_UNSCALED
+from ropepatch.scaling.rope import Frequencies, Rope
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:

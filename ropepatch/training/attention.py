@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ropepatch.adapters import base_model
 from ropepatch.encodings.attention import OTHER_SCORES, uninterchangeable
 from ropepatch.errors import RopepatchError
+from ropepatch.model.rotary import base_model
 
 NAME = "ropepatch_packed"
 BLOCK = 1024  # queries of a sliding window that are read at a time

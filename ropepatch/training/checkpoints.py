@@ -9,7 +9,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from ropepatch.whole_files import whole_file
+from ropepatch.files import whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path

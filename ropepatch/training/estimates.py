@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import relative_length
-from ropepatch.strict import refuse_unknown
+from ropepatch.settings import refuse_unknown, relative_length
 
 if TYPE_CHECKING:
     from ropepatch.training.recipe import Recipe

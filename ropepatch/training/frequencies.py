@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.adapters import base_model, float32_on_cpu
 from ropepatch.errors import RopepatchError
-from ropepatch.export import STOPPED
+from ropepatch.extension.forms import STOPPED
+from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.files import read_json
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.vectors import Vector
-from ropepatch.planning import Plan, plan_scaling
-from ropepatch.rope import Frequencies
+from ropepatch.model.rotary import base_model, float32_on_cpu
+from ropepatch.scaling.rope import Frequencies
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.source import read_json
 
 if TYPE_CHECKING:
-    from ropepatch.rope import Rope
+    from ropepatch.scaling.rope import Rope
 
 FILE = "frequencies.json"  # in the folder of a checkpoint
 

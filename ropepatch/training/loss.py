@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropepatch.adapters import base_model, text_config
 from ropepatch.evaluation.losses import evaluating
+from ropepatch.model.config import text_config
+from ropepatch.model.rotary import base_model
 from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.strict import check_keys, is_amount, is_count, refuse_unknown
-from ropepatch.training.sections import check
+from ropepatch.settings import check, check_keys, is_amount, is_count, refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)

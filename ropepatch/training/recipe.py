@@ -8,11 +8,21 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import Length
-from ropepatch.shipped import shipped
-from ropepatch.strict import check_keys, is_amount, is_count, read_yaml, refuse_unknown
-from ropepatch.suites import Method, read_method
+from ropepatch.evaluation.suites import Method, read_method
+from ropepatch.files import shipped
+from ropepatch.settings import (
+    Length,
+    check,
+    check_keys,
+    check_length,
+    is_amount,
+    is_count,
+    is_text,
+    read_yaml,
+    refuse_unknown,
+)
 from ropepatch.training.positions import PositionSampling, read_positions
 from ropepatch.training.sections import (
     Data,
@@ -20,11 +30,7 @@ from ropepatch.training.sections import (
     Frequencies,
     Generated,
     Lora,
-    Texts,
     Watch,
-    check,
-    check_length,
-    is_text,
 )
 
 FIT = "fit"  # the method that is learned, which no formula gives

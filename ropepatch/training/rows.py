@@ -17,23 +17,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
+from ropepatch.data.token_store import amount
+from ropepatch.data.tokens import tokenizer_digest
 from ropepatch.errors import RopepatchError
-from ropepatch.lengths import relative_length
-from ropepatch.seeds import seed_of
-from ropepatch.strict import refuse_unknown
-from ropepatch.tiny.mixture import IGNORED, MATERIALS, Stock
+from ropepatch.settings import refuse_unknown, relative_length, seed_of
 from ropepatch.training.positions import row_positions
-from ropepatch.training.token_store import amount
-from ropepatch.training.tokens import tokenizer_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedTokenizerBase
 
+    from ropepatch.data.token_store import TokenStore
     from ropepatch.training.positions import PositionSampling
     from ropepatch.training.sections import Data
-    from ropepatch.training.token_store import TokenStore
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +123,7 @@ class GeneratedRows:
     """Rows of a material of the bundled checkpoint, one document each, and never the same twice.
 
     Args:
-        material: One of `ropepatch.tiny.mixture.MATERIALS`.
+        material: One of `ropepatch.data.tiny.mixture.MATERIALS`.
         tokenizer: That of the bundled checkpoint.
         seed: Of the rows.
 

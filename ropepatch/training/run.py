@@ -17,24 +17,22 @@ import torch
 from accelerate import PartialState
 from filelock import FileLock, Timeout
 
-from ropepatch.adapters import text_config
-from ropepatch.checkpoint import source_of
+from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
-from ropepatch.folders import absent
-from ropepatch.lengths import relative_length
-from ropepatch.loading import load_tokenizer
-from ropepatch.seeds import seed_of
-from ropepatch.source import Source, read_json
+from ropepatch.extension.writing import source_of
+from ropepatch.files import absent, read_json, whole_file
+from ropepatch.model.config import text_config
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.source import Source
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.settings import relative_length, seed_of
 from ropepatch.training.supply import Supply, make_supply
-from ropepatch.training.tokens import default_cache
-from ropepatch.weights import fingerprint, read_headers
-from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ropepatch.planning import Plan
+    from ropepatch.extension.planning import Plan
     from ropepatch.training.recipe import Recipe
 
 RECORD = "run.json"  # in the folder of a run: what decides its outcome, and the base model's loss

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from ropepatch.checkpoint import origin_of, plan_record, save_trained, source_of
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
-from ropepatch.folders import absent, new_folder
-from ropepatch.loading import load_model
-from ropepatch.patching import patch
-from ropepatch.source import Source, read_json
+from ropepatch.extension.patching import patch
+from ropepatch.extension.verification import probe_logits
+from ropepatch.extension.writing import origin_of, plan_record, save_trained, source_of
+from ropepatch.files import absent, new_folder, read_json
+from ropepatch.model.loading import load_model
+from ropepatch.model.source import Source
 from ropepatch.training.adapter import without_deprecations
 from ropepatch.training.trainer import HISTORY
-from ropepatch.verification import probe_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropepatch.planning import Plan
+    from ropepatch.extension.planning import Plan
     from ropepatch.training.recipe import Recipe
 
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history

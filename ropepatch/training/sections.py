@@ -4,37 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ropepatch.errors import RopepatchError
-from ropepatch.lengths import Length, relative_length
-from ropepatch.strict import is_amount, is_count
-
-
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """A source of documents.
-
-    Args:
-        text: A file, a folder, a `datasets` id or a saved set.
-        field: The column or key of a document's text, or of its token ids.
-        split: Of a `datasets` id or a saved set.
-        min_tokens: Documents with fewer are left out.
-        weight: Its share of the batches, relative to the other sources.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
-    """
-
-    text: str
-    field: str = "text"
-    split: str = "train"
-    min_tokens: Length = 1
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key in ("text", "field", "split"):
-            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
-        check_length("min_tokens", self.min_tokens)
-        check("weight", self.weight, is_amount(self.weight), "a number above 0")
+from ropepatch.data.texts import Texts
+from ropepatch.settings import Length, check, check_length, is_amount, is_count, is_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +13,7 @@ class Generated:
     """A source of rows that ropepatch makes itself, for the bundled checkpoint.
 
     Args:
-        generated: One of the materials of `ropepatch.tiny.mixture`.
+        generated: One of the materials of `ropepatch.data.tiny.mixture`.
         weight: Its share of the batches, relative to the other sources.
 
     Raises:
@@ -213,25 +184,5 @@ class Watch:
         check("max_short_loss_increase", increase, is_share, "a share from 0 to below 1, e.g. 0.02")
 
 
-def is_text(value: object) -> bool:
-    """Whether it is a text that is not empty."""
-    return isinstance(value, str) and value != ""
-
-
 def _is_zero(value: object) -> bool:
     return value == 0 and not isinstance(value, bool)
-
-
-def check_length(key: str, value: Length) -> None:
-    """Refuse what `relative_length` does not take."""
-    try:
-        tokens = relative_length(value, 10**6)
-    except RopepatchError as error:
-        raise RopepatchError(f"{key}: {error}", hint=error.hint) from error
-    check(key, value, tokens >= 1, "at least one token")
-
-
-def check(key: str, value: object, fits: object, expected: str) -> None:
-    """Refuse a value that does not fit."""
-    if not fits:
-        raise RopepatchError(f"{key} must be {expected}, got {value!r}")

@@ -9,22 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ropepatch.data.texts import Texts, digest
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.tokens import tokenised
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.texts import digest
+from ropepatch.files import whole_file
 from ropepatch.fitting.material import FEWEST, HELD_OUT, TALES
-from ropepatch.seeds import seed_of
-from ropepatch.tiny.held_out import held_out_tales
+from ropepatch.settings import seed_of
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
-from ropepatch.training.sections import Generated, Texts
-from ropepatch.training.tokens import tokenised
-from ropepatch.whole_files import whole_file
+from ropepatch.training.sections import Generated
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+    from ropepatch.data.token_store import TokenStore
     from ropepatch.training.recipe import Recipe
-    from ropepatch.training.token_store import TokenStore
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,10 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError
+from ropepatch.files import whole_file
 from ropepatch.training.attention import packed_attention
 from ropepatch.training.checkpoints import seal
 from ropepatch.training.loss import causal_lm_loss, linear_head
-from ropepatch.whole_files import whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,262 @@
+"""Train short, test long: one small LLaMA with every position encoding, read up to 16 times its window.
+
+    python eval/studies/encodings/encodings.py --out RUNS --json eval/results/encodings.json \
+        [--only "alibi;rope"] [--seeds 1]
+    python eval/studies/encodings/encodings.py --recalibrate --out RUNS --json eval/results/encodings.json
+    python eval/studies/encodings/encodings.py --text novels/ --out RUNS --json eval/results/encodings.json
+
+Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
+tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
+told before, and by pass keys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
+1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short and in
+rows of its target. `--text` trains the main runs on with real text within the window, all documents but the
+last tenth, and reads windows of that tenth.
+Restartable: a row in the file is not measured again, and a run that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ropepatch
+from ropepatch.data.texts import read_documents, windows
+from ropepatch.data.tiny.mixture import Stock
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.results import environment
+from ropepatch.files import whole_file
+
+PRETRAINING = Path(__file__).resolve().parents[3] / "recipes" / "tiny"
+sys.path.insert(0, str(PRETRAINING))  # the program that trains the bundled checkpoint trains these models too
+
+from pretraining import Rows, pretrain, train  # noqa: E402
+from pretraining_recipe import Recipe, Stage, read_recipe  # noqa: E402
+
+RECIPE = PRETRAINING / "encodings.yaml"
+FACTOR, TALES, TRIALS = 16, 32, 4
+MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
+# Rows beyond the window are there, and are not trained; the text's length is that of training throughout.
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "normalised": {"length": 128},
+    "learned": {"rows": 2048},
+    "nope-layers": {"every": 3},  # the last of three
+}
+UNTRAINED_ALIKE = ("drope",)  # which is nope until there is a rope to drop
+# With the windows, times that of training, at which they are trained on; rope alone says what the steps do.
+RECALIBRATED = [("rope", 1), ("alibi", 1), ("drope", 1), ("t5", 1), ("p-rope", 1), ("yarn", 1), ("yarn", 16)]
+RECALIBRATION: dict[str, Any] = {
+    "tokens_per_step": 4096,
+    "steps": 1000,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "cosine",
+}
+
+ON_TEXT: dict[str, Any] = {**RECALIBRATION, "steps": 400}
+
+Row = dict[str, Any]
+
+
+def asked(recipe: Recipe, name: str, seed: int) -> Recipe:
+    """The recipe with another encoding and seed."""
+    return replace(recipe, seed=seed, encoding={"name": name, **PARAMETERS.get(name, {})})
+
+
+def lengths_of(trained: int) -> list[int]:
+    """What is read: the window, and its doubles."""
+    return [trained * 2**k for k in range(FACTOR.bit_length())]
+
+
+class Measure:
+    """What is read by every model alike."""
+
+    def __init__(self, tokenizer: Any, trained: int) -> None:
+        self.tokenizer, self.trained = tokenizer, trained
+        self.lengths = lengths_of(trained)
+        tales = held_out_tales(tokenizer, length=self.lengths[-1], count=TALES)
+        self.pieces = [tale.ids for tale in tales]
+        self.distances = [tale.distance[1:] for tale in tales]  # of what a token repeats; 0 where nothing
+        self.least = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+
+    def losses(self, curve: LossCurve) -> Row:
+        """Nats per token before each length: of all, and of those told near or far."""
+        spans = {"near": (1, self.trained), "far": (self.trained, math.inf)}
+        told: dict[str, dict[str, Row]] = {span: {} for span in spans}
+        for length in self.lengths:
+            nll, distance = (
+                torch.cat([x[: length - 1] for x in each]) for each in (curve.nll, self.distances)
+            )
+            for span, (least, below) in spans.items():
+                found = nll[(distance >= least) & (distance < below)]
+                mean = found.mean().item() if len(found) else None
+                told[span][str(length)] = {"nats": mean, "tokens": len(found)}
+        return {**means(curve, self.lengths), "told": told}
+
+    def of(self, model: Any) -> Row:
+        """The losses of a model, and the pass keys that it finds, of so many."""
+        curve = ropepatch.perplexity(model, None, self.pieces)
+        grid = ropepatch.passkey(model, self.tokenizer, lengths=self.lengths, trials=TRIALS)
+        found: dict[str, list[int]] = {str(length): [0, 0] for length in self.lengths}
+        for (length, _), cell in grid.cells.items():
+            found[str(length)][0] += cell.correct
+            found[str(length)][1] += cell.n
+        return {**self.losses(curve), "keys": found, "floor": self.losses(self.least)}
+
+
+def means(curve: LossCurve, lengths: list[int]) -> Row:
+    """Nats per token before each length, with 95 % intervals."""
+    read = {str(length): curve.at(length) for length in lengths}
+    return {
+        "nats": {length: found.mean for length, found in read.items()},
+        "interval": {length: found.interval for length, found in read.items()},
+    }
+
+
+def scratch(
+    recipe: Recipe, out: Path, seeds: int, only: list[str]
+) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What names each run from scratch, and how it is made."""
+    names = [name for name in ropepatch.ENCODINGS if name not in UNTRAINED_ALIKE]
+    for seed in range(seeds):
+        for name in names if not seed else MAIN:
+            if not only or name in only:
+                run = {"study": "scratch", "encoding": name, "seed": seed}
+                yield run, partial(trained_from_scratch, asked(recipe, name, seed), out / f"{name}-{seed}")
+
+
+def trained_from_scratch(recipe: Recipe, folder: Path) -> Row:
+    """Train, and measure."""
+    anew, began = not folder.exists(), time.perf_counter()
+    checkpoint = pretrain(recipe, folder)
+    seconds = time.perf_counter() - began if anew else None  # of a run that was interrupted, unknown
+    model, tokenizer = ropepatch.load(checkpoint)
+    trained = recipe.model["max_position_embeddings"]
+    return {"seconds": seconds, **Measure(tokenizer, trained).of(model), "env": environment(model)}
+
+
+def recalibrations(recipe: Recipe, out: Path, only: list[str]) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What names each recalibration, and how it is made."""
+    trained = recipe.model["max_position_embeddings"]
+    for name, times in RECALIBRATED:
+        if not only or name in only:
+            run = {"study": "recalibrated", "encoding": name, "window": times * trained, "seed": recipe.seed}
+            yield run, partial(recalibrated, recipe, out, name, times * trained)
+
+
+def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
+    """Put an encoding, or YaRN, into the run with rope; measure, train on in rows of a window, measure."""
+    base = pretrain(asked(recipe, "rope", recipe.seed), out / f"rope-{recipe.seed}")
+    model, tokenizer = ropepatch.load(base)
+    trained = recipe.model["max_position_embeddings"]
+    stage = Stage(
+        name=f"recalibrate-{name}-{window}-{RECALIBRATION['steps']}",
+        mixture=recipe.stages[-1].mixture,
+        windows=[window],
+        **RECALIBRATION,
+    )
+    loaded: Any = model.float()
+    swapped = ropepatch.encodings.swapped(loaded)
+    assert swapped is not None
+    swapped.remove()
+    measure = Measure(tokenizer, trained)
+    torch.manual_seed(recipe.seed)
+    with put_into(loaded, name):
+        before = measure.of(loaded)
+        began = time.perf_counter()
+        rows = Rows(stage, Stock.of(tokenizer, []), recipe.seed)
+        train(loaded, stage, rows, recipe.seed, out / stage.name)
+        seconds = time.perf_counter() - began
+        loaded.eval()
+        return {
+            "seconds": seconds,
+            "tokens": stage.steps * stage.tokens_per_step,
+            "before": before,
+            **measure.of(loaded),
+            "env": environment(loaded),
+        }
+
+
+def on_text(
+    recipe: Recipe, out: Path, text: Path, only: list[str]
+) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What names each run on real text, and how it is made."""
+    for name in MAIN:
+        if not only or name in only:
+            run = {"study": "text", "text": text.name, "encoding": name, "seed": recipe.seed}
+            yield run, partial(trained_on_text, recipe, out, name, text)
+
+
+def trained_on_text(recipe: Recipe, out: Path, name: str, text: Path) -> Row:
+    """Train a run on with real text, and read what it has not seen of it."""
+    base = pretrain(asked(recipe, name, recipe.seed), out / f"{name}-{recipe.seed}")
+    model, tokenizer = ropepatch.load(base)
+    loaded: Any = model.float()
+    documents = read_documents(text)
+    unseen = max(1, len(documents) // 10)
+    trained = recipe.model["max_position_embeddings"]
+    stage = Stage(name=f"{text.stem}-{name}", mixture={"stories": 1.0}, windows=[trained], **ON_TEXT)
+    rows = Rows(stage, Stock.of(tokenizer, documents[:-unseen]), recipe.seed)
+    train(loaded, stage, rows, recipe.seed, out / stage.name)
+    loaded.eval()
+    lengths = lengths_of(trained)
+    pieces = windows(tokenizer, documents[-unseen:], length=lengths[-1], count=TALES)
+    curve = ropepatch.perplexity(loaded, None, [torch.tensor(piece) for piece in pieces])
+    return {**means(curve, lengths), "windows": len(pieces), "env": environment(loaded)}
+
+
+def put_into(model: Any, name: str) -> AbstractContextManager[Any]:
+    """The encoding, or YaRN at the target."""
+    if name == "yarn":
+        return ropepatch.patch(model, ropepatch.make_scaling("yarn", factor=float(FACTOR)))
+    return ropepatch.swap(model, name)
+
+
+def main() -> None:
+    """Make what is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--only", help='encodings, separated by ";"')
+    parser.add_argument("--seeds", type=int, default=3, help="of the main ones")
+    parser.add_argument("--recalibrate", action="store_true")
+    parser.add_argument("--text", type=Path, help="train the main runs on with it")
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    recipe = read_recipe(arguments.recipe)
+    only = arguments.only.split(";") if arguments.only else []
+    if arguments.text:
+        wanted = on_text(recipe, arguments.out, arguments.text, only)
+    elif arguments.recalibrate:
+        wanted = recalibrations(recipe, arguments.out, only)
+    else:
+        wanted = scratch(recipe, arguments.out, arguments.seeds, only)
+    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
+    rows: list[Row] = known.get("rows", [])
+    for run, make in wanted:
+        if any(run.items() <= row.items() for row in rows):
+            continue
+        rows.append(run | make())
+        with whole_file(arguments.json) as place:
+            place.write_text(
+                json.dumps({"task": "encodings", "rows": rows}, indent=1) + "\n", encoding="utf-8"
+            )
+        print(f"{run}: {rows[-1]['nats']}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

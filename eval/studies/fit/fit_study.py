@@ -1,0 +1,204 @@
+"""Learned frequencies beside the published ones: excess loss on text that neither fit nor choice has seen.
+
+    python eval/studies/fit/fit_study.py --json eval/results/fit.json CHECKPOINT... --text tinystories=FILE
+
+For every checkpoint, text, factor and seed a vector is fitted on the first 70 % of the documents and read,
+like every published training-free method, on 24 windows of the last 15 %. The excess is the loss over the
+whole target, less that of the model as it is on the same tokens through its own window, half a window at a
+time. Searches are given the forward tokens of the descent. `--bound` goes on from the best of every seed on
+the test windows themselves: how much lower a vector could be there. Restartable: rows in the file are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ropepatch
+from ropepatch.data.sources import SEPARATOR, stream_documents
+from ropepatch.data.texts import windows
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.protocols import Sliding
+from ropepatch.evaluation.results import environment
+from ropepatch.files import whole_file
+from ropepatch.fitting import Objective, published
+from ropepatch.fitting.course import batch_of
+from ropepatch.fitting.descent import Descent, step
+from ropepatch.fitting.examples import text_examples
+from ropepatch.fitting.fitting import fit
+from ropepatch.fitting.problem import Problem, reading
+from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.vectors import Vector
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey, survey_folder
+from ropepatch.scaling import METHODS
+from ropepatch.scaling.searched import CustomDivisors
+
+WINDOWS = 24
+BOUND = "on the test windows"
+OF_A_FIT = ("start", "found", "decided_by", "held_out", "forward_tokens", "seconds", "history")
+BOUND_STEPS, JUDGED_EVERY = 100, 10
+LEARNED_FROM, TESTED_FROM = 0.7, 0.85  # shares of the documents
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", metavar="CHECKPOINT")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--text", action="append", default=[], metavar="NAME=PATH", help="none for tiny")
+    parser.add_argument("--factors", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--searches", nargs="*", default=[], help="with the forward tokens of the descent")
+    parser.add_argument("--bound", action="store_true", help="go on from what was found")
+    parser.add_argument("--steps", type=int, default=100)
+    arguments = parser.parse_args()
+    texts = dict(one.split("=", 1) for one in arguments.text) or {"tales": None}
+    rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"] if arguments.json.exists() else []
+    for model in arguments.models:
+        for text, path in texts.items():
+            for factor in arguments.factors:
+                cell = Cell(model, text, path, factor, arguments.steps)
+                labels = ["descent", *arguments.searches, *([BOUND] if arguments.bound else [])]
+                for row in cell.rows(arguments.seeds, labels, rows):
+                    rows.append(row)
+                    print(_said(row), file=sys.stderr, flush=True)
+                    with whole_file(arguments.json) as partial:
+                        partial.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return *(row[key] for key in ("model", "text", "factor", "label", "seed")), row.get("steps")
+
+
+def _said(row: dict[str, Any]) -> str:
+    nats, own = (sum(row[key]) / len(row[key]) for key in ("nats", "own"))
+    what = f"{row['model']}, {row['text']}, {row['factor']} x, {row['label']}"
+    return f"{what}, seed {row['seed']}: excess {nats - own:.4f}"
+
+
+class Cell:
+    """One checkpoint, text and factor."""
+
+    def __init__(self, model: str, text: str, path: str | None, factor: int, steps: int) -> None:
+        self.model, self.text, self.path, self.factor, self.steps = model, text, path, factor, steps
+        self.name = Path(model).name
+        self.rope = survey_folder(find_source(model, weights=False).folder).rope
+        self.window = self.rope.original_max_position_embeddings
+        self.to = factor * self.window
+
+    def rows(
+        self, seeds: int, labels: Sequence[str], known: Sequence[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """The rows that are missing."""
+        wanted = [(name, None) for name in ("none", *self._published())]
+        wanted += [(name, seed) for name in labels for seed in range(seeds)]
+        done = {_key(row) for row in known}
+        missing = [one for one in wanted if self._key(*one) not in done]
+        if not missing:
+            return
+        found = list(known)
+        model, tokenizer = ropepatch.load(self.model)
+        with tempfile.TemporaryDirectory() as place:
+            learned, pieces, floor = self.texts(tokenizer, Path(place))
+            own = ropepatch.perplexity(model, None, pieces, protocol=Sliding(self.window, self.window // 2))
+            for label, seed in missing:
+                row = {
+                    "model": self.name,
+                    "text": self.text,
+                    "factor": self.factor,
+                    "label": label,
+                    "seed": seed,
+                }
+                if seed is None:
+                    scaling = ropepatch.make_scaling(label, factor=float(self.factor))
+                    if label == "none":
+                        row |= {"env": environment(model)}
+                elif label == BOUND:
+                    learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
+                    scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
+                else:
+                    fitted = self._fitted(label, seed, learned)
+                    scaling = fitted.scaling
+                    row |= {key: fitted.record[key] for key in OF_A_FIT}
+                if seed is not None:
+                    row |= {"steps": self.steps, "divisors": scaling.divisors}
+                    row |= {"attention_factor": scaling.attention_factor}
+                with ropepatch.patch(model, scaling):
+                    curve = ropepatch.perplexity(model, None, pieces)
+                short = self.window - 1
+                row |= {
+                    "nats": [round(nll.mean().item(), 6) for nll in curve.nll],
+                    "short": [round(nll[:short].mean().item(), 6) for nll in curve.nll],
+                    "own": [round(nll.mean().item(), 6) for nll in own.nll],
+                }
+                if floor is not None:
+                    row |= {"floor": floor}
+                found.append(row)
+                yield row
+
+    def _key(self, label: str, seed: int | None) -> tuple[Any, ...]:
+        steps = None if seed is None else self.steps
+        return self.name, self.text, self.factor, label, seed, steps
+
+    def _published(self) -> list[str]:
+        following = [
+            name for name, method in METHODS.items() if method.length_dependent and name != "longrope-switch"
+        ]
+        return [name for name in published(self.rope, float(self.factor)) if name != "none"] + following
+
+    def _fitted(self, search: str, seed: int, text: Path | None) -> Any:
+        objective = Objective(needles=1.0, text=0.0) if search == "longrope2" and text is None else None
+        return fit(
+            self.model, to=self.to, text=text, search=search, seed=seed, steps=self.steps, objective=objective
+        )
+
+    def _bound(self, model: Any, pieces: Sequence[torch.Tensor], learned: dict[str, Any]) -> CustomDivisors:
+        """The best on the test windows of a descent on these very windows, from what was learned."""
+        found = survey(model.config.to_dict(), model)
+        scaling = CustomDivisors(
+            factor=float(self.factor),
+            divisors=tuple(learned["divisors"]),
+            attention_factor=learned["attention_factor"],
+        )
+        start = Vector.of(scaling.frequencies(found.rope), found.rope)
+        settings = Settings(steps=BOUND_STEPS)
+        with reading(model, found) as module:
+            examples = text_examples(pieces, settings.objective, self.window)
+            problem = Problem(model, module, found.rope, float(self.factor), examples)
+            state, tried = Descent.at(start), [start]
+            for taken in range(1, BOUND_STEPS + 1):
+                state = step(problem, state, batch=batch_of(problem), settings=settings)
+                if taken % JUDGED_EVERY == 0:
+                    tried.append(state.averaged)
+            best = min(tried, key=lambda vector: problem.by_window(vector).mean().item())
+        return best.scaling(float(self.factor))
+
+    def texts(
+        self, tokenizer: Any, place: Path
+    ) -> tuple[Path | None, list[torch.Tensor], list[float] | None]:
+        """The file to learn from, None for the tales of tiny; the windows to test on; their least loss."""
+        if self.path is None:
+            tales = held_out_tales(tokenizer, length=self.to, count=WINDOWS)
+            floor = [round(-tale.log_probs()[1:].mean().item(), 6) for tale in tales]
+            return None, [tale.ids for tale in tales], floor
+        documents = [str(document) for document in stream_documents(self.path)]
+        learned = place / "learned.txt"
+        first = documents[: int(LEARNED_FROM * len(documents))]
+        learned.write_text(SEPARATOR.decode().join(first), encoding="utf-8")
+        last = documents[int(TESTED_FROM * len(documents)) :]
+        cut = windows(tokenizer, last, length=self.to, count=WINDOWS)
+        return learned, [torch.tensor(window) for window in cut], None
+
+
+if __name__ == "__main__":
+    main()

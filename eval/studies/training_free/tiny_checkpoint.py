@@ -1,0 +1,89 @@
+"""What the bundled checkpoint can do within its window, and that it can do nothing beyond.
+
+    python eval/studies/training_free/tiny_checkpoint.py --json eval/results/tiny-checkpoint.json
+
+Tales and pass keys that it was not trained on. The floor is the least loss possible; its difference to the
+model's loss is taken tale by tale, and given with its standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import ropepatch
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.results import environment
+
+SEED = 1  # of the keys
+INSIDE, BEYOND = (96, 128, 192, 256), (512, 1024, 2048)
+
+
+def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, Any]:
+    """Nats per token of the model, of the floor, and of a reader who remembers nothing."""
+    documents = held_out_tales(tokenizer, length=length, count=count)
+    losses = ropepatch.perplexity(model, None, [tale.ids for tale in documents]).nll
+    floors = [-tale.log_probs()[1:].mean().item() for tale in documents]
+    excess = [loss.mean().item() - floor for loss, floor in zip(losses, floors, strict=True)]
+    floor = statistics.fmean(floors)
+    return {
+        "tales": count,
+        "tokens": length,
+        "floor": floor,
+        "loss": floor + statistics.fmean(excess),
+        "excess": statistics.fmean(excess),
+        "excess_standard_error": statistics.stdev(excess) / count**0.5,
+        "over_floor": statistics.fmean(excess) / floor,
+        "forgetful": statistics.fmean(-tale.prior[1:].mean().item() for tale in documents),
+    }
+
+
+def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
+    """Nats per token that a perfect reader pays in the second half of the tales, by how far back they see."""
+    documents = held_out_tales(tokenizer, length=length, count=count)
+    return {
+        str(window): statistics.fmean(
+            -tale.log_probs(window)[length // 2 :].mean().item() for tale in documents
+        )
+        for window in (64, 256, 512, 1024, length)
+    }
+
+
+def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], trials: int) -> dict[str, Any]:
+    """Pass keys found by length and depth."""
+    grid = ropepatch.passkey(model, tokenizer, lengths=lengths, trials=trials, seed=SEED)
+    return {
+        str(length): {
+            str(depth): {"correct": cell.correct, "n": cell.n}
+            for (n, depth), cell in grid.cells.items()
+            if n == length
+        }
+        for length in lengths
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, required=True)
+    out = parser.parse_args().json
+    model, tokenizer = ropepatch.load("tiny")
+    record = {
+        "task": "tiny-checkpoint",
+        "trained": model.config.max_position_embeddings,
+        "tales": tales(model, tokenizer, length=256, count=400),
+        "worth": worth(tokenizer, length=2048, count=100),
+        "passkey_seed": SEED,
+        "passkey": retrieval(model, tokenizer, INSIDE, 40) | retrieval(model, tokenizer, BEYOND, 20),
+        "env": environment(model),
+    }
+    out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

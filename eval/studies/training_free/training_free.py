@@ -1,0 +1,125 @@
+"""Every method on the bundled checkpoint, training-free, at 2, 4 and 8 times its window.
+
+    python eval/studies/training_free/training_free.py --json eval/results/tiny-training-free.json
+
+The loss on held-out tales by stretches of positions, beside the floor that no model can beat and the floor
+for a reader of the last 256 tokens alone; and the retrieval of pass keys by length. Restartable: results
+already in the file are kept, if they were measured with the same settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import ropepatch
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.results import environment
+
+FACTORS = (2, 4, 8)
+SETTINGS: dict[str, Any] = {
+    "tales": 32,
+    "passkey_trials": 8,
+    "passkey_seed": 0,
+    "depths": [0.0, 0.25, 0.5, 0.75, 1.0],
+}
+
+# A method whose parameters must be given; the others are measured with their defaults. Lists of factors are
+# what a search finds, and none was made for this checkpoint.
+GIVEN: dict[str, dict[str, Any]] = {"abf": {"rope_theta": 500_000.0}}
+
+
+def measured() -> list[str]:
+    """The methods that need no more than the target, and those that are given something here."""
+    return [
+        name
+        for name, method in ropepatch.METHODS.items()
+        if name in GIVEN
+        or not any(f.default is f.default_factory is MISSING for f in fields(method) if f.name != "factor")
+    ]
+
+
+def stretches(trained: int, target: int) -> list[tuple[int, int]]:
+    """The trained window, then doublings of it up to the target."""
+    spans = [(0, trained)]
+    while spans[-1][1] < target:
+        spans.append((spans[-1][1], 2 * spans[-1][1]))
+    return spans
+
+
+def losses(curve: LossCurve, trained: int, target: int) -> dict[str, float]:
+    """Nats per token by stretch."""
+    return {f"{a} to {b}": round(curve.between(a, b).mean, 4) for a, b in stretches(trained, target)}
+
+
+def measure(model: Any, tokenizer: Any, trained: int, target: int) -> dict[str, Any]:
+    """The losses and the retrieval of a model, patched or not."""
+    tales = held_out_tales(tokenizer, length=target, count=SETTINGS["tales"])
+    curve = ropepatch.perplexity(model, None, [tale.ids for tale in tales])
+    lengths = [end for _, end in stretches(trained, target)]
+    grid = ropepatch.passkey(
+        model,
+        tokenizer,
+        lengths=lengths,
+        depths=SETTINGS["depths"],
+        trials=SETTINGS["passkey_trials"],
+        seed=SETTINGS["passkey_seed"],
+    )
+    return {
+        "nats": losses(curve, trained, target),
+        "passkey": {str(n): {"correct": grid.at(n).correct, "n": grid.at(n).n} for n in lengths},
+    }
+
+
+def floors(tokenizer: Any, trained: int, target: int) -> dict[str, dict[str, float]]:
+    """What no model can beat: with all it has read, and with the trained window alone."""
+    tales = held_out_tales(tokenizer, length=target, count=SETTINGS["tales"])
+    windows = {"floor": None, f"{trained}-token floor": trained}
+    return {
+        name: losses(LossCurve(tuple(-tale.log_probs(window)[1:] for tale in tales)), trained, target)
+        for name, window in windows.items()
+    }
+
+
+def main() -> None:
+    """Measure what the file does not hold yet, and write it after every method."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, required=True)
+    out = parser.parse_args().json
+    model, tokenizer = ropepatch.load("tiny")
+    trained = model.config.max_position_embeddings
+    record: dict[str, Any] = {
+        "task": "training-free",
+        "model": "tiny",
+        "trained": trained,
+        "settings": SETTINGS,
+        "given": GIVEN,
+        "env": environment(model),
+    }
+    earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    found, _ = earlier.pop("results", {}), earlier.pop("floors", None)
+    results = found if earlier == record else {}
+    record["floors"] = {str(s): floors(tokenizer, trained, s * trained) for s in FACTORS}
+    record["results"] = results
+    for factor in FACTORS:
+        target = factor * trained
+        by_method = results.setdefault(str(factor), {})
+        for name in measured():
+            if name in by_method:
+                continue
+            print(f"{name} {factor} x", file=sys.stderr, flush=True)
+            plan = ropepatch.plan("tiny", to=target, method=name, **GIVEN.get(name, {}))
+            with ropepatch.patch(model, plan):
+                by_method[name] = measure(model, tokenizer, trained, target)
+            out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Training of the bundled checkpoint, stage by stage, with transformers' Trainer.
+
+Shapes: B rows of a step, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pretraining_recipe import PUBLISHED
+from tokenization import train_tokenizer
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.texts import read_documents
+from ropepatch.data.tiny.grammar import tell
+from ropepatch.data.tiny.mixture import MATERIALS, Stock
+from ropepatch.encodings import swap, swapped
+from ropepatch.errors import RopepatchError
+from ropepatch.model.loading import load_model
+from ropepatch.settings import seed_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pretraining_recipe import Recipe, Stage
+    from transformers import PreTrainedTokenizerFast
+
+SAVE_EVERY = 250  # steps
+RECORD = "recipe.json"  # in the folder of each stage: what decides its weights
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """The steps of a stage; each row is drawn from a seed made of the recipe's seed, stage, step and row."""
+
+    def __init__(self, stage: Stage, stock: Stock, seed: int) -> None:
+        self.stage, self.stock, self.seed = stage, stock, seed
+
+    def __len__(self) -> int:
+        return self.stage.steps
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        length = self.stage.windows[step % len(self.stage.windows)]
+        names, shares = zip(*self.stage.mixture.items(), strict=True)
+        rows = []
+        for row in range(self.stage.tokens_per_step // length):
+            seed = seed_of(self.seed, self.stage.name, step, row)
+            # A seed of its own: drawn from the row's, the material would foretell the row's first draw.
+            (name,) = random.Random(seed_of(seed, "material")).choices(names, shares)
+            rows.append(MATERIALS[name](self.stock, length, seed))
+        ids, labels = map(torch.stack, zip(*rows, strict=True))
+        return {"input_ids": ids, "labels": labels}  # [B, T]
+
+
+def pretrain(recipe: Recipe, out: Path) -> Path:
+    """Train through all stages; a run that was interrupted goes on from its last checkpoint in ``out``.
+
+    Every stage keeps the recipe up to itself beside its checkpoints, so that later stages may change.
+
+    Returns:
+        The folder of the finished checkpoint: weights in bfloat16, to be loaded in float32.
+
+    Raises:
+        RopepatchError: The texts of the recipe are not there, a mixture cannot be drawn at a window, or
+            ``out`` holds a stage of another recipe.
+    """
+    documents = [document for text in recipe.texts for document in read_documents(Path(text))]
+    tokenizer = make_tokenizer(recipe, documents)
+    stock = Stock.of(tokenizer, documents)
+    for stage in recipe.stages:  # what cannot be drawn fails now, and not after hours
+        for name in stage.mixture:
+            for length in stage.windows:
+                MATERIALS[name](stock, length, recipe.seed)
+    records = [_record(recipe, count, documents) for count in range(1, len(recipe.stages) + 1)]
+    for stage, record in zip(recipe.stages, records, strict=True):
+        _refuse_other(out / stage.name, record)
+    set_seed(recipe.seed)
+    model: Any = LlamaForCausalLM(recipe.config())
+    if recipe.encoding is not None:
+        swap(model, recipe.position_encoding())
+    for stage, record in zip(recipe.stages, records, strict=True):
+        done = out / stage.name / "done"
+        if not done.is_dir():
+            _put_on_record(out / stage.name, record)
+            train(model, stage, Rows(stage, stock, recipe.seed), recipe.seed, out / stage.name)
+            with _new_folder(done) as folder:
+                _save(model, folder)
+        # From the disk even if just trained: the trainer leaves its casts on the model.
+        loaded: Any = load_model(done)
+        model = loaded.float()
+    with _new_folder(out / PUBLISHED) as folder:
+        _publish(model, tokenizer, folder)
+    return out / PUBLISHED
+
+
+def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerFast:
+    """The recipe's tokenizer, trained on tales, on the words of the pass key prompts and on the texts."""
+    tales = [tell(100, seed_of("tokenizer", index)) for index in range(800)]
+    words = PasskeyTemplate()
+    prompt = " ".join([words.intro, *words.filler, words.needle.replace("{key}", "01234"), words.question])
+    return train_tokenizer(
+        [*tales, *[prompt] * 500, *documents],
+        vocab_size=recipe.vocab_size,
+        model_max_length=recipe.model["max_position_embeddings"],
+    )
+
+
+def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None:
+    """Train through a stage, or through the rest of it, with checkpoints in ``folder``."""
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=stage.steps,
+        per_device_train_batch_size=1,  # an item of Rows is a whole step
+        learning_rate=stage.learning_rate,
+        lr_scheduler_type=stage.lr_scheduler_type,
+        warmup_steps=50,
+        bf16=stage.bf16,
+        use_cpu=not torch.cuda.is_available(),  # or bf16 is refused
+        weight_decay=0.01,
+        adam_beta2=0.98,
+        max_grad_norm=1.0,
+        seed=seed,
+        data_seed=seed,
+        save_steps=SAVE_EVERY,
+        save_total_limit=1,
+        logging_steps=50,
+        report_to=[],
+        disable_tqdm=False,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=lambda steps: steps[0])
+    last = _last_checkpoint(folder)
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+
+
+def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Write a model, with the encoding that it has."""
+    if handle := swapped(model):
+        handle.save(folder, tokenizer)
+        return
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The last whole one: the trainer writes its state after all else."""
+    saved = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(saved, key=lambda checkpoint: int(checkpoint.name.split("-")[1]), default=None)
+
+
+def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Weights in bfloat16, to be loaded in float32; names that transformers 4 and other engines read too."""
+    model.config.use_cache = True  # the trainer has switched it off
+    _save(model.to(torch.bfloat16), folder, tokenizer)
+    (folder / "model.safetensors").chmod(0o644)
+    rope_theta = model.config.rope_parameters["rope_theta"]
+    _edit(folder / "config.json", {"dtype": "float32", "rope_theta": rope_theta})
+    _edit(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _edit(file: Path, changes: dict[str, Any]) -> None:
+    content = json.loads(file.read_text(encoding="utf-8")) | changes
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _record(recipe: Recipe, count: int, documents: Sequence[str]) -> dict[str, Any]:
+    """All that decides the weights after so many stages; of the texts what they say, not where they are."""
+    texts = hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    return asdict(recipe) | {"texts": texts, "stages": [asdict(stage) for stage in recipe.stages[:count]]}
+
+
+def _refuse_other(folder: Path, record: dict[str, Any]) -> None:
+    """Refuse the folder of a stage that another recipe has begun."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    file = folder / RECORD
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    differing = [key for key in record if found.get(key) != record[key]]
+    if differing:
+        raise RopepatchError(
+            f"{folder} is of another recipe: it differs in {', '.join(differing)}",
+            hint="give another --out, or remove that folder to train the stage anew",
+        )
+
+
+def _put_on_record(folder: Path, record: dict[str, Any]) -> None:
+    """Begin the folder of a stage with the recipe it belongs to; a folder that has begun keeps it."""
+    if not (folder / RECORD).is_file():
+        with _new_folder(folder) as new:
+            new.mkdir()
+            (new / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside, to be written into, which takes the place of ``folder`` when all is written."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    yield partial
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

@@ -1,0 +1,1 @@
+"""Documents, texts and tokens, and the generated ones of the bundled checkpoint."""

@@ -1,0 +1,250 @@
+"""Pass key prompts of an exact length in tokens.
+
+Shapes: N tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import accumulate, cycle, islice, pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ropepatch.data.templates import PasskeyTemplate
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Needle", "PasskeyTemplate", "Prompt", "needle_prompt", "passkey_prompt"]
+
+Span = tuple[int, int]  # where tokens begin and end
+
+
+@dataclass(frozen=True)
+class Needle:
+    """A key that is hidden in the filler, from depth 0, before all of it, to 1, after it."""
+
+    key: str
+    depth: float
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt and its answers as one row of tokens.
+
+    Attributes:
+        ids: Token ids [N], answers included.
+        keys: The answers as text, in the order in which they are asked for.
+        answers: Where the tokens of each are; the last ends the prompt.
+        needles: Where the tokens of each needle are, in the order in which they were given.
+        sentences: Where the filler sentences begin and, last, the question: a needle stands before one.
+    """
+
+    ids: Tensor
+    keys: tuple[str, ...]
+    answers: tuple[Span, ...]
+    needles: tuple[Span, ...]
+    sentences: tuple[int, ...]
+
+    @property
+    def answer(self) -> int:
+        """How many tokens at the end are the last answer."""
+        return self.answers[-1][1] - self.answers[-1][0]
+
+    @property
+    def needle(self) -> Span:
+        """Where the tokens of the first needle are."""
+        return self.needles[0]
+
+
+def passkey_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    depth: float,
+    key: str,
+    template: PasskeyTemplate | None = None,
+) -> Prompt:
+    """A prompt of exactly ``length`` tokens with one needle, see `needle_prompt`.
+
+    Raises:
+        RopepatchError: As `needle_prompt`, or the template asks for a name.
+    """
+    words = template or PasskeyTemplate()
+    if "{name}" in words.question:
+        raise RopepatchError(
+            f"the question needs a name: {words.question!r}", hint="give needles with names to needle_prompt"
+        )
+    return needle_prompt(tokenizer, length=length, needles=[Needle(key, depth)], template=words)
+
+
+def needle_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    needles: Sequence[Needle],
+    queries: int = 1,
+    template: PasskeyTemplate | None = None,
+) -> Prompt:
+    """A prompt of exactly ``length`` tokens, the beginning-of-sequence token and the answers included.
+
+    A needle stands before the filler sentence nearest to the share ``depth`` of all; the first ``queries``
+    needles are asked for, one after the other. Whole sentences seldom make up a length: the first one loses
+    its first tokens.
+
+    Raises:
+        RopepatchError: The length has no room for a filler sentence beside intro, needles, questions and
+            answers, a depth is not within 0 to 1, queries are fewer than 1 or more than the needles, or the
+            tokenizer gives no character offsets, joins a key to its question or cannot write it.
+    """
+    words = template or PasskeyTemplate()
+    if not 1 <= queries <= len(needles):
+        raise RopepatchError(
+            f"queries must be from 1 to the number of needles, {len(needles)}, got {queries}",
+            hint="each asks for a needle of its own; the other needles are distractors",
+        )
+    for needle in needles:
+        if not 0 <= needle.depth <= 1:
+            raise RopepatchError(
+                f"depth must be from 0 to 1, got {needle.depth}", hint="0 is before all filler, 1 after it"
+            )
+    if not getattr(tokenizer, "is_fast", False):  # transformers' backend for mistral-common has no is_fast
+        raise RopepatchError(
+            f"{type(tokenizer).__name__} gives no character offsets",
+            hint="use a tokenizer with a tokenizer.json",
+        )
+    first = [Needle(needle.key, 0.0, needle.name) for needle in needles]
+    sample, _ = _whole(tokenizer, words, len(words.filler), first, queries)
+    sizes = [end - begin for begin, end in pairwise(sample.sentences)]
+    if not any(sizes):
+        raise RopepatchError("the tokenizer has no tokens for the filler", hint="choose another template")
+    beside = len(sample.ids) - sum(sizes)  # tokens of all that is not filler
+    if length < beside + sizes[-1]:
+        raise RopepatchError(
+            f"a pass key prompt of {length} tokens has no room for its filler",
+            hint=f"the shortest takes {beside + sizes[-1]} tokens with this tokenizer",
+        )
+    totals = accumulate(cycle(reversed(sizes)), initial=beside)
+    count = next(count for count, total in enumerate(totals) if total >= length)
+    prompt, breaks = _whole(tokenizer, words, count, needles, queries)
+    while len(prompt.ids) < length:  # tokens that span sentences make the sum inexact
+        count += 1
+        prompt, breaks = _whole(tokenizer, words, count, needles, queries)
+    return _shortened(prompt, breaks, len(prompt.ids) - length)
+
+
+def _whole(
+    tokenizer: PreTrainedTokenizerBase,
+    words: PasskeyTemplate,
+    count: int,
+    needles: Sequence[Needle],
+    queries: int,
+) -> tuple[Prompt, list[int]]:
+    """The prompt with ``count`` whole filler sentences, ending with the last of the template's.
+
+    And its tokens that hold a line break, alone or with what stands beside it.
+    """
+    kinds, pieces, places = _pieces(words, count, needles, queries)
+    gaps = [
+        " " if after == "key" or before == after == "filler" else words.separator
+        for before, after in pairwise(kinds)
+    ]
+    encoded = tokenizer(
+        "".join(piece + gap for piece, gap in zip(pieces, [*gaps, ""], strict=True)),
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    ids = prefix + encoded["input_ids"]
+    spans = [(0, 0)] * len(prefix) + encoded["offset_mapping"]  # of each token, in characters
+    piece_ends = [end - 1 for end in accumulate(len(piece) + 1 for piece in pieces)]
+    # A token belongs to the piece in which it ends, as a space goes with the word after it; to the needle
+    # belongs each that has a letter of it.
+    token_begins, token_ends = zip(*spans, strict=True)
+    starts = [0, *(bisect_right(token_ends, end) for end in piece_ends)]
+    answers = [at for at, kind in enumerate(kinds) if kind == "key"]
+    for at, needle in zip(answers, needles, strict=False):
+        tokens = slice(starts[at], starts[at + 1])
+        if any(begin < piece_ends[at - 1] for begin in token_begins[tokens]):
+            raise RopepatchError(
+                "the tokenizer joins the question and the key into one token",
+                hint="end the template's question with a word",
+            )
+        said = str(tokenizer.decode(ids[tokens]))
+        if said.replace(" ", "") != needle.key.replace(" ", ""):  # without a decoder, spaces stand between
+            raise RopepatchError(
+                f"the tokenizer cannot write the key {needle.key}: it reads {said!r}",
+                hint="use a tokenizer that has every digit",
+            )
+    prompt = Prompt(
+        ids=torch.tensor(ids),
+        keys=tuple(needle.key for needle in needles[:queries]),
+        answers=tuple((starts[at], starts[at + 1]) for at in answers),
+        needles=tuple((starts[at], bisect_left(token_begins, piece_ends[at])) for at in places),
+        sentences=(
+            *(starts[at] for at, kind in enumerate(kinds) if kind == "filler"),
+            starts[kinds.index("question")],
+        ),
+    )
+    breaks = [end for end, gap in zip(piece_ends, gaps, strict=False) if gap == "\n"]
+    return prompt, [
+        token
+        for place in breaks
+        for token in range(bisect_right(token_ends, place), bisect_left(token_begins, place + 1))
+    ]
+
+
+def _pieces(
+    words: PasskeyTemplate, count: int, needles: Sequence[Needle], queries: int
+) -> tuple[list[str], list[str], list[int]]:
+    """What the pieces of a prompt are, their texts, and which of them are the needles."""
+    filler = list(islice(cycle(reversed(words.filler)), count))[::-1]
+    kinds, pieces, places = ["intro"], [words.intro], [0] * len(needles)
+    waiting = sorted(range(len(needles)), key=lambda number: needles[number].depth, reverse=True)
+    for gap in range(count + 1):
+        while waiting and round(needles[waiting[-1]].depth * count) == gap:
+            number = waiting.pop()
+            needle = needles[number]
+            places[number] = len(pieces)
+            kinds.append("needle")
+            pieces.append(words.needle.replace("{name}", needle.name).replace("{key}", needle.key))
+        if gap < count:
+            kinds.append("filler")
+            pieces.append(filler[gap])
+    for needle in needles[:queries]:
+        kinds += ["question", "key"]
+        pieces += [words.question.replace("{name}", needle.name), needle.key]
+    return kinds, pieces, places
+
+
+def _shortened(prompt: Prompt, breaks: list[int], surplus: int) -> Prompt:
+    """The prompt without its first ``surplus`` tokens of filler; those with line breaks go last."""
+    kept = torch.ones(len(prompt.ids), dtype=torch.bool)
+    filler = torch.zeros_like(kept)
+    filler[prompt.sentences[0] : prompt.sentences[-1]] = True
+    for begin, end in prompt.needles:
+        filler[begin:end] = False
+    lasting = torch.zeros_like(kept)
+    lasting[breaks] = True
+    kept[torch.cat([(filler & ~lasting).nonzero(), (filler & lasting).nonzero()])[:surplus, 0]] = False
+    moved = (kept.cumsum(0) - kept.long()).tolist()  # of each token how many are kept before it
+    moved.append(int(kept.sum()))
+
+    def shifted(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        return tuple((moved[begin], moved[end]) for begin, end in spans)
+
+    return Prompt(
+        ids=prompt.ids[kept],
+        keys=prompt.keys,
+        answers=shifted(prompt.answers),
+        needles=shifted(prompt.needles),
+        sentences=tuple(moved[start] for start in prompt.sentences),
+    )

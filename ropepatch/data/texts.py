@@ -1,0 +1,218 @@
+"""Documents to token ids, to windows of them, and to a hash that says which they were."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ropepatch.data.sources import stream_documents
+from ropepatch.errors import RopepatchError
+from ropepatch.settings import Length, check, check_length, is_amount, is_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+AT_ONCE = 64  # texts that the tokenizer is given at one time; it splits them in parallel
+
+Document = str | Sequence[int] | Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A source of documents.
+
+    Args:
+        text: A file, a folder, a `datasets` id or a saved set.
+        field: The column or key of a document's text, or of its token ids.
+        split: Of a `datasets` id or a saved set.
+        min_tokens: Documents with fewer are left out.
+        weight: Its share of the batches, relative to the other sources.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    text: str
+    field: str = "text"
+    split: str = "train"
+    min_tokens: Length = 1
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in ("text", "field", "split"):
+            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
+        check_length("min_tokens", self.min_tokens)
+        check("weight", self.weight, is_amount(self.weight), "a number above 0")
+
+
+def read_documents(path: Path) -> list[str]:
+    """All texts of a file or folder, in memory; see `stream_documents`.
+
+    Raises:
+        RopepatchError: Nothing at ``path``, no text at all, bytes that are not UTF-8, or token ids.
+    """
+    documents = list(stream_documents(path))
+    texts = [document for document in documents if isinstance(document, str)]
+    if len(texts) < len(documents):
+        raise RopepatchError(f"{path} holds token ids, expected texts", hint="give a text file")
+    return texts
+
+
+def token_ids(
+    tokenizer: PreTrainedTokenizerBase | None, documents: Iterable[Document], *, bos: bool = True
+) -> list[Tensor]:
+    """Token ids [T] of each document, on the CPU.
+
+    A text is split without special tokens and, with ``bos``, preceded by the tokenizer's
+    beginning-of-sequence token, if it has one; token ids are taken as they are.
+
+    Raises:
+        RopepatchError: A bare text in place of documents, or a text without a tokenizer.
+    """
+    return list(_split(tokenizer, documents, _beginning(tokenizer) if bos else None, AT_ONCE))
+
+
+def first_documents(
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[Document],
+    *,
+    length: int,
+    count: int | None,
+    bos: bool = True,
+) -> list[Tensor]:
+    """The first documents that are long enough, each cut to its first ``length`` tokens.
+
+    Reads no document beyond the last that it takes. Fewer than ``count`` are logged as a warning.
+
+    Args:
+        tokenizer: Splits texts, as in `token_ids`; None if all documents are token ids.
+        documents: Texts or token ids; may be a stream.
+        length: Tokens of each, the beginning-of-sequence token included.
+        count: At most so many; None for all that are long enough.
+        bos: Whether a text is preceded by the beginning-of-sequence token.
+
+    Raises:
+        RopepatchError: No document is long enough.
+    """
+    _check_cut(length, count)
+    longest, read, taken = 0, 0, list[Tensor]()
+    for ids in _split(tokenizer, documents, _beginning(tokenizer) if bos else None, 1):
+        longest, read = max(longest, len(ids)), read + 1
+        if len(ids) >= length:
+            taken.append(ids[:length].clone())  # a view would keep the whole document
+        if len(taken) == count:
+            return taken
+    if not taken:
+        raise RopepatchError(
+            f"no document has {length} tokens: the longest of {read} has {longest}",
+            hint="give longer documents, or shorter lengths",
+        )
+    if count is not None:
+        logger.warning("only %d of %d documents have %d tokens, wanted %d", len(taken), read, length, count)
+    return taken
+
+
+def windows(
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[Document],
+    *,
+    length: int,
+    count: int | None,
+) -> list[list[int]]:
+    """Windows of exactly ``length`` tokens cut from the documents joined into one stream.
+
+    Each text is preceded by the tokenizer's beginning-of-sequence token, or by its end-of-sequence token if
+    it has no other, or by nothing; token ids are taken as they are. Windows begin and end anywhere; the rest
+    of the stream is dropped. To spread windows takes the length of the stream: all documents are read, and
+    their token ids, 8 bytes each, are held in memory. `first_documents` stops as soon as it has enough.
+
+    Args:
+        tokenizer: Splits the texts; adds no special tokens of its own and truncates nothing. None if all
+            documents are token ids.
+        documents: Texts or token ids, in the order in which they are joined.
+        length: Tokens per window.
+        count: At most so many windows, spread evenly over the stream; None for all of them.
+
+    Raises:
+        RopepatchError: The documents have fewer than ``length`` tokens.
+    """
+    _check_cut(length, count)
+    first = _beginning(tokenizer)
+    if first is None and tokenizer is not None:
+        first = tokenizer.eos_token_id
+    stream = array("q")
+    for ids in _split(tokenizer, documents, first, AT_ONCE):
+        stream.extend(ids.tolist())
+    available = len(stream) // length
+    if not available:
+        raise RopepatchError(
+            f"the text is too short for a window of {length} tokens: it has {len(stream)}",
+            hint="give more text, or shorter lengths",
+        )
+    wanted = min(count or available, available)
+    begins = [index * available // wanted * length for index in range(wanted)]
+    return [stream[begin : begin + length].tolist() for begin in begins]
+
+
+def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:
+    """SHA-256 over the token ids of documents in their order, as a hexadecimal number.
+
+    Hashed are, as little-endian 64-bit integers, each document's length and then its token ids.
+    """
+    hashed = hashlib.sha256()
+    for document in documents:
+        ids = torch.as_tensor(document).tolist()
+        hashed.update(struct.pack(f"<{len(ids) + 1}q", len(ids), *ids))
+    return hashed.hexdigest()
+
+
+def _check_cut(length: int, count: int | None) -> None:
+    if length < 1 or (count is not None and count < 1):
+        raise RopepatchError(f"length and count must be at least 1, got length {length}, count {count}")
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    return tokenizer.bos_token_id if tokenizer is not None else None
+
+
+def _split(
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[Document],
+    first: int | None,
+    at_once: int,
+) -> Iterator[Tensor]:
+    """Token ids of each document; of a text after the token ``first``. Holds ``at_once`` documents."""
+    if isinstance(documents, str):
+        raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
+    prefix = [] if first is None else [first]
+    remaining = iter(documents)
+    while batch := list(islice(remaining, at_once)):
+        encoded = _encode(tokenizer, [document for document in batch if isinstance(document, str)])
+        for document in batch:
+            if isinstance(document, str):
+                yield torch.tensor(prefix + next(encoded), dtype=torch.long)
+            else:
+                yield torch.as_tensor(document).cpu()
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> Iterator[list[int]]:
+    if not texts:
+        return iter(())
+    if tokenizer is None:
+        raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
+    # verbose=False: no warning about texts longer than model_max_length, which are what we are here for.
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return map(list, encoded["input_ids"])

@@ -1,0 +1,202 @@
+"""The words of the narrative: people, animals, sights and chests, and the weather between.
+
+A fact sentence names its subject, then says the subject's value twice, then names the subject again; so
+whoever has seen the value has seen whose it is.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+PEOPLE = [
+    "Anna",
+    "Boris",
+    "Clara",
+    "David",
+    "Edith",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Irma",
+    "Jonas",
+    "Karin",
+    "Leo",
+    "Marta",
+    "Nils",
+    "Olga",
+    "Peter",
+]
+FAMILIES = [
+    "Alden",
+    "Birk",
+    "Corran",
+    "Dell",
+    "Eskar",
+    "Fenn",
+    "Garth",
+    "Holm",
+    "Ister",
+    "Jarrow",
+    "Kell",
+    "Loom",
+    "Mersk",
+    "Norden",
+    "Orrin",
+    "Pell",
+]
+ANIMALS = ["fox", "owl", "bear", "goat", "wolf", "hare", "crow", "otter"]
+PETS = [
+    "Argo",
+    "Bruno",
+    "Cora",
+    "Dixie",
+    "Ember",
+    "Flint",
+    "Gipsy",
+    "Hazel",
+    "Ivo",
+    "Juno",
+    "Koko",
+    "Luna",
+    "Misty",
+    "Nero",
+    "Otto",
+    "Pepper",
+]
+SIGHTS = ["river", "hill", "lake", "wood", "bridge", "valley", "castle", "island"]
+NAMES = [
+    "Arun",
+    "Brand",
+    "Calder",
+    "Dorn",
+    "Esk",
+    "Forth",
+    "Glen",
+    "Hale",
+    "Isen",
+    "Jura",
+    "Kern",
+    "Lorn",
+    "Moor",
+    "Ness",
+    "Orme",
+    "Tarn",
+]
+COLOURS = ["red", "blue", "green", "black", "white", "grey", "brown", "golden"]
+CODES = [f"{code:03}" for code in range(1000)]
+PLACES = ["fields", "roofs", "road", "garden", "meadow", "orchard", "harbour", "village"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Sentences of one kind: every subject is as probable as any other, and so is every form.
+
+    Args:
+        share: Of the sentences.
+        subjects: What ``{subject}`` can be.
+        forms: The sentences; each names ``{value}`` twice, and the subject before and after, if there are
+            values.
+        values: What ``{value}`` can be; a subject has one for a whole document, drawn uniformly.
+    """
+
+    share: float
+    subjects: list[str]
+    forms: list[str]
+    values: list[str] = field(default_factory=list)
+
+
+KINDS = [
+    Kind(
+        0.35,
+        PEOPLE,
+        [
+            "{subject} {value} came home, and all the house of {value} greets {subject}.",
+            "They sent for {subject} {value}, since there is but one {value} called {subject}.",
+            "A letter came for {subject} {value}, and {value} is how they know {subject}.",
+        ],
+        FAMILIES,
+    ),
+    Kind(
+        0.15,
+        ANIMALS,
+        [
+            "The {subject} {value} sleeps by the fire, for {value} is an old {subject}.",
+            "If you meet the {subject} {value}, do not wake {value} the {subject}.",
+        ],
+        PETS,
+    ),
+    Kind(
+        0.15,
+        SIGHTS,
+        [
+            "The {subject} {value} is far away, but {value} is a fine {subject}.",
+            "Go round the {subject} {value}, for nobody crosses {value} the {subject}.",
+        ],
+        NAMES,
+    ),
+    Kind(
+        0.10,
+        COLOURS,
+        [
+            "Chest {subject} {value} is shut, and only {value} opens chest {subject}.",
+            "To open chest {subject} {value} is dialled, so keep {value} for chest {subject}.",
+        ],
+        CODES,
+    ),
+    Kind(
+        0.25,
+        PLACES,
+        [
+            "Rain falls on the {subject}.",
+            "Snow covers the {subject}.",
+            "Night comes slowly to the {subject}.",
+            "Sunlight fills the {subject}.",
+        ],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A form with its subject; ``{value}`` is still open.
+
+    Args:
+        text: With ``{value}`` twice, each after a space, if it states a fact.
+        share: How probable the sentence is.
+        subject: Whose fact it states; None if it states none.
+        values: What the value can be; empty if it states none.
+    """
+
+    text: str
+    share: float
+    subject: str | None
+    values: tuple[str, ...]
+
+
+SENTENCES = [
+    Sentence(
+        text=form.replace("{subject}", subject),
+        share=kind.share / len(kind.subjects) / len(kind.forms),
+        subject=subject if kind.values else None,
+        values=tuple(kind.values),
+    )
+    for kind in KINDS
+    for subject in kind.subjects
+    for form in kind.forms
+]
+
+
+def tell(count: int, seed: int) -> str:
+    """So many sentences of one document, as text; the same process as `Narrator.tale`, not the same draws."""
+    draw = random.Random(seed)
+    facts: dict[str, str] = {}
+    told = []
+    for sentence in draw.choices(SENTENCES, [sentence.share for sentence in SENTENCES], k=count):
+        text = sentence.text
+        if sentence.subject is not None:
+            if sentence.subject not in facts:
+                facts[sentence.subject] = draw.choice(sentence.values)
+            text = text.replace("{value}", facts[sentence.subject])
+        told.append(text)
+    return " ".join(told)

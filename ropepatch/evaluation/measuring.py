@@ -1,0 +1,325 @@
+"""Run a suite: every task on every model, as it is, scaled and adapted, one result each, resumed."""
+
+from __future__ import annotations
+
+import glob
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.processes import is_first_process
+from ropepatch.evaluation.results import Result, as_read, environment, read_result
+from ropepatch.evaluation.tasks import prepare
+from ropepatch.extension.patching import patch
+from ropepatch.extension.planning import Plan, plan
+from ropepatch.extension.verification import frequency_error
+from ropepatch.files import read_json
+from ropepatch.model.config import load_config, text_config
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.source import Source, find_source, swapped_encoding
+from ropepatch.model.survey import Survey, survey_folder
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.settings import relative_length, seed_of, short_length
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ropepatch.evaluation.suites import Suite, Task
+    from ropepatch.evaluation.tasks import Material
+
+AS_IT_IS = "as it is"
+
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model that is measured; its weights are loaded when they are needed.
+
+    Args:
+        name: As the user gave it.
+        source: Where its weights are.
+        survey: Of its rope before any scaling.
+        device: Where the model is put.
+        base: What the weights were adapted from. Results then name the base, which they stand beside, and its
+            tokenizer reads the texts.
+    """
+
+    name: str
+    source: Source
+    survey: Survey
+    device: str
+    base: Subject | None = None
+
+    @property
+    def trained(self) -> int:
+        """The context it reads now, in tokens."""
+        return self.survey.rope.original_max_position_embeddings
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        return load_tokenizer(self.source.folder) if self.base is None else self.base.tokenizer
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model on its device."""
+        loaded: Any = load_checkpoint(self.source.folder)
+        loaded.to(self.device)
+        model: PreTrainedModel = loaded
+        return model
+
+    def forget_model(self) -> None:
+        """Free its memory; the model is loaded again if it is asked for."""
+        self.__dict__.pop("model", None)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What results say of it."""
+        weights = fingerprint(read_headers(self.source.folder))
+        if self.base is not None:
+            return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
+        rope = self.survey.rope
+        return swapped_encoding(self.source.folder) | {
+            "name": self.name,
+            "revision": self.source.revision,
+            "weights": weights,
+            "trained": self.trained,
+            "rotary_dim": rope.rotary_dim,
+            "rope_theta": rope.rope_theta,
+            "inv_freq": rope.inv_freq().tolist(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A model under one scaling; of an adapted one, whose checkpoint has it, the plan is only recorded."""
+
+    subject: Subject
+    label: str
+    plan: Plan | None
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One task on one variant."""
+
+    variant: Variant
+    to: int
+    material: Material
+    place: str  # the beginning of its files' names: model, target and task
+
+    @property
+    def name(self) -> str:
+        """Of its result file, without .json."""
+        return f"{self.place}-{_slug(self.variant.label)}"
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """All of its result that does not have to be measured."""
+        subject, plan = self.variant.subject, self.variant.plan
+        made = None if plan is None else plan.to_dict()
+        kept = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
+        return {
+            "task": self.material.task.name,
+            "label": self.variant.label,
+            "model": subject.record,
+            "scaling": None if made is None else {key: made[key] for key in kept},
+            "target": self.to,
+            "parameters": self.material.parameters,
+        }
+
+
+def measure(
+    suite: Suite,
+    *,
+    out: Path | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+) -> Iterator[Result]:
+    """The results of a suite, as they come.
+
+    Args:
+        suite: What to measure.
+        out: A folder for the results, one JSON file each. Those it holds already are not measured again, and
+            a text that was being read is taken up where it stopped.
+        revision: Of models from the Hub.
+        device: Where the models are put.
+        progress: Called with the name of each job; gives a context manager around a callback that takes how
+            much is done and how much there is.
+
+    Raises:
+        RopepatchError: A model, method or text that is not there or does not fit, before anything is
+            measured; or a result in ``out`` that was measured with other settings.
+    """
+    if not suite.models:
+        raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
+    jobs: list[Job] = []
+    for name in suite.models:
+        subject = _subject(name, revision, device)
+        for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
+            plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
+                method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
+                for method in suite.methods
+            }
+            variants = [Variant(subject, label, made) for label, made in plans.items()]
+            jobs += _jobs(suite.tasks, variants, to)
+    return _resumed(jobs, out, progress)
+
+
+def measure_extension(
+    suite: Suite,
+    made: Plan,
+    adapted: Path | None = None,
+    *,
+    label: str = "adapted",
+    out: Path | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+) -> Iterator[Result]:
+    """The results of one extension, side by side: the model as it is, patched, and adapted.
+
+    All are measured with the same texts, lengths and pass keys: those of the model as it is, for the target
+    of the plan.
+
+    Args:
+        suite: Its tasks; the models, methods and targets are those of the plan.
+        made: The plan.
+        adapted: The checkpoint whose weights were trained under the plan; None to measure the others alone.
+        label: What tables and figures call the adapted one.
+        out: As in `measure`. What was measured before the adaptation is not measured again after it.
+        device: Where the models are put.
+        progress: As in `measure`.
+
+    Raises:
+        RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
+            than the plan.
+    """
+    subject = _subject(made.model, made.revision, device)
+    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, made.scaling.name, made)]
+    if adapted is not None:
+        after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
+        _check_frequencies(after.source.folder, made)
+        variants.append(Variant(after, label, made))
+    return _resumed(_jobs(suite.tasks, variants, made.target), out, progress)
+
+
+def _check_frequencies(folder: Path, made: Plan) -> None:
+    config = text_config(load_config(read_json(folder / "config.json")))
+    if frequency_error(config, made):
+        raise RopepatchError(
+            f"{folder} does not have the frequencies of {made.scaling.name} to {made.target} tokens",
+            hint="give the checkpoint that was made by this plan",
+        )
+
+
+def _subject(name: str, revision: str | None, device: str) -> Subject:
+    source = find_source(name, revision, weights=True)
+    return Subject(name, source, survey_folder(source.folder, swapped=True), device)
+
+
+def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[Job]:
+    """Every task on every variant of one model, in an order that loads each one's weights once."""
+    model = variants[0].subject
+    seen: Counter[str] = Counter()
+    prepared: dict[str, Material] = {}
+    for task in tasks:
+        seen[task.name] += 1
+        number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
+        place = "-".join(map(_slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
+        prepared[place] = prepare(task, model.name, model.tokenizer, trained=model.trained, to=to)
+    return [
+        Job(variant, to, material, place)
+        for subject in dict.fromkeys(variant.subject for variant in variants)
+        for place, material in prepared.items()
+        for variant in variants
+        if variant.subject is subject
+    ]
+
+
+def _slug(part: str) -> str:
+    return re.sub(r"[^\w.=]+", "-", part).strip("-")
+
+
+def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
+    """The results of the jobs, once all that can be checked before is."""
+    floors = dict.fromkeys(f"{job.place}-{FLOOR}" for job in jobs)
+    for name, count in Counter([*floors, *(job.name for job in jobs)]).items():
+        if count > 1:
+            raise RopepatchError(
+                f"two results would be called {name}", hint="give models and labels different names"
+            )
+    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
+    return _run(jobs, found, out, progress)
+
+
+def _run(
+    jobs: list[Job], found: Mapping[str, Result | None], out: Path | None, progress: Progress
+) -> Iterator[Result]:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    before = None
+    for job in jobs:
+        variant = job.variant
+        if before not in (None, variant.subject):
+            before.forget_model()
+        before = variant.subject
+        if variant.plan is None and (floor := job.material.floor_tables) is not None:
+            result = Result(**job.asked | {"label": FLOOR}, tables=floor, env={})
+            yield _kept(result, out, f"{job.place}-{FLOOR}")
+        yield found.get(job.name) or _measured(job, out, progress)
+        if out is not None and is_first_process():
+            for partial in out.glob(f".{glob.escape(job.name)}.*.partial"):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+def _found(job: Job, file: Path) -> Result | None:
+    """The result in a file, model and text called what they are called now."""
+    if not file.exists():
+        return None
+    found = read_result(file)
+    for key, wanted in job.asked.items():
+        if _told_apart(getattr(found, key)) != _told_apart(as_read(wanted)):
+            raise RopepatchError(
+                f"{file} was measured with other settings ({key})", hint="choose another --out"
+            )
+    return replace(found, **as_read(job.asked))
+
+
+def _told_apart(value: Any) -> Any:
+    """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
+    names = {"name", "text"} if isinstance(value, dict) and {"weights", "digest"} & value.keys() else set()
+    return {key: item for key, item in value.items() if key not in names} if names else value
+
+
+def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
+    subject, plan = job.variant.subject, job.variant.plan
+    name = f"{job.material.task.name}, {job.variant.label}, {short_length(job.to)}"
+    model = subject.model
+    env = environment(model)
+    # Settings, weights and environment tell apart what must not be resumed from one another.
+    digest = f"{seed_of(as_read(job.asked), env):016x}"
+    keep = None if out is None else out / f".{job.name}.{digest}.partial"
+    patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
+    began = time.perf_counter()
+    with patched, progress(name) as advance:
+        tables = job.material.run(model, subject.tokenizer, keep, advance)
+    seconds = round(time.perf_counter() - began, 2)
+    return _kept(Result(**job.asked, tables=tables, env=env, seconds=seconds), out, job.name)
+
+
+def _kept(result: Result, out: Path | None, name: str) -> Result:
+    if out is not None and is_first_process():
+        result.write(out / f"{name}.json")
+    return result

@@ -1,0 +1,1 @@
+"""From a scaling to a patched model and a checkpoint that stock transformers loads."""

@@ -1,0 +1,76 @@
+"""What config.json must say for a scaling, proven by asking stock transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.forms import Export, forms
+from ropepatch.model.config import load_config, text_config
+from ropepatch.model.legacy import legacy_keys
+from ropepatch.model.rotary import float32_on_cpu, other_tables, stock_table
+from ropepatch.model.survey import Survey
+from ropepatch.scaling import Scaling
+from ropepatch.scaling.rope import Frequencies
+
+
+@float32_on_cpu()
+def find_changes(found: Survey, scaling: Scaling, to: int) -> tuple[Export | None, dict[str, Any]]:
+    """The first form that stock transformers computes to the bit, and what config.json must say for it."""
+    exported, distance = None, float("inf")
+    for exported in forms(scaling, found.rope, found.site.parameters(found.config), to):
+        changes = _changes_of(found, exported.rope_parameters, to)
+        for older in (legacy_keys(found.stated, exported.rope_parameters), {"rope_scaling": None}):
+            candidate = changes | {
+                key: value for key, value in older.items() if value is not None or key in found.stated
+            }
+            distance = min(distance, _distance_from_stock(found, candidate, exported.frequencies))
+            if distance == 0:
+                return exported, candidate
+    if exported is None:
+        return None, {}
+    raise RopepatchError(
+        f"{found.config.model_type} computes other frequencies from every config.json tried "
+        f"(off by {distance:.1e} at best)",
+        hint="please report the model type: stock transformers must agree before anything is written",
+    )
+
+
+def _changes_of(found: Survey, parameters: dict[str, Any], to: int) -> dict[str, Any]:
+    config, window = found.config, found.rope.original_max_position_embeddings
+    # `dynamic` takes L from max_position_embeddings: the target there would switch it off up to the target.
+    reach = window if parameters["rope_type"] == "dynamic" else to
+    changes: dict[str, Any] = {
+        config.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
+        "rope_parameters": found.site.replaced(config.rope_parameters, parameters),
+    }
+    if "original_max_position_embeddings" in parameters or hasattr(
+        config, "original_max_position_embeddings"
+    ):
+        # The top level wins over the nested key in transformers 5, and is the only one some engines read.
+        changes["original_max_position_embeddings"] = parameters.get(
+            "original_max_position_embeddings", window
+        )
+    if getattr(config, "head_dim", 0) is None:
+        changes["head_dim"] = config.hidden_size // config.num_attention_heads
+    return changes
+
+
+def changed(raw: dict[str, Any], section: str | None, changes: dict[str, Any]) -> dict[str, Any]:
+    """The content of config.json with changes in its language-model section, or at the top without one."""
+    return raw | changes if section is None else raw | {section: raw[section] | changes}
+
+
+def _distance_from_stock(found: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
+    """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
+    try:
+        config = text_config(load_config(changed(found.raw, found.section, changes)))
+        table = stock_table(config, found.site)
+    except RopepatchError:
+        return float("inf")
+    if table.inv_freq.shape != expected.inv_freq.shape:
+        return float("inf")
+    distance = (table.inv_freq - expected.inv_freq).abs().max().item()
+    if other_tables(config, found.site) != other_tables(found.config, found.site):
+        return float("inf")
+    return max(distance, abs(table.attention_factor - expected.attention_factor))

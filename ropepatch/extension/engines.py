@@ -1,0 +1,188 @@
+"""Which inference engine reads an extended checkpoint, and how much of it.
+
+Derived from the engines' sources, not from running them, for LLaMA's architecture: transformers 4.57.6 and
+5.23, vLLM 0.33.0, SGLang 0.5.23, llama.cpp 0c1e57098 (its converter and its runtime) and mlx-lm 0.32.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.searched import longrope_attention_factor
+
+# Where transformers 4 wants other keys in rope_scaling than it does elsewhere, or looks at none.
+REFUSED_BY_4 = frozenset({"llama4", "llama4_text", "olmo", "olmo2", "phi3", "phi4_multimodal"})
+IGNORED_BY_4 = frozenset({"nemotron"})
+
+STALE = "recomputed as the sequence grows: cached keys go stale"
+
+
+class EngineSupport(NamedTuple):
+    """How one engine reads a checkpoint: all of it, partly, or not at all, and what to know."""
+
+    engine: str
+    reads: Literal["yes", "partly", "no"]
+    note: str = ""
+
+
+def engine_support(
+    parameters: dict[str, Any], rope: Rope, target: int, model_type: str = "llama"
+) -> list[EngineSupport]:
+    """One line per engine.
+
+    "yes" is: its frequencies, its attention factor, and all of the target, if need be by the switch that the
+    note names.
+
+    Args:
+        parameters: The `rope_parameters` to be written, of the global layers where layers differ.
+        rope: The rope before.
+        target: The context to reach, in tokens.
+        model_type: The architecture, in transformers' words.
+    """
+    written = _Written(parameters, rope, target)
+    return [
+        _transformers("transformers 5.x", written, ""),
+        _transformers_4(written, model_type),
+        _vllm(written),
+        _sglang(written),
+        _llama_cpp(written),
+        _mlx_lm(written),
+    ]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What config.json says."""
+
+    parameters: dict[str, Any]
+    rope: Rope
+    target: int
+
+    @property
+    def kind(self) -> str:
+        return str(self.parameters["rope_type"])
+
+    @property
+    def factor(self) -> float:
+        return float(self.parameters.get("factor", 1.0))
+
+    @property
+    def window(self) -> int:
+        """The length from which an engine reckons, in tokens."""
+        here = self.rope.original_max_position_embeddings
+        return int(self.parameters.get("original_max_position_embeddings", here))
+
+    @property
+    def switches(self) -> bool:
+        """Whether there is one list of divisors up to the window and another beyond."""
+        return self.parameters.get("short_factor") != self.parameters.get("long_factor")
+
+    @property
+    def attention_factor(self) -> float:
+        return float(self.parameters.get("attention_factor", 1.0))
+
+    @property
+    def by_yarn(self) -> float:
+        """The attention factor of an engine that takes YaRN's, whatever is written."""
+        return 0.1 * math.log(self.factor) + 1
+
+    def is_written(self, attention_factor: float) -> bool:
+        return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)
+
+
+def _transformers(engine: str, written: _Written, note: str) -> EngineSupport:
+    if written.kind == "dynamic" or written.switches:
+        return EngineSupport(engine, "partly", STALE)
+    return EngineSupport(engine, "yes", note)
+
+
+def _transformers_4(written: _Written, model_type: str) -> EngineSupport:
+    if written.kind != "default" and model_type in REFUSED_BY_4 | IGNORED_BY_4:
+        verb = "ignores" if model_type in IGNORED_BY_4 else "refuses"
+        return EngineSupport("transformers 4.x", "no", f"{verb} such a rope_scaling in {model_type}")
+    return _transformers("transformers 4.x", written, "through rope_theta and rope_scaling")
+
+
+def _vllm(written: _Written) -> EngineSupport:
+    kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
+    if kind == "dynamic":
+        return EngineSupport("vLLM", "no", f"leaves it unscaled, with a table of {window} tokens")
+    if written.switches:
+        note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
+        return EngineSupport("vLLM", "partly", note)
+    if kind == "linear" and written.factor > 1:
+        return EngineSupport("vLLM", "yes", f"multiplies the length again: pass {switch}")
+    if kind == "longrope":
+        serves = f"serves {window} tokens without {switch}; " if window < written.target else ""
+        return EngineSupport("vLLM", "yes", f"{serves}half-split layouts only")
+    if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
+        return EngineSupport("vLLM", "partly", f"its table ends at {end} tokens")
+    if kind == "yarn" and not written.is_written(written.by_yarn):
+        return EngineSupport("vLLM", "yes", f"builds that ignore attention_factor take {written.by_yarn:.4f}")
+    return EngineSupport("vLLM", "yes")
+
+
+def _sglang(written: _Written) -> EngineSupport:
+    kind, window = written.kind, written.window
+    if kind == "dynamic":
+        if written.factor == 1:
+            return EngineSupport("SGLang", "no", f"leaves it unscaled, and serves {window} tokens")
+        reach = int(written.factor * window)
+        serves = f", and serves {reach} tokens" if reach < written.target else ""
+        return EngineSupport("SGLang", "partly", f"one base at every length{serves}")
+    if written.switches:
+        return EngineSupport("SGLang", "partly", f"{STALE}; position {window} as position 0 while last")
+    if kind == "linear" and written.factor > 1:
+        note = f"multiplies the length again: pass --context-length {written.target}"
+        return EngineSupport("SGLang", "yes", note)
+    if kind == "longrope" and window < written.target:
+        note = f"rotates position {window} as position 0 while it is the last; half-split layouts only"
+        return EngineSupport("SGLang", "partly", note)
+    if kind == "longrope":
+        return EngineSupport("SGLang", "yes", "half-split layouts only")
+    if kind == "yarn" and written.factor == 1 and not written.is_written(1):
+        return EngineSupport("SGLang", "partly", "takes 1.0000 for the attention factor")
+    return EngineSupport("SGLang", "yes")
+
+
+def _llama_cpp(written: _Written) -> EngineSupport:
+    kind = written.kind
+    if kind == "dynamic":
+        note = f"its converter drops it, and {written.window} tokens are its context"
+        return EngineSupport("llama.cpp", "no", note)
+    if written.switches:
+        return EngineSupport("llama.cpp", "no", "its converter drops the factors")
+    if kind == "longrope":
+        note = "its converter drops the factors: convert with `ropepatch export --gguf`"
+        return EngineSupport("llama.cpp", "no", note)
+    if kind == "yarn":
+        a, usual = written.by_yarn, written.is_written(written.by_yarn)
+        off = [] if usual else [f"takes {a:.4f} for the attention factor"]
+        off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
+        if off:
+            note = f"{' and '.join(off)}: convert with `ropepatch export --gguf`"
+            return EngineSupport("llama.cpp", "partly", note)
+    return EngineSupport("llama.cpp", "yes")
+
+
+def _mlx_lm(written: _Written) -> EngineSupport:
+    kind, off = written.kind, []
+    if kind == "dynamic":
+        return EngineSupport("mlx-lm", "partly", STALE)
+    if written.switches:
+        off.append("the long list at every length")
+    a = written.attention_factor
+    if kind == "longrope":
+        a = longrope_attention_factor(written.target / written.window, written.window)
+    elif kind == "yarn" and written.factor == 1:
+        a = 1.0
+    if not written.is_written(a):
+        off.append(f"takes {a:.4f} for the attention factor; `ropepatch export --fold-attention` writes 1")
+    if kind == "yarn" and not written.parameters.get("truncate", True):
+        off.append("truncates the ramp")
+    if off:
+        return EngineSupport("mlx-lm", "partly", "; ".join(off))
+    return EngineSupport("mlx-lm", "yes", "through rope_theta and rope_scaling")

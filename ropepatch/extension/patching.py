@@ -1,0 +1,275 @@
+"""Put scaled frequencies into one model, and take them out again."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.model.config import text_config
+from ropepatch.model.rotary import base_model, float32_on_cpu, scaled_twin
+from ropepatch.model.survey import Survey, survey
+from ropepatch.scaling import Scaling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger("ropepatch")
+
+
+class ABSENT:
+    """Stands for a configuration value that was not there; a class, which copies and pickles as itself."""
+
+
+class ScaledRope(nn.Module):
+    """A stock rotary module's forward over other frequencies.
+
+    The stock class does the work, so cos and sin come in its own layout (half-split, interleaved, half-width,
+    complex, per layer type) and precision: float32 positions and angles, cast last.
+
+    Neither the stock module nor the frequencies are registered: `model.to(bfloat16)` would round them by up
+    to 0.4%, which at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation
+    would reset them. The name avoids "RotaryEmbedding", by which transformers finds what to re-initialise.
+    """
+
+    stock: nn.Module
+    table: nn.Module  # a shallow twin of the stock module, with buffers of its own
+
+    def __init__(self, stock: nn.Module, plan: Plan, length: int, before: dict[str, Any]) -> None:
+        super().__init__()
+        self.__dict__["stock"] = stock
+        self.plan = plan
+        self.before = before
+        self.hold(length)
+
+    @float32_on_cpu()
+    def hold(self, length: int) -> None:
+        """Compute with the frequencies for this length from now on."""
+        name = self.plan.site.attribute("inv_freq")
+        self.length = length
+        self.frequencies = self.plan.frequencies(length)
+        kept = {key: buffer.cpu() for key, buffer in self.stock.named_buffers() if not buffer.is_meta}
+        self.values = kept | {name: self.frequencies.inv_freq}
+        self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
+        self._place(getattr(self.stock, name).device)
+
+    def _place(self, device: torch.device) -> None:
+        self.table._buffers = {name: value.to(device) for name, value in self.values.items()}
+        if device.type != "meta":
+            for name, buffer in self.stock.named_buffers():
+                if not buffer.is_meta:
+                    setattr(self.stock, name, buffer.to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledRope:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        here = next(iter(self.table.buffers())).device
+        self._place(fn(torch.zeros(1, device=here)).device)
+        return self
+
+    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
+        return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # What a model or a user reads off the stock module (layer_types, inv_freq) is there on this one.
+        if "table" in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__["table"], name)
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        scaling = self.plan.scaling
+        window = self.plan.rope.original_max_position_embeddings
+        a = self.frequencies.attention_factor
+        span = f"{window} -> {self.length} tokens"
+        return f"{scaling.name}, {span}, factor={scaling.factor:g}, attention_factor={a:.4g}"
+
+
+class Patch:
+    """The handle of a patched model, and a context manager that takes the patch out.
+
+    Args:
+        model: The patched model.
+        path: Where its rotary module is.
+        rope: The module that stands there while the patch is on.
+    """
+
+    def __init__(self, model: PreTrainedModel, path: str, rope: ScaledRope) -> None:
+        self.model = model
+        self.path = path
+        self._scaled = rope
+
+    @property
+    def _rope(self) -> ScaledRope | None:
+        return self._scaled if self.model.get_submodule(self.path) is self._scaled else None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force.
+
+        Raises:
+            RopepatchError: If the patch has been removed.
+        """
+        return self._active().plan
+
+    def set_length(self, length: int) -> None:
+        """Plan a length-dependent method for another length, in tokens; between generations, not within one.
+
+        Raises:
+            RopepatchError: If the method is static, or the patch has been removed.
+        """
+        rope = self._active()
+        if not rope.plan.scaling.length_dependent:
+            raise _static(rope.plan)
+        changes = _config_of(rope.plan, _checked(length))
+        _set_config(text_config(self.model.config), changes)
+        rope.hold(length)
+
+    def remove(self) -> None:
+        """Put the same rotary module and the same configuration values back; a second time does nothing."""
+        rope = self._rope
+        if rope is None:
+            return
+        _set_submodule(self.model, self.path, rope.stock)
+        _set_config(text_config(self.model.config), rope.before)
+        logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
+
+    def _active(self) -> ScaledRope:
+        if (rope := self._rope) is None:
+            raise RopepatchError("this patch has been removed", hint="call ropepatch.patch again")
+        return rope
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        rope = self._rope
+        state = "removed" if rope is None else f"{self.path}: {rope.extra_repr()}"
+        return f"Patch({type(self.model).__name__}, {state})"
+
+
+@float32_on_cpu()
+def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = None) -> Patch:
+    """Scale the rope of one loaded model, in memory and reversibly.
+
+    Args:
+        model: A causal language model, possibly inside a PEFT model.
+        scaling: A plan, or a scaling, whose target is then factor * L.
+        length: For length-dependent methods, the length to plan for, in tokens; None for the target.
+
+    Raises:
+        RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
+    """
+    if not isinstance(scaling, Plan | Scaling):
+        raise RopepatchError(
+            f"patch takes a plan or a scaling, got {scaling!r}",
+            hint="ropepatch.plan(model, to=...) or ropepatch.make_scaling(name, factor=...)",
+        )
+    base = base_model(model)
+    if active(base) is not None:
+        raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
+    config = text_config(base.config)
+    found = survey(base.config.to_dict(), base)
+    made = scaling if isinstance(scaling, Plan) else _plan_of(base, found, scaling)
+    _check_same(made, found)
+    if length is not None and not made.scaling.length_dependent:
+        raise _static(made)
+    reach = made.target if length is None else _checked(length)
+    changes = _config_of(made, reach)
+    before = {key: getattr(config, key, ABSENT) for key in changes}
+    path = found.site.path
+    stock = base.get_submodule(path)
+    rope = ScaledRope(stock, made, reach, before)
+    rope.train(stock.training)
+    _set_config(config, changes)
+    _set_submodule(base, path, rope)
+    logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
+    return Patch(base, path, rope)
+
+
+def active(model: nn.Module) -> Patch | None:
+    """The patch of a model (also of a copy of a patched model), or None."""
+    base = base_model(model)
+    for path, module in base.named_modules():
+        if isinstance(module, ScaledRope):
+            return Patch(base, path, module)
+    return None
+
+
+def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
+    to = round(scaling.factor * found.rope.original_max_position_embeddings)
+    return plan_scaling(found, model.config.name_or_path or type(model).__name__, None, scaling, to)
+
+
+def _check_same(made: Plan, found: Survey) -> None:
+    theirs = {"model type": made.model_type, "rotary class": made.site.rotary_class.__name__} | vars(
+        made.rope
+    )
+    ours = {"model type": found.config.model_type, "rotary class": found.site.rotary_class.__name__}
+    for what, value in (ours | vars(found.rope)).items():
+        if theirs[what] != value:
+            raise RopepatchError(
+                f"the plan is for another model: {what} is {theirs[what]} in the plan and {value} here",
+                hint="make the plan from this model: ropepatch.plan(model, to=...)",
+            )
+
+
+def _static(made: Plan) -> RopepatchError:
+    return RopepatchError(
+        f"{made.scaling.name} is static: its frequencies are the same at every length",
+        hint="leave the length out, or use a dynamic method",
+    )
+
+
+def _checked(length: int) -> int:
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+        raise RopepatchError(
+            f"length must be a whole number of tokens above 0, got {length!r}", hint="length=8192"
+        )
+    return length
+
+
+def _config_of(made: Plan, length: int) -> dict[str, Any]:
+    """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
+    _, changes = made.held(length)
+    reach = length if made.scaling.length_dependent else made.target
+    values = {"rope_parameters": changes["rope_parameters"], "max_position_embeddings": reach}
+    for key in ("original_max_position_embeddings", "head_dim"):
+        if key in changes:
+            values[key] = changes[key]
+    return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
+
+
+def _set_config(config: PreTrainedConfig, values: dict[str, Any]) -> None:
+    """Set all values or, where one is refused, none."""
+    before = {key: getattr(config, key, ABSENT) for key in values}
+    try:
+        _assign(config, values)
+    except BaseException:
+        _assign(config, before)
+        raise
+
+
+def _assign(config: PreTrainedConfig, values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if value is not ABSENT:
+            setattr(config, key, value)
+        elif hasattr(config, key):
+            delattr(config, key)
+
+
+def _set_submodule(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

@@ -1,0 +1,135 @@
+"""Stock transformers as the judge of a written checkpoint."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.patching import patch
+from ropepatch.extension.planning import Plan
+from ropepatch.files import read_json
+from ropepatch.model.config import load_config, text_config
+from ropepatch.model.loading import load_model
+from ropepatch.model.rotary import other_tables, stock_table
+from ropepatch.model.stock import stock_code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+PROBE_TOKENS = 48
+TOLERANCE = 1e-5  # of logits; the same operations in the same order are expected to agree to the bit
+# Of the largest logit: stock `dynamic` rounds its base to float32, which far positions feel.
+DYNAMIC_TOLERANCE = 0.02
+
+
+def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str, Any]:
+    """Reload a written checkpoint with stock transformers and compare it with the patched source model.
+
+    Args:
+        written: The folder to judge.
+        source: The checkpoint it was made from.
+        plan: What it should compute.
+        num_bytes: The size of its weights; logits are compared where they fit into memory.
+
+    Returns:
+        What was compared and how closely it agreed.
+
+    Raises:
+        RopepatchError: If anything differs.
+    """
+    raw = check_frequencies(written, plan)
+    if "quantization_config" in raw:
+        return {"frequencies": "equal", "logits": "not compared: quantised weights"}
+    if 2 * num_bytes > available_bytes():
+        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
+    # The source first: where stock transformers cannot run it, the error names the user's folder.
+    model = load_model(source)
+    patch(model, plan)
+    return _compare(probe_logits(model, plan.target, source.name), written, plan)
+
+
+def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
+    """Reload a written checkpoint with stock transformers and compare it with the patched model in memory.
+
+    Args:
+        written: The folder to judge.
+        model: What it was written from, with the patch of the plan on it.
+        plan: What it should compute.
+
+    Returns:
+        What was compared and how closely it agreed.
+
+    Raises:
+        RopepatchError: If anything differs.
+    """
+    check_frequencies(written, plan)
+    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
+        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory twice"}
+    return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
+
+
+def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
+    """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
+    table = stock_table(config, plan.site)
+    planned = (plan.exported or plan.export()).frequencies  # of a length-dependent method, those up to L
+    if table.inv_freq.shape != planned.inv_freq.shape:
+        return math.inf
+    off = (table.inv_freq - planned.inv_freq).abs().max().item()
+    return max(off, abs(table.attention_factor - planned.attention_factor))
+
+
+def check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
+    """The content of config.json, if stock transformers computes the plan's frequencies from it."""
+    raw = read_json(written / "config.json")
+    config = text_config(load_config(raw))
+    if error := frequency_error(config, plan):
+        raise _differs("frequencies", error)
+    if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):
+        raise _differs("frequencies for the other layers", float("nan"))
+    return raw
+
+
+def _compare(patched: Tensor, written: Path, plan: Plan) -> dict[str, Any]:
+    reloaded = probe_logits(load_model(written), plan.target, written.name)
+    difference = (reloaded - patched).abs().max().item()
+    dynamic = plan.rope_parameters["rope_type"] == "dynamic"
+    if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):
+        raise _differs("logits", difference)
+    return {"frequencies": "equal", "logits": "equal" if difference == 0 else f"within {difference:.1e}"}
+
+
+@torch.inference_mode()
+def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
+    """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
+    vocabulary = text_config(model.config).vocab_size
+    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+    positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
+    # The mask is explicit because jumps in the positions would be taken for packed documents.
+    with stock_code(f"run {name}"):
+        out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+    logits: Tensor = out.logits.float()
+    return logits
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping; a conservative 4 GiB where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (OSError, ValueError, AttributeError):
+        return 4 << 30
+
+
+def _differs(what: str, difference: float) -> RopepatchError:
+    return RopepatchError(
+        f"stock transformers computes other {what} from what was written (off by {difference:.1e})",
+        hint="nothing was kept; please report the model type and the method",
+    )

@@ -1,0 +1,235 @@
+"""Write an extended checkpoint beside its source; the weights are never loaded for it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.planning import Plan
+from ropepatch.extension.verification import verify, verify_trained
+from ropepatch.files import absent, check_space, new_folder, read_json, whole_file, write_json
+from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.source import Source, check_inside, find_source, stated_by_card
+from ropepatch.model.stock import no_progress_bars
+from ropepatch.model.survey import survey_folder
+from ropepatch.model.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Not carried over: remote code, other forms of the weights, the base's card, and what is written anew.
+LEFT_OUT = {".py", ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
+WRITTEN = {
+    "config.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "ropepatch.json",
+    "README.md",
+    "evaluation.html",
+}
+NO_ROOM = "free some space, or use --link-weights on the file system of the source"
+TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
+
+
+def extend(
+    plan: Plan,
+    out: str | Path,
+    *,
+    link_weights: bool = False,
+    progress: Progress | None = None,
+    record: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the checkpoint of a plan, proven by reloading it with stock transformers.
+
+    Args:
+        plan: What to change.
+        out: The folder to make; it must not exist.
+        link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
+            weight file in place then writes through to the source.
+        progress: Called with the bytes cloned so far and in all.
+        record: What `ropepatch.json` says beside the plan.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
+            written, or the result differs from the plan; nothing is left behind then.
+    """
+    if not plan.exportable:
+        raise RopepatchError(
+            f"no stock rope type can hold {plan.scaling.name}",
+            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "
+            "has the same frequencies at the target, and saves",
+        )
+    folder = absent(out)
+    source = source_of(plan, beside=folder)
+    found = survey_folder(source.folder)
+    if found.rope != plan.rope:
+        raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
+    raw = found.raw
+    origin = origin_of(source)
+    weights = read_headers(source.folder)
+    if "quantization_config" not in raw:
+        check_weights(weights, blueprint(load_config(raw)))
+    with new_folder(folder) as partial:
+        if not link_weights:
+            check_room(weights, partial.parent)
+        copy_small_files(source.folder, partial)
+        write_configuration(source.folder, raw, partial, plan)
+        clone_files(weights.files, partial, link=link_weights, progress=progress)
+        verdict = verify(partial, source.folder, plan, weights.num_bytes)
+        proof = {"weights": fingerprint(weights), "verified": verdict}
+        write_json(partial / "ropepatch.json", plan_record(plan) | proof | origin | dict(record or {}))
+    return folder
+
+
+def check_room(weights: Weights, place: Path) -> None:
+    """Refuse a disk that has no room for a copy of weights in a folder, which need not exist yet.
+
+    Raises:
+        RopepatchError: With both sizes.
+    """
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    check_space("the copy", there, weights.num_allocated, hint=NO_ROOM)
+
+
+def check_weights(weights: Weights, model: PreTrainedModel) -> None:
+    """Refuse weights that are not those of a model, which may be on the meta device.
+
+    Raises:
+        RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
+    """
+    configs = model.config, text_config(model.config)
+    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+    shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
+    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, shared)
+
+
+def save_trained(
+    plan: Plan,
+    model: PreTrainedModel,
+    out: Path,
+    *,
+    record: dict[str, Any],
+    enclose: Callable[[Path], None] = lambda folder: None,
+) -> Path:
+    """Write a model trained under a plan, proven by reloading it with stock transformers.
+
+    Args:
+        plan: Whose patch is on the model.
+        model: The model, all of its weights its own.
+        out: The folder to make; it must not exist.
+        record: What `ropepatch.json` says beside the plan.
+        enclose: Called with the folder before it takes its name, to put more into it.
+
+    Raises:
+        RopepatchError: If the folder exists or cannot be written, or the result differs from the model.
+    """
+    folder = absent(out)
+    source = source_of(plan, beside=folder)
+    origin = origin_of(source)
+    with new_folder(folder) as partial:
+        try:
+            with no_progress_bars():
+                model.save_pretrained(partial)
+        except SafetensorError as error:
+            raise RopepatchError(
+                f"cannot write {folder}: {error}", hint="make room, or choose another --out"
+            ) from error
+        (partial / "generation_config.json").unlink(missing_ok=True)
+        copy_small_files(source.folder, partial)
+        write_configuration(source.folder, plan.survey.raw, partial, plan)
+        verdict = verify_trained(partial, model, plan)
+        enclose(partial)
+        proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
+        write_json(partial / "ropepatch.json", plan_record(plan) | proof | record | origin)
+    return folder
+
+
+def source_of(plan: Plan, *, beside: Path) -> Source:
+    """The checkpoint that a plan was made from.
+
+    Raises:
+        RopepatchError: If it is gone, or the folder ``beside`` it lies within it.
+    """
+    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    if beside.resolve().is_relative_to(source.folder.resolve()):
+        raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an --out beside it")
+    return source
+
+
+def origin_of(source: Source) -> dict[str, Any]:
+    """What `ropepatch.json` says of the checkpoint that another is made from.
+
+    Raises:
+        RopepatchError: If one of the files that are written anew is a link that leads out of it, or there is
+            an adapter beside the model.
+    """
+    if (source.folder / "adapter_config.json").exists():
+        raise RopepatchError(
+            f"{source.name} holds a PEFT adapter beside a model, and stock transformers would apply it",
+            hint="merge it (merge_and_unload) and save that, or remove adapter_config.json",
+        )
+    for name in WRITTEN:
+        check_inside(source.folder / name, source.folder)
+    earlier = source.folder / "ropepatch.json"
+    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
+    return {"base": stated_by_card(source.folder)} | history
+
+
+def amend_record(folder: Path, **more: Any) -> None:
+    """Add to what the `ropepatch.json` of a checkpoint says."""
+    file = folder / "ropepatch.json"
+    with whole_file(file) as partial:
+        write_json(partial, read_json(file) | more)
+
+
+def copy_small_files(source: Path, partial: Path) -> None:
+    """Carry over what is neither weights, code nor written anew.
+
+    Raises:
+        RopepatchError: If one is a link that leads out of the source.
+    """
+    for file in sorted(source.glob(f"{TEMPLATES}/*.jinja")):
+        check_inside(file, source)
+        (partial / TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(file, partial / TEMPLATES / file.name)
+    for file in sorted(source.iterdir()):
+        carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
+        if carried and file.is_file() and not file.name.endswith(".index.json"):
+            check_inside(file, source)
+            shutil.copyfile(file, partial / file.name)
+
+
+def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
+    """The three files that say how long the context is, as they are after the plan."""
+    extended = {key: value for key, value in plan.apply(raw).items() if key != "auto_map"}
+    write_json(partial / "config.json", extended)
+    if (source / "tokenizer_config.json").exists():
+        tokenizer = read_json(source / "tokenizer_config.json")
+        write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})
+    if (source / "generation_config.json").exists():
+        generation = read_json(source / "generation_config.json")
+        if generation.get("max_length") == plan.rope.original_max_position_embeddings:
+            generation["max_length"] = plan.target
+        write_json(partial / "generation_config.json", generation)
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """What `ropepatch.json` says of a plan, and the versions that carried it out."""
+    import torch
+    import transformers
+
+    versions = {
+        "ropepatch": importlib.metadata.version("ropepatch"),
+        "transformers": transformers.__version__,
+        "torch": str(torch.__version__),
+    }
+    return plan.to_dict() | {"versions": versions}

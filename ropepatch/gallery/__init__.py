@@ -1,0 +1,1 @@
+"""Pictures and tables that teach position encodings, and what these are computed with."""

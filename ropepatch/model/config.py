@@ -1,0 +1,102 @@
+"""config.json as transformers reads it, and the model that it describes, without memory for weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import NEEDS_ROPEPATCH
+from ropepatch.model.stock import stock_code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+MOST_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
+
+
+def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration object of a config.json.
+
+    Raises:
+        RopepatchError: If transformers has no such architecture or does not accept the configuration.
+    """
+    model_type = raw.get("model_type")
+    if model_type == NEEDS_ROPEPATCH:
+        raise RopepatchError(
+            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
+            hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
+        )
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        if raw.get("auto_map"):
+            raise RopepatchError(
+                f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
+                hint="use a model whose architecture is part of transformers",
+            )
+        raise RopepatchError(
+            f"unknown model_type {model_type!r} in config.json",
+            hint="ropepatch extends causal language models of the installed transformers",
+        )
+    if raw.get("is_encoder_decoder"):
+        raise RopepatchError(
+            "config.json describes an encoder-decoder (is_encoder_decoder)",
+            hint="ropepatch extends decoder-only language models",
+        )
+    with stock_code("read config.json"):
+        return CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a configuration that describes the language model."""
+    return config.get_text_config(decoder=True)
+
+
+def _decode_floats(value: Any) -> Any:
+    """A deep copy in which transformers' {"__float__": "Infinity"} is the number."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decode_floats(item) for key, item in value.items()}
+    return [_decode_floats(item) for item in value] if isinstance(value, list) else value
+
+
+def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without memory for its weights (on the meta device)."""
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise RopepatchError(
+            f"{config.model_type} is not a causal language model in transformers",
+            hint="ropepatch extends the models that AutoModelForCausalLM loads",
+        )
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
+        raise RopepatchError(
+            f"num_hidden_layers must be an integer from 1 to {MOST_LAYERS}, got {layers!r}",
+            hint="mend config.json",
+        )
+    with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
+        build: Any = AutoModelForCausalLM.from_config
+        model: PreTrainedModel = build(config)
+    return model
+
+
+def check_rope_types(config: PreTrainedConfig) -> None:
+    """Refuse a rope type that transformers does not know, before it fails on it.
+
+    Raises:
+        RopepatchError: Naming the type and the known ones.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
+    for kind in (one.get("rope_type", "default") for one in nested or [parameters]):
+        if not isinstance(kind, str) or kind not in known:
+            raise RopepatchError(
+                f"unknown rope_type {kind!r} in config.json",
+                hint=f"transformers knows {', '.join(sorted(known))}; `su` is today's longrope",
+            )

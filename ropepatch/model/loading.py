@@ -1,0 +1,60 @@
+"""Checkpoints into memory, by stock transformers: safetensors only, no remote code, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+from ropepatch.model.config import load_config
+from ropepatch.model.source import needs_ropepatch
+from ropepatch.model.stock import no_progress_bars, stock_code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_model(folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    """The model of a checkpoint folder, in the dtype of config.json, else of its weights, and in eval mode.
+
+    Args:
+        folder: With config.json and weights.
+        config: In the place of config.json.
+
+    Raises:
+        RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
+    """
+    load: Any = AutoModelForCausalLM.from_pretrained
+    hint = "mend config.json or the weights so that transformers loads them"
+    how = SAFELY | {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
+    if config is not None:
+        how["config"] = config
+    elif needs_ropepatch(folder):
+        load_config(read_json(folder / "config.json"))  # which refuses it in words
+    with stock_code(f"load {folder}", hint), no_progress_bars():
+        model, report = load(folder, **how)
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            raise RopepatchError(
+                f"the weights are not those of config.json: {len(report[problem])} "
+                f"{problem.replace('_', ' ')}, for instance {min(map(str, report[problem]))}",
+                hint="put config.json and the weights of the same checkpoint together",
+            )
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        RopepatchError: If there is none that transformers can load.
+    """
+    with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **SAFELY)
+    return tokenizer

@@ -1,0 +1,199 @@
+"""The checkpoint a user names: a local folder, a Hub id or `tiny`."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+
+TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
+NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type in the config.json of a swapped position encoding
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+CONFIG_FILES = ["config.json"]
+PASSED_ON = ("license", "license_name", "license_link", "language")
+CHECKPOINT_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint on this machine.
+
+    Args:
+        name: As the user gave it.
+        folder: Where its files are.
+        revision: The commit, of a checkpoint from the Hub.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None = None
+
+
+def find_source(model: str | Path, revision: str | None = None, *, weights: bool) -> Source:
+    """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
+
+    `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
+    """
+    name = "./tiny" if model == Path("tiny") else str(model)
+    if name == "tiny":
+        if revision is not None:
+            raise RopepatchError(
+                "tiny comes with ropepatch and has no revisions", hint="leave --revision out"
+            )
+        return Source(name, TINY)
+    try:
+        folder = Path(name).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
+        raise RopepatchError(
+            f"cannot look for {name}: {getattr(error, 'strerror', None) or error}",
+            hint="MODEL is a checkpoint folder or a Hub id like owner/name",
+        ) from error
+    if is_folder:
+        if revision is not None:
+            raise RopepatchError(
+                f"{name} is a local folder, which has no revisions", hint="leave --revision out"
+            )
+        if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+            raise RopepatchError(
+                f"{name} holds a PEFT adapter, not a model",
+                hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
+            )
+        return Source(name, folder)
+    if exists:
+        raise RopepatchError(
+            f"{name} is a file, not a checkpoint folder", hint="name the folder that holds config.json"
+        )
+    if isinstance(model, Path) or not HUB_ID.fullmatch(name):
+        raise RopepatchError(
+            f"no folder {name}", hint="MODEL is a checkpoint folder or a Hub id like owner/name"
+        )
+    return _from_hub(name, revision, CHECKPOINT_FILES if weights else CONFIG_FILES)
+
+
+def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
+    from huggingface_hub import snapshot_download
+
+    # httpx's error, of whichever httpx the Hub's client uses: a line that goes dead while downloading
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (HTTPError, OSError, ValueError) as error:
+        _explain(name, revision, error)
+    return Source(name, folder, folder.name)
+
+
+def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    at = f" at revision {revision}" if revision else ""
+    if isinstance(error, GatedRepoError):
+        message, hint = f"{name} is gated", "accept its licence on the Hub, then log in with `hf auth login`"
+    elif isinstance(error, RevisionNotFoundError):
+        message, hint = f"{name} has no revision {revision}", "leave --revision out for the newest"
+    elif isinstance(error, RepositoryNotFoundError):
+        message = f"no folder {name} here and no such model on the Hub"
+        hint = "check the spelling; for a private model log in with `hf auth login`"
+    elif isinstance(
+        answer := error if isinstance(error, HfHubHTTPError) else error.__cause__, HfHubHTTPError
+    ):
+        status = answer.response.status_code
+        message = f"no folder {name} here, and the Hub answered {status} for it{at}"
+        hint = "log in with `hf auth login`, or check HF_TOKEN" if status in (401, 403) else "try again later"
+    elif isinstance(error, OSError) and error.errno:
+        message = f"cannot download {name}{at}: {os.strerror(error.errno)}"
+        hint = "downloads go to the folder in HF_HOME: make room there, or choose another"
+    else:
+        message = f"no folder {name} here, and the Hub did not answer for it{at} ({type(error).__name__})"
+        hint = "check the path and the network; a model downloaded before works offline"
+    raise RopepatchError(message, hint=hint) from error
+
+
+def stated_by_card(folder: Path) -> dict[str, Any]:
+    """Of the card of a checkpoint (README.md) what whoever builds on it passes on: licence and language."""
+    from huggingface_hub.repocard import metadata_load
+    from yaml import YAMLError
+
+    try:
+        metadata = metadata_load(folder / "README.md") or {}
+    except (OSError, ValueError, YAMLError, RecursionError):  # no card, or one that only people can read
+        return {}
+    texts = {key: metadata.get(key) for key in PASSED_ON}
+    return {key: value for key, value in texts.items() if _is_text(value)}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+    )
+
+
+def check_inside(file: Path, folder: Path) -> None:
+    """Refuse a file of a checkpoint folder that is a link to a place outside of it.
+
+    The Hub's cache links a snapshot's files to its own blobs; these are inside.
+
+    Raises:
+        RopepatchError: Naming the link and where it leads.
+    """
+    target, home = file.resolve(), folder.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if not (target.is_relative_to(home) or target.parent == blobs):
+        raise RopepatchError(
+            f"{file} is a link that leads out of the checkpoint, to {target}",
+            hint="put the file itself there if it belongs to the checkpoint, else remove the link",
+        )
+
+
+def needs_ropepatch(folder: Path) -> bool:
+    """Whether a checkpoint folder holds a model whose position encoding is swapped."""
+    return read_json(folder / "config.json").get("model_type") == NEEDS_ROPEPATCH
+
+
+def swapped_encoding(folder: Path) -> dict[str, Any]:
+    """What a record says of a checkpoint whose position encoding is swapped; nothing of any other."""
+    if not needs_ropepatch(folder):
+        return {}
+    record = read_json(folder / "ropepatch.json")
+    return {"encoding": {key: record.get(key) for key in ("encoding", "parameters")}}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; of a model whose position encoding is swapped, with the model type that it had.
+
+    Raises:
+        RopepatchError: If the file, or ropepatch.json beside it, is missing, no JSON object or silent of it.
+    """
+    raw = read_json(folder / "config.json")
+    if raw.get("model_type") == NEEDS_ROPEPATCH:
+        record = read_json(folder / "ropepatch.json")
+        raw |= {key: record.get(key) for key in ("model_type", "architectures")}
+        if not isinstance(raw["model_type"], str):
+            raise RopepatchError(
+                f"{folder / 'ropepatch.json'} does not say which model type the weights are of",
+                hint="put config.json, ropepatch.json and the weights of the same checkpoint together",
+            )
+    return raw

@@ -1,0 +1,85 @@
+"""What a configuration says of a model's rope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ropepatch.files import read_json
+from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
+from ropepatch.model.legacy import check_agreement
+from ropepatch.model.rotary import RotarySite, check_table_rules, find_rotary, float32_on_cpu, read_rope
+from ropepatch.model.source import read_config
+from ropepatch.scaling.rope import Rope
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a configuration says of a model's rope.
+
+    Args:
+        raw: The content of config.json.
+        section: The part of it that describes the language model, of a model with several parts.
+        config: That part (or all), as transformers reads it.
+        site: Where the rotary module is.
+        rope: The rope now.
+    """
+
+    raw: dict[str, Any]
+    section: str | None
+    config: PreTrainedConfig
+    site: RotarySite
+    rope: Rope
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What config.json itself says of the language model."""
+        whole: dict[str, Any] = self.raw if self.section is None else self.raw[self.section]
+        return whole
+
+    @property
+    def head_dim(self) -> int:
+        """The dimensions of one head."""
+        config: Any = self.config
+        found: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return found
+
+    @property
+    def rotates_partly(self) -> bool:
+        """Whether some dimensions of each head do not rotate."""
+        return self.rope.rotary_dim < self.head_dim or hasattr(self.config, "qk_nope_head_dim")
+
+
+@float32_on_cpu()
+def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
+    """Survey a config.json, through its model where that is loaded.
+
+    Raises:
+        RopepatchError: If the configuration contradicts itself, or its architecture is not supported.
+    """
+    whole = load_config(raw)
+    config = text_config(whole)
+    check_rope_types(config)
+    section = None if config is whole else "text_config"
+    site = find_rotary(blueprint(whole) if model is None else model)
+    rope = read_rope(config, site)
+    check_table_rules(config, site)
+    return Survey(raw, section, config, site, rope)
+
+
+def survey_folder(folder: Path, *, swapped: bool = False) -> Survey:
+    """Survey the config.json of a checkpoint folder; see `survey`.
+
+    Args:
+        folder: Of the checkpoint.
+        swapped: Take one whose position encoding is swapped, too: for the rope that it had.
+    """
+    raw = read_config(folder) if swapped else read_json(folder / "config.json")
+    check_agreement(raw)
+    return survey(raw)

@@ -1,0 +1,237 @@
+"""The weight files of a checkpoint: checked by their headers, cloned without being read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
+TOGETHER = "put config.json and the weights of the same checkpoint together"
+BLOCK = 16 << 20  # bytes copied between two progress reports
+SAMPLE = 1 << 20
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weight files of one checkpoint folder.
+
+    Args:
+        files: Their paths, the index first where there is one.
+        shapes: The shape of every tensor in them.
+    """
+
+    files: tuple[Path, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def num_bytes(self) -> int:
+        """The apparent size of all files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def num_allocated(self) -> int:
+        """The bytes they take on the disk, which are fewer where files have holes."""
+        return sum(file.stat().st_blocks * 512 for file in self.files)
+
+
+def read_headers(folder: Path) -> Weights:
+    """Find the weights and check every file against its own header and the index; no tensor is read.
+
+    Raises:
+        RopepatchError: If weights are missing, truncated, damaged or pickled.
+    """
+    if (folder / INDEX).exists():
+        index = read_json(folder / INDEX).get("weight_map")
+        hint = "copy the index again from where the checkpoint came from"
+        if not isinstance(index, dict):
+            raise RopepatchError(
+                f"{folder / INDEX} has no weight_map of tensor names to file names", hint=hint
+            )
+        for name in index.values():
+            if not _is_plain_name(name):
+                raise RopepatchError(
+                    f"{folder / INDEX} names {name!r}, expected a *.safetensors file beside it", hint=hint
+                )
+        shards = {name: _shapes(folder / name) for name in sorted(set(index.values()))}
+        for tensor, name in index.items():
+            if tensor not in shards[name]:
+                raise RopepatchError(
+                    f"{INDEX} places {tensor} in {name}, which does not hold it",
+                    hint="the index and the files come from different checkpoints: copy both again",
+                )
+        shapes = {tensor: shape for shard in shards.values() for tensor, shape in shard.items()}
+        return Weights((folder / INDEX, *(folder / name for name in shards)), shapes)
+    if (folder / SINGLE).exists():
+        return Weights((folder / SINGLE,), _shapes(folder / SINGLE))
+    pickles = [name for name in PICKLES if (folder / name).exists()]
+    if pickles:
+        raise RopepatchError(
+            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
+            hint=f"where you trust it, convert it: {_conversion(folder)}",
+        )
+    raise RopepatchError(
+        f"no weights in {folder}",
+        hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
+    )
+
+
+def _conversion(folder: Path) -> str:
+    """The command that makes safetensors of a pickle."""
+    source, out = json.dumps(str(folder)), json.dumps(f"{folder}-safetensors")
+    code = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[kind.from_pretrained({source}).save_pretrained({out}) for kind in (M, T)]"
+    )
+    return f"python -c {shlex.quote(code)}"
+
+
+def fingerprint(weights: Weights) -> str:
+    """Tells one checkpoint's weights from another's: sha256 over the names, sizes and samples of the files.
+
+    Of each file the first, the last and 14 evenly spaced MiB are read, so that 140 GB take a second.
+    """
+    digest = hashlib.sha256()
+    for file in weights.files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as source:
+            for sample in range(16):
+                source.seek(max(0, size - SAMPLE) * sample // 15)
+                digest.update(source.read(SAMPLE))
+    return digest.hexdigest()
+
+
+def check_fit(
+    weights: Weights, expected: dict[str, tuple[int, ...]], tied: frozenset[str] = frozenset()
+) -> None:
+    """Refuse weights that belong to another model.
+
+    Names that transformers renames while loading are left to the loader.
+
+    Args:
+        weights: What the checkpoint holds.
+        expected: The tensors of the model that config.json describes.
+        tied: Those of them that are another one's copy and need not be stored.
+
+    Raises:
+        RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
+    """
+    parts = {_ending(name) for name in expected} & {_ending(name) for name in weights.shapes}
+    if not parts:
+        raise RopepatchError(
+            "the weights are not those of config.json: "
+            f"they hold {min(weights.shapes, default='no tensor')}, expected names like {min(expected)}",
+            hint=TOGETHER,
+        )
+    for name in sorted(expected.keys() & weights.shapes.keys()):
+        if weights.shapes[name] != expected[name]:
+            raise RopepatchError(
+                f"the weights are not those of config.json: {name} has shape {list(weights.shapes[name])}, "
+                f"expected {list(expected[name])}",
+                hint=TOGETHER,
+            )
+    if (
+        not weights.shapes.keys() - expected.keys()
+    ):  # else transformers renames while loading, and judges itself
+        missing = [name for name in expected.keys() - weights.shapes.keys() if name not in tied]
+        if missing:
+            raise RopepatchError(
+                f"the weights are not those of config.json: {len(missing)} missing keys, "
+                f"for instance {min(missing)}",
+                hint=TOGETHER,
+            )
+
+
+def _ending(name: str) -> str:
+    """The part of a tensor's name that transformers keeps when it renames while loading."""
+    return ".".join(name.split(".")[-2:])
+
+
+def clone_files(files: tuple[Path, ...], folder: Path, *, link: bool, progress: Progress | None) -> None:
+    """Bring files into a folder: by hard link, else as a copy-on-write clone, else byte by byte.
+
+    Raises:
+        RopepatchError: If a hard link cannot be made.
+        OSError: If the disk is full or read-only.
+    """
+    total, done = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        origin, size = file.resolve(), file.stat().st_size  # a file in the Hub's cache is a link to a blob
+        if link:
+            _hard_link(origin, folder / file.name)
+        elif not _reflink(origin, folder / file.name):
+            for copied in _copy(origin, folder / file.name):
+                if progress:
+                    progress(done + copied, total)
+        done += size
+        if progress:
+            progress(done, total)
+
+
+def _hard_link(origin: Path, target: Path) -> None:
+    try:
+        os.link(origin, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise
+        raise RopepatchError(
+            f"cannot hard-link {target.name}: {os.strerror(error.errno)}",
+            hint="leave --link-weights out, or put --out on the file system of the source",
+        ) from error
+
+
+def _reflink(origin: Path, target: Path) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return False
+    ficlone = 0x40049409  # linux/fs.h: share the blocks until one of the two files is written to
+    with origin.open("rb") as source, target.open("wb") as clone:
+        try:
+            fcntl.ioctl(clone.fileno(), ficlone, source.fileno())
+        except OSError:
+            return False
+    return True
+
+
+def _copy(origin: Path, target: Path) -> Iterator[int]:
+    copied = 0
+    with origin.open("rb") as source, target.open("wb") as copy:
+        while block := source.read(BLOCK):
+            copied += copy.write(block)
+            yield copied
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
+        with safe_open(file, framework="np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  # not a dict
+    except FileNotFoundError:
+        raise RopepatchError(
+            f"{file.name} is missing from {file.parent}",
+            hint="download the checkpoint again; every shard is needed",
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise RopepatchError(
+            f"{file.name} is truncated or damaged: {error}", hint="download the file again"
+        ) from error

@@ -1,0 +1,1 @@
+"""All that `ropepatch extend` does, callable from Python."""

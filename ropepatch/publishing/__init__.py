@@ -1,0 +1,1 @@
+"""A checkpoint to others: its card, the Hub, GGUF, folded attention."""

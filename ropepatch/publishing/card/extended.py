@@ -1,0 +1,182 @@
+"""An extended checkpoint as its files tell of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.evaluation.results import as_read
+from ropepatch.model.source import HUB_ID
+from ropepatch.publishing.card.kinds import check_record
+from ropepatch.publishing.card.names import shown_name
+from ropepatch.scaling import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ropepatch.evaluation.comparisons import Comparison
+    from ropepatch.evaluation.results import Result, Row
+
+TASKS = ("perplexity", "passkey", "lm-eval")  # in the order of the card
+SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
+
+
+class Evidence(NamedTuple):
+    """One comparison that this checkpoint stands in.
+
+    Args:
+        group: The results side by side.
+        own: The name of this checkpoint's.
+        before: The name of the base model's, where it was measured.
+        stem: Of the file of its figure.
+    """
+
+    group: Comparison
+    own: str
+    before: str | None
+    stem: str
+
+    def row(self, length: int, name: str | None) -> Row | None:
+        """What a result says of a length."""
+        return self.group.at(length).get(name) if name is not None else None
+
+    @property
+    def last(self) -> tuple[int, Row] | None:
+        """The greatest length up to the target at which this checkpoint was measured, and what was."""
+        rows = ((length, self.row(length, self.own)) for length in self.group.lengths())
+        within = [(length, row) for length, row in rows if row is not None and length <= self.group.target]
+        return within[-1] if within else None
+
+
+@dataclass(frozen=True)
+class Extended:
+    """What a card is written from.
+
+    Args:
+        name: A Hub id, or the name of the folder.
+        record: The content of its `ropepatch.json`.
+        results: What was measured.
+        files: The names of the files in its folder.
+        captions: Of the figures there are, by the stem of their files.
+        weights: The fingerprint of its own weights; None of an adapter.
+        branch: Of the Hub id, to load it from; None for main.
+
+    Raises:
+        RopepatchError: If the record lacks what ropepatch writes into every one, or a value is of another
+            kind.
+    """
+
+    name: str
+    record: Mapping[str, Any]
+    results: Sequence[Result] = ()
+    files: frozenset[str] = frozenset()
+    captions: Mapping[str, str] = field(default_factory=dict)
+    weights: str | None = None
+    branch: str | None = None
+
+    def __post_init__(self) -> None:
+        check_record(self.record)
+
+    @property
+    def short_name(self) -> str:
+        """The name without its owner."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def base_id(self) -> str | None:
+        """The Hub id of the base model; None of a local one."""
+        name, revision = self.record["model"], self.record["revision"]
+        return str(name) if revision is not None and HUB_ID.fullmatch(name) else None
+
+    @property
+    def base_name(self) -> str:
+        """The base model as others may see it."""
+        return shown_name(self.record["model"])
+
+    @property
+    def window(self) -> int:
+        """The context of the base model, in tokens."""
+        return int(self.record["original_max_position_embeddings"])
+
+    @property
+    def target(self) -> int:
+        """The context it was extended to, in tokens."""
+        return int(self.record["target"])
+
+    @property
+    def adaptation(self) -> Mapping[str, Any] | None:
+        """How it was trained; None if it was not."""
+        return self.record.get("adaptation")
+
+    @property
+    def folded(self) -> str:
+        """What is said of losses and training from before the attention factor went into the weights."""
+        return ", before folding" if "folded_attention_factor" in self.record else ""
+
+    @property
+    def known_paper(self) -> str | None:
+        """That of the method by ropepatch's own list; None if the method is not on it."""
+        method = METHODS.get(self.record["method"])
+        return None if method is None else method.paper
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the folder holds an adapter alone."""
+        return "adapter_config.json" in self.files
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]:
+        """Those to come, of the global layers where layers differ; empty where no stock type holds them."""
+        parameters = self.record["config_changes"].get("rope_parameters", {})
+        found = parameters.get(self.record.get("layer_type"), parameters)
+        return found if isinstance(found, dict) else {}
+
+    def engine(self, name: str) -> Mapping[str, str] | None:
+        """What the record says of an engine."""
+        return next((engine for engine in self.record["engines"] if engine["engine"] == name), None)
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        """Every comparison that holds a result of this checkpoint."""
+        found: list[Evidence] = []
+        seen: Counter[str] = Counter()
+        for group in comparisons(sorted(self.results, key=_place)):
+            own = [name for name, result in group.results.items() if self._is_own(result)]
+            before = (name for name, result in group.results.items() if result.scaling is None)
+            if own and group.task in TASKS:
+                seen[group.task] += 1
+                number = f"-{seen[group.task]}" if seen[group.task] > 1 else ""
+                found.append(Evidence(group, own[0], next(before, None), f"{group.task}{number}"))
+        return found
+
+    def _is_own(self, result: Result) -> bool:
+        scaling = as_read(result.scaling)
+        return (
+            scaling is not None
+            and self.weights is not None
+            and result.model.get("weights") == self.weights
+            and all(scaling.get(key) == as_read(self.record[key]) for key in SAME)
+            and result.adapted == (self.adaptation is not None)
+        )
+
+
+def _place(result: Result) -> tuple[Any, ...]:
+    """Its place on the card: by task, as measured; the model as it is first, the adapted one last."""
+    settings = json.dumps(result.parameters, sort_keys=True)
+    return (
+        [*TASKS, result.task].index(result.task),
+        settings,
+        result.scaling is not None,
+        result.adapted,
+        result.label,
+    )
+
+
+def folder_name(folder: PurePath) -> str:
+    """What a checkpoint is called that is not on the Hub."""
+    return folder.name or "model"

@@ -1,0 +1,121 @@
+"""Write the card of a checkpoint folder, with its figures."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import read_result
+from ropepatch.files import read_json, whole_file
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.publishing.card import evidence, making, usage
+from ropepatch.publishing.card.extended import Extended, folder_name
+from ropepatch.publishing.card.markdown import plain
+from ropepatch.publishing.card.metadata import front_matter
+from ropepatch.report.plots import looks_of, pictures_of_results
+from ropepatch.report.plots.style import house_style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.figure import Figure
+
+    from ropepatch.report.plots import Picture
+
+CARD = "README.md"
+MARKER = (
+    "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
+)
+
+
+def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
+    """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
+
+    Figures need matplotlib; without it there are none.
+
+    Args:
+        folder: Of a checkpoint or an adapter.
+        repo: The Hub id under which it can be loaded; None for the folder's name.
+        revision: The branch of it; None for main.
+
+    Returns:
+        The files; none if README.md is there and not ropepatch's: it is not touched.
+
+    Raises:
+        RopepatchError: Not a folder that ropepatch made, a damaged record or result, weights that are missing
+            or damaged, or a disk that cannot be written.
+    """
+    card = folder / CARD
+    try:
+        if card.exists() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
+            return []
+        made = _read(folder, repo, revision)
+        pictures = dict(_pictures(made)) if find_spec("matplotlib") else {}
+        text = card_text(
+            replace(made, captions={stem: picture.caption for stem, picture in pictures.items()})
+        )
+        files = {folder / evidence.FIGURES.format(stem): picture for stem, picture in pictures.items()}
+        with ExitStack() as stack:
+            # The last to take its name: a card never shows figures that are not there.
+            stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8", errors="replace")
+            for file, picture in files.items():
+                _save(picture.figure, stack.enter_context(whole_file(file)))
+    except OSError as error:
+        raise RopepatchError(
+            f"cannot write {card}: {error.strerror or error}", hint="choose a folder you may write to"
+        ) from error
+    return [card, *files]
+
+
+def card_text(made: Extended) -> str:
+    """The card: the same for the same record and results, and no number that is in neither."""
+    parts = [
+        f"---\n{front_matter(made)}\n---",
+        MARKER,
+        f"# {plain(made.short_name)}",
+        making.summary(made),
+        evidence.headline(made),
+        "## How to load it",
+        *usage.sections(made),
+        "## What was measured",
+        *(tuple(evidence.sections(made)) or ("Nothing was measured on this checkpoint.",)),
+        "## How it was made",
+        *making.sections(made),
+        "## Citation",
+        making.citation(made),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
+    if not (folder / "ropepatch.json").is_file():
+        raise RopepatchError(
+            f"no ropepatch.json in {folder}: ropepatch did not make it",
+            hint="a card is written for what `ropepatch extend` made",
+        )
+    made = Extended(
+        name=repo or folder_name(folder.resolve()),
+        record=read_json(folder / "ropepatch.json"),
+        results=[read_result(file) for file in sorted((folder / "evaluation").glob("*.json"))],
+        files=frozenset(file.name for file in folder.iterdir()),
+        branch=branch,
+    )
+    return made if made.is_adapter else replace(made, weights=fingerprint(read_headers(folder)))
+
+
+def _pictures(made: Extended) -> Iterator[tuple[str, Picture]]:
+    """One for every comparison by length, by the stem of its file."""
+    look = looks_of([result for found in made.evidence for result in found.group.results.values()])
+    for found in made.evidence:
+        for picture in pictures_of_results(found.group, look):
+            if picture.name == found.group.task:
+                yield found.stem, picture
+
+
+def _save(figure: Figure, file: Path) -> None:
+    with house_style():
+        figure.savefig(file, format="png", metadata={"Software": None})

@@ -1,0 +1,189 @@
+"""The attention factor into the query weights, for engines that ignore it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.patching import patch
+from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.verification import check_frequencies, probe_logits
+from ropepatch.extension.writing import copy_small_files, origin_of, plan_record, write_configuration
+from ropepatch.files import absent, check_space, new_folder, write_json
+from ropepatch.model.config import blueprint, load_config
+from ropepatch.model.loading import load_model
+from ropepatch.model.source import Source, find_source
+from ropepatch.model.survey import Survey, survey_folder
+from ropepatch.model.weights import Progress, clone_files, fingerprint, read_headers
+from ropepatch.scaling import make_scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+# By how much of the largest logit weights may change it that are rounded to their dtype after the scaling.
+FOLDED = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.05}
+DROPPED = ("evaluation", "command")  # of the record before: they are of other weights
+HINT = "keep the attention factor in config.json, and use an engine that reads it"
+
+
+def fold_attention(
+    model: str | Path, out: str | Path, *, revision: str | None = None, progress: Progress | None = None
+) -> Path:
+    """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large.
+
+    The logits stay: a multiplies cos and sin, hence every attention logit by a^2. Its rope is saved so that
+    every engine that reads it at all takes 1 for the factor.
+
+    Args:
+        model: A checkpoint folder or a Hub id.
+        out: The folder to make; it must not exist.
+        revision: Of a Hub id.
+        progress: Called with the bytes written so far and in all.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RopepatchError: If there is no factor to fold, the queries have no weights of their own, or stock
+            transformers computes other logits from the outcome; nothing is left behind then.
+    """
+    folder = absent(out)
+    source = find_source(model, revision, weights=True)
+    found = survey_folder(source.folder)
+    a = found.rope.carried_attention_factor
+    _check(found, source.name)
+    made = _plan(found, source, attention_factor=1.0)
+    offsets = query_weights(found)
+    weights = read_headers(source.folder)
+    if missing := offsets.keys() - weights.shapes.keys():
+        raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
+    with new_folder(folder) as partial:
+        check_space("the copy", folder.parent, weights.num_allocated, hint="free some space")
+        copy_small_files(source.folder, partial)
+        write_configuration(source.folder, found.raw, partial, made)
+        done = 0
+        for file in weights.files:
+            _write(file, partial, a * a, offsets, getattr(found.config, "dtype", None))
+            done += file.stat().st_size
+            if progress:
+                progress(done, weights.num_bytes)
+        verdict = _verify(partial, source.folder, made, _plan(found, source, attention_factor=a))
+        record = _record(source, made) | {"folded_attention_factor": a, "verified": verdict}
+        record["weights"] = fingerprint(read_headers(partial))
+        write_json(partial / "ropepatch.json", record)
+    return folder
+
+
+def _check(found: Survey, name: str) -> None:
+    if found.rope.carried_attention_factor == 1:
+        raise RopepatchError(
+            f"{name} has an attention factor of 1: there is nothing to fold",
+            hint="every engine reads it as it is",
+        )
+    if "quantization_config" in found.raw:
+        raise RopepatchError(f"{name} has quantised weights, which are not rewritten", hint=HINT)
+    if found.rotates_partly:
+        raise RopepatchError(
+            f"only part of each head of {name} rotates: the attention factor belongs to that part alone",
+            hint=HINT,
+        )
+
+
+def _plan(found: Survey, source: Source, *, attention_factor: float) -> Plan:
+    """No further scaling of this rope, with another attention factor; L is the window it reads now."""
+    rope = replace(found.rope, carried_attention_factor=attention_factor)
+    window = rope.original_max_position_embeddings
+    plain = make_scaling("none", factor=1.0)
+    return plan_scaling(replace(found, rope=rope), source.name, source.revision, plain, window)
+
+
+def _record(source: Source, made: Plan) -> dict[str, Any]:
+    """Of an extension the plan that made it, with what config.json and the engines say now."""
+    origin, folded = origin_of(source), plan_record(made)
+    if "earlier" not in origin:
+        return folded | origin
+    extension = {key: value for key, value in origin["earlier"].items() if key not in DROPPED}
+    now = ("attention_factor", "config_changes", "engines", "versions")
+    return extension | {key: folded[key] for key in now}
+
+
+def query_weights(found: Survey) -> dict[str, float]:
+    """The tensors in proportion to which the queries are, by name, each with its offset o: it acts as w + o.
+
+    Where queries are normalised these are the weights of the norm (o is 1 in families that multiply by
+    1 + w), else those of the projection.
+
+    Raises:
+        RopepatchError: If the queries of a layer have no weights of their own.
+    """
+    model = blueprint(load_config(found.raw))
+    tensors: dict[str, float] = {}
+    layers: Mapping[int, str] = dict(enumerate(getattr(found.config, "layer_types", None) or ()))
+    for path, module in model.named_modules():
+        if not (hasattr(module, "q_proj") and hasattr(module, "k_proj")):
+            continue
+        if found.site.layer_type and layers.get(getattr(module, "layer_idx", -1)) != found.site.layer_type:
+            continue
+        if norm := getattr(module, "q_norm", None):
+            if getattr(norm, "weight", None) is None:
+                raise RopepatchError("queries are normalised without weights", hint=HINT)
+            tensors[f"{path}.q_norm.weight"] = _offset(norm)
+        else:
+            tensors |= {f"{path}.q_proj.{name}": 0.0 for name, _ in module.q_proj.named_parameters()}
+    if not tensors:
+        raise RopepatchError(f"{found.config.model_type} has no projection to queries alone", hint=HINT)
+    return tensors
+
+
+def _offset(norm: nn.Module) -> float:
+    """0 where the norm multiplies by its weight, 1 where it multiplies by 1 + weight."""
+    probe: Any = copy.deepcopy(norm).to_empty(device="cpu")
+    with torch.no_grad():
+        probe.weight.zero_()
+        return float(probe(torch.ones_like(probe.weight)).abs().max() > 0)
+
+
+def _write(
+    file: Path, folder: Path, scale: float, offsets: Mapping[str, float], dtype: torch.dtype | None
+) -> None:
+    """The file with its query weights scaled, in the dtype they are loaded in; without any it is cloned."""
+    ours: set[str] = set()
+    metadata = None
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as header:
+            ours, metadata = offsets.keys() & set(header.keys()), header.metadata()
+    if not ours:
+        clone_files((file,), folder, link=False, progress=None)
+        return
+    tensors = load_file(file)
+    for name in ours:
+        tensor, offset = tensors[name], offsets[name]
+        scaled = scale * (tensor.double() + offset) - offset
+        tensors[name] = scaled.to(torch.promote_types(tensor.dtype, dtype or tensor.dtype))
+    save_file(tensors, folder / file.name, metadata)
+
+
+def _verify(written: Path, source: Path, made: Plan, unfolded: Plan) -> dict[str, Any]:
+    """The folded checkpoint by stock transformers against its source at the same frequencies, in float32."""
+    check_frequencies(written, made)
+    model: Any = load_model(source)
+    patch(model, unfolded)
+    most = FOLDED[model.dtype]
+    folded: Any = load_model(written)
+    before = probe_logits(model.float(), made.target, source.name)
+    after = probe_logits(folded.float(), made.target, written.name)
+    difference = ((after - before).abs().max() / before.abs().max()).item()
+    if not difference <= most:
+        raise RopepatchError(
+            f"folding the attention factor changes the logits by {difference:.1e} of the largest", hint=HINT
+        )
+    return {"frequencies": "equal", "logits": f"within {difference:.1e} of the largest, before folding"}

@@ -1,0 +1,214 @@
+"""A checkpoint's tensors under llama.cpp's names and in its layout; only those that its LLaMA graph runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.forms import STOPPED
+from ropepatch.extension.writing import check_weights
+from ropepatch.files import read_json
+from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.survey import Survey, survey_folder
+from ropepatch.model.weights import read_headers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+# Of which the tests have compared the logits in llama.cpp.
+MODEL_TYPES = ("llama", "mistral", "qwen2")
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16: its bits
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a safetensors file, for llama.cpp.
+
+    Args:
+        name: llama.cpp's.
+        file: Where its bytes are.
+        offset: From the start of the file.
+        shape: Rows first.
+        dtype: F32, F16 or BF16, as stored.
+        heads: Of the queries or keys, whose rows are ordered anew; 0 for every other tensor.
+    """
+
+    name: str
+    file: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    heads: int
+
+    @property
+    def written_dtype(self) -> str:
+        """llama.cpp adds and multiplies vectors in float32 only."""
+        return "F32" if len(self.shape) == 1 else self.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """In the GGUF file."""
+        size: int = np.dtype(DTYPES[self.written_dtype]).itemsize
+        return size * int(np.prod(self.shape))
+
+    def read(self) -> NDArray[Any]:
+        """Its values as llama.cpp wants them; of BF16 the bits."""
+        stored: NDArray[Any] = np.memmap(
+            self.file, dtype=DTYPES[self.dtype], mode="r", offset=self.offset, shape=self.shape
+        )
+        if self.dtype == "BF16" and self.written_dtype == "F32":
+            stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        elif self.written_dtype == "F32":
+            stored = stored.astype(np.float32)
+        return interleaved(stored, self.heads) if self.heads else stored
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a GGUF file says of a model, but for its tokenizer.
+
+    Args:
+        survey: The checkpoint's configuration and rope.
+        tensors: In the order in which they are written.
+        divisors: theta_i / theta'_i for every rotary pair, float32; None for a plain rope.
+    """
+
+    survey: Survey
+    tensors: tuple[StoredTensor, ...]
+    divisors: NDArray[np.float32] | None
+
+    @property
+    def attention_factor(self) -> float:
+        """What multiplies cos and sin."""
+        return self.survey.rope.carried_attention_factor
+
+
+def interleaved(rows: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Query or key rows [heads * head_dim, ...] from halves, pair i in rows i and i + head_dim / 2, to pairs.
+
+    llama.cpp's LLaMA rotates rows 2i and 2i + 1 of a head together.
+    """
+    pairs = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def read_layout(folder: Path) -> Layout:
+    """What of a checkpoint goes where in a GGUF file; no tensor is read.
+
+    Raises:
+        RopepatchError: If llama.cpp's LLaMA cannot hold it, or its weights are unsound.
+    """
+    raw = read_json(folder / "config.json")
+    config = text_config(load_config(raw))
+    _check_architecture(raw, config)
+    found = survey_folder(folder)
+    config, rope = found.config, found.rope
+    if rope.rotary_dim != found.head_dim:
+        raise _other(f"it rotates {rope.rotary_dim} of {found.head_dim} dimensions")
+    model = blueprint(load_config(raw))
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    weights = read_headers(folder)
+    check_weights(weights, model)
+    stored = _stored(file for file in weights.files if file.suffix == ".safetensors")
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    tensors = []
+    for name in expected:
+        ours = _gguf_name(name)
+        if name not in stored:
+            if config.tie_word_embeddings and name in (model._tied_weights_keys or ()):
+                continue  # one that is stored is loaded, by transformers 5 too
+            raise RopepatchError(
+                f"the weights have no {name}",
+                hint="load them with transformers and save_pretrained them again",
+            )
+        file, offset, dtype = stored[name]
+        if dtype not in DTYPES:
+            raise RopepatchError(
+                f"{name} is stored as {dtype}, expected one of {', '.join(DTYPES)}",
+                hint="export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself",
+            )
+        permuted = heads.get(ours.split(".")[-2], 0)
+        tensors.append(StoredTensor(ours, file, offset, expected[name], dtype, permuted))
+    return Layout(found, tuple(tensors), _divisors(found))
+
+
+def _check_architecture(raw: dict[str, Any], config: Any) -> None:
+    if raw.get("quantization_config"):
+        raise RopepatchError(
+            "the weights are quantised",
+            hint="export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself",
+        )
+    if config.model_type not in MODEL_TYPES:
+        raise _other(f"model_type {config.model_type} is none of {', '.join(MODEL_TYPES)}")
+    if config.hidden_act not in ("silu", "swish"):
+        raise _other(f"hidden_act is {config.hidden_act}, not silu")
+    if getattr(config, "sliding_window", None):
+        raise _other("it has sliding-window attention")
+    parameters = config.rope_parameters or {}
+    kind = parameters.get("rope_type", "default")
+    lists = parameters.get("short_factor"), parameters.get("long_factor")
+    if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):
+        raise RopepatchError(
+            f"this rope ({kind}) follows the sequence length, and a GGUF file holds one table of frequencies",
+            hint="extend the base checkpoint with a static method, yarn say, and export that",
+        )
+
+
+def _other(reason: str) -> RopepatchError:
+    return RopepatchError(
+        f"llama.cpp's LLaMA cannot hold this model: {reason}",
+        hint="llama.cpp's own convert_hf_to_gguf.py converts other architectures",
+    )
+
+
+def _gguf_name(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    layer = LAYER.fullmatch(module)
+    ours = f"blk.{layer[1]}.{IN_LAYER[layer[2]]}" if layer and layer[2] in IN_LAYER else WHOLE.get(module)
+    if ours is None or kind not in ("weight", "bias"):
+        raise _other(f"it has a tensor {name}")
+    return f"{ours}.{kind}"
+
+
+def _stored(files: Any) -> dict[str, tuple[Path, int, str]]:
+    """File, offset and dtype of every tensor; the headers have been checked before."""
+    found = {}
+    for file in files:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                found[name] = file, 8 + length + tensor["data_offsets"][0], tensor["dtype"]
+    return found
+
+
+def _divisors(found: Survey) -> NDArray[np.float32] | None:
+    rope = found.rope
+    if rope.carried is None:
+        return None
+    plain = rope.rope_theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
+    carried = np.array(rope.carried)
+    stopped = carried == 0
+    divisors = np.where(stopped, STOPPED, plain / np.where(stopped, 1, carried))
+    return divisors.astype(np.float32)

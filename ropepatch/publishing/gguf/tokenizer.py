@@ -1,0 +1,311 @@
+"""A tokenizer in the words of GGUF, as far as llama.cpp splits every text as it does.
+
+llama.cpp knows byte-level BPE by the name of its pre-tokenizer, and SentencePiece by one score per token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ropepatch.errors import RopepatchError
+from ropepatch.model.loading import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gguf import GGUFWriter
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # gguf.TokenType
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # GGUF's words
+SPACE = "▁"
+PREPEND = {"type": "Prepend", "prepend": SPACE}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_3 = WORDS + r"\p{N}{1,3}" + REST
+QWEN_2 = WORDS + r"\p{N}" + REST
+
+
+class PreTokenizer(NamedTuple):
+    """How a byte-level tokenizer cuts a text into words, and whether whole words skip the merges."""
+
+    steps: tuple[dict[str, Any], ...]
+    ignore_merges: bool
+
+
+def _bytes(*, use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> tuple[dict[str, Any], ...]:
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return cut, _bytes(use_regex=False)
+
+
+# By the names in llama.cpp, src/llama-vocab.cpp; those that it only approximates are left out.
+PRE_TOKENIZERS = {
+    "gpt-2": PreTokenizer((_bytes(use_regex=True),), False),
+    "smollm": PreTokenizer(({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), False),
+    "llama-bpe": PreTokenizer(_split(LLAMA_3), True),
+    "smaug-bpe": PreTokenizer(_split(LLAMA_3), False),
+    "qwen2": PreTokenizer(_split(QWEN_2), False),
+}
+
+
+class UnfaithfulError(Exception):
+    """Why llama.cpp would read texts otherwise."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What GGUF says of a tokenizer.
+
+    Args:
+        model: `llama` (SentencePiece), `gpt2` (byte-level BPE) or `no_vocab`.
+        pre: The pre-tokenizer of llama.cpp.
+        tokens: By id.
+        types: Of every token, as gguf.TokenType numbers them.
+        scores: Of every token of SentencePiece: the best pair is merged first.
+        merges: Of byte-level BPE, first to last.
+        flags: add_bos_token, add_eos_token and add_space_prefix.
+        special: The ids of bos, eos, unk and pad.
+        chat_template: In Jinja.
+        notes: What the user should know.
+    """
+
+    model: str
+    pre: str = "default"
+    tokens: tuple[str, ...] = ()
+    types: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    merges: tuple[str, ...] = ()
+    flags: dict[str, bool] = field(default_factory=dict)
+    special: dict[str, int] = field(default_factory=dict)
+    chat_template: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def write(self, writer: GGUFWriter) -> None:
+        """Put it among the keys of a GGUF file."""
+        writer.add_tokenizer_model(self.model)
+        if self.model == "no_vocab":
+            return
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.types)
+        if self.scores:
+            writer.add_token_scores(self.scores)
+        if self.merges:
+            writer.add_token_merges(self.merges)
+        for name, flag in self.flags.items():
+            writer.add_bool(f"tokenizer.ggml.{name}", flag)
+        for name, token in self.special.items():
+            writer.add_uint32(f"tokenizer.ggml.{SPECIAL[name]}_token_id", token)
+        if self.chat_template:
+            writer.add_chat_template(self.chat_template)
+
+
+def read_vocabulary(folder: Path, size: int) -> Vocabulary:
+    """The tokenizer of a checkpoint folder as stock transformers loads it.
+
+    Args:
+        folder: The checkpoint.
+        size: The rows of the embedding; llama.cpp wants as many tokens.
+
+    Returns:
+        The vocabulary, or `no_vocab` with the reason among its notes.
+    """
+    try:
+        return _vocabulary(load_tokenizer(folder), size)
+    except (UnfaithfulError, RopepatchError) as error:
+        note = f"no tokenizer in the file ({error}): llama.cpp can run it on token ids only"
+        return Vocabulary("no_vocab", notes=(note,))
+
+
+def _vocabulary(tokenizer: Any, size: int) -> Vocabulary:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UnfaithfulError("its tokenizer has no tokenizer.json")
+    stated = json.loads(backend.to_str())
+    model = stated["model"]
+    if model["type"] != "BPE" or any(
+        model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    ):
+        raise UnfaithfulError(f"a {model['type']} tokenizer of a form that llama.cpp does not have")
+    beyond = [added["content"] for added in stated["added_tokens"] if added["id"] >= size]
+    tokens, types = _tokens(stated, size)
+    special = {
+        name: token
+        for name in SPECIAL
+        if (token := getattr(tokenizer, f"{name}_token_id")) is not None and token < size
+    }
+    flags = _added_around(tokenizer, special)
+    notes = [f"left out {text}: it has no row in the embedding" for text in beyond]
+    if any(added["lstrip"] or added["rstrip"] or added["single_word"] for added in stated["added_tokens"]):
+        notes.append("llama.cpp keeps spaces around special tokens that this tokenizer strips")
+    if model.get("byte_fallback"):
+        prefix, more = _space_prefix(stated)
+        types = _sentencepiece_types(tokens, types, special.get("unk"))
+        normal = {text for text, type_ in zip(tokens, types, strict=True) if type_ == NORMAL}
+        scores = _scores(backend, model, normal)
+        least = min(scores.values(), default=0.0) - 1
+        kind: dict[str, Any] = {
+            "model": "llama",
+            "scores": tuple(scores.get(text, least) for text in tokens),
+        }
+        flags |= {"add_space_prefix": prefix}
+    else:
+        pre, more = _pre_tokenizer(stated)
+        if not model["merges"]:
+            raise UnfaithfulError("it has no merges, without which llama.cpp does not load it")
+        kind = {"model": "gpt2", "pre": pre, "merges": tuple(" ".join(pair) for pair in model["merges"])}
+    return Vocabulary(
+        **kind,
+        tokens=tokens,
+        types=types,
+        flags=flags,
+        special=special,
+        chat_template=_chat_template(tokenizer),
+        notes=(*notes, *more),
+    )
+
+
+def _tokens(stated: dict[str, Any], size: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    found = {token: (text, NORMAL) for text, token in stated["model"]["vocab"].items()}
+    if max(found, default=-1) >= size:
+        raise UnfaithfulError(f"it has {max(found) + 1} tokens, the embedding {size} rows")
+    for added in stated["added_tokens"]:
+        found[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
+    rows = [found.get(token, (f"[PAD{token}]", UNUSED)) for token in range(size)]
+    texts = tuple(text for text, _ in rows)
+    if len(set(texts)) < size:  # which llama.cpp takes as a reason to abort
+        raise UnfaithfulError("two of its tokens have the same text")
+    return texts, tuple(kind for _, kind in rows)
+
+
+def _added_around(tokenizer: Any, special: dict[str, int]) -> dict[str, bool]:
+    """Which special tokens stand around every text."""
+    bare = tokenizer.encode("a", add_special_tokens=False)
+    around = tokenizer.encode("a")
+    for bos in (False, True):
+        for eos in (False, True):
+            first, last = [special.get("bos")] * bos, [special.get("eos")] * eos
+            if around == first + bare + last:
+                return {"add_bos_token": bos, "add_eos_token": eos}
+    raise UnfaithfulError("it puts other special tokens around a text than bos and eos")
+
+
+def _chat_template(tokenizer: Any) -> str | None:
+    template = getattr(tokenizer, "chat_template", None)
+    return template if isinstance(template, str) else None
+
+
+def _steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    return list(part[name]) if part["type"] == "Sequence" else [part]
+
+
+def _space_prefix(stated: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
+    """Whether a text gets a space in front, as SentencePiece tokenizers do it."""
+    steps, cuts = (
+        _steps(stated["normalizer"], "normalizers"),
+        _steps(stated["pre_tokenizer"], "pretokenizers"),
+    )
+    if not cuts and steps == [PREPEND, REPLACE]:
+        return True, ()
+    if not cuts and steps == [REPLACE]:
+        return False, ()
+    if not steps and len(cuts) == 1 and cuts[0]["type"] == "Metaspace":
+        (cut,) = cuts
+        if cut["replacement"] == SPACE and not cut["split"] and cut["prepend_scheme"] == "never":
+            return False, ()
+        if cut["replacement"] == SPACE and not cut["split"]:
+            note = "llama.cpp puts a space before texts that begin with one and after special tokens"
+            return True, (f"{note}; this tokenizer does not",)
+    raise UnfaithfulError("llama.cpp has no SentencePiece with its normalisation")
+
+
+def _sentencepiece_types(
+    tokens: tuple[str, ...], types: tuple[int, ...], unknown: int | None
+) -> tuple[int, ...]:
+    kinds = [BYTE if BYTE_TOKEN.fullmatch(text) else kind for text, kind in zip(tokens, types, strict=True)]
+    if kinds.count(BYTE) != 256:
+        raise UnfaithfulError(f"it has {kinds.count(BYTE)} of the 256 byte tokens")
+    if unknown is not None:
+        kinds[unknown] = UNKNOWN
+    return tuple(kinds)
+
+
+def _scores(backend: Any, model: dict[str, Any], normal: set[str]) -> dict[str, float]:
+    """A score for every token that merging makes: llama.cpp merges the pair whose union scores highest.
+
+    It is minus the place of a token's first merge. Where the merges of tokens are mixed that need not be the
+    same order, so the two are compared on runs of spaces and on random text.
+
+    Args:
+        backend: The tokenizer itself, to compare with.
+        model: What it states of its merges.
+        normal: The texts that merging may make.
+    """
+    merges = [(left, right) for left, right in model["merges"]]
+    splits = {
+        (text[:cut], text[cut:])
+        for text in normal
+        for cut in range(1, len(text))
+        if all(part in normal or len(part) == 1 for part in (text[:cut], text[cut:]))
+    }
+    if splits != set(merges):
+        raise UnfaithfulError("its merges are not all the ways to make its tokens")
+    scores: dict[str, float] = {}
+    for left, right in merges:
+        scores.setdefault(left + right, float(-len(scores)))
+    for text in _probes(sorted(normal)):
+        if [token.value for token in backend.model.tokenize(text)] != _merged(text, scores):
+            raise UnfaithfulError("llama.cpp merges its tokens in another order")
+    return scores
+
+
+def _merged(text: str, scores: dict[str, float]) -> list[str]:
+    """A text cut as llama.cpp's SentencePiece does: the best pair first, the leftmost of equals."""
+    parts = list(text)
+    while pairs := [
+        (-scores[left + right], at)
+        for at, (left, right) in enumerate(itertools.pairwise(parts))
+        if left + right in scores
+    ]:
+        _, at = min(pairs)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _probes(tokens: list[str]) -> Iterator[str]:
+    """Runs of spaces, and tokens in random order."""
+    yield from (SPACE * length for length in range(1, 50))
+    draw = random.Random(0)
+    yield from ("".join(draw.choices(tokens, k=8)) for _ in range(200))
+
+
+def _pre_tokenizer(stated: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """llama.cpp's name for how a byte-level tokenizer cuts a text into words."""
+    notes: tuple[str, ...] = ()
+    if stated["normalizer"] is not None:
+        if stated["normalizer"] != {"type": "NFC"}:
+            raise UnfaithfulError("llama.cpp does not normalise texts")
+        notes = ("llama.cpp does not normalise texts to NFC, as this tokenizer does",)
+    steps = tuple(
+        {name: value for name, value in step.items() if name != "trim_offsets"}
+        for step in _steps(stated["pre_tokenizer"], "pretokenizers")
+    )
+    asked = PreTokenizer(steps, bool(stated["model"].get("ignore_merges")))
+    for name, known in PRE_TOKENIZERS.items():
+        if known == asked:
+            return name, notes
+    raise UnfaithfulError("llama.cpp has no byte-level BPE with its pre-tokenizer")

@@ -1,0 +1,221 @@
+"""What of a checkpoint folder goes to the Hub, and what speaks against it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+from ropepatch.model.source import CHECKPOINT_FILES
+from ropepatch.model.weights import fingerprint, read_headers
+
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+# Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
+CARRIED = {
+    "": [*(set(CHECKPOINT_FILES) - {"*.safetensors"}), "evaluation.html"],
+    "additional_chat_templates": ["*.jinja"],
+    "evaluation": ["*.json", "*.png"],
+    "adaptation": ["*.json", "*.yaml"],
+}
+TRAINERS = {"trainer_state.json", "training_args.json"}
+LICENCE = re.compile(
+    r"(LICENSE|NOTICE)[^.]*(\.(\d+|txt|md|rst|html|pdf))*"
+)  # LICENSE-2.0.txt, not LICENSE.bin
+# Of an earlier push. What decides which weights are loaded is replaced as a whole; evidence if it was ours.
+WEIGHTS = re.compile(
+    r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
+)
+EVIDENCE = re.compile(r"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html")
+TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What of a folder is pushed.
+
+    Args:
+        files: By their names in the repository.
+        left_out: The other entries of the folder, hidden ones apart.
+    """
+
+    files: dict[str, Path]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What `ropepatch.json` says for and against a folder.
+
+    Args:
+        against: Why it should not be pushed.
+        notes: What its reader should know.
+    """
+
+    against: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def contents(folder: Path, token: str | None = None) -> Contents:
+    """The files of a checkpoint or an adapter, its weights checked by their headers.
+
+    Args:
+        folder: Of the checkpoint.
+        token: That of the user, which no file may hold.
+
+    Raises:
+        RopepatchError: If it is no checkpoint, its weights are unsound or pickled, or a file is a link that
+            leads out of the folder, or holds an access token.
+    """
+    names = {path.name for path in _weights(folder)}
+    files = {}
+    for part, patterns in CARRIED.items():
+        place = folder / part
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            carried = any(fnmatchcase(path.name, pattern) for pattern in patterns) and not _stays(path.name)
+            if (carried or (not part and path.name in names)) and (path.is_file() or path.is_symlink()):
+                files[f"{part}/{path.name}" if part else path.name] = path
+    for name, path in files.items():
+        if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
+            raise RopepatchError(
+                f"{name} is a link to no file within {folder}", hint="put the file itself there, or remove it"
+            )
+        if name not in names and _holds_token(path, token):
+            raise RopepatchError(
+                f"{name} holds an access token of the Hub",
+                hint="remove it there, and revoke it at https://hf.co/settings/tokens if others have seen it",
+            )
+    for name in _unnamed_figures(files):
+        del files[name]
+    taken = {name.partition("/")[0] for name in files}
+    rest = (entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    return Contents(dict(sorted(files.items())), tuple(sorted(set(rest) - taken)))
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds a PEFT adapter rather than a model."""
+    return (folder / ADAPTER[0]).is_file() and not (folder / "config.json").exists()
+
+
+def evidence(folder: Path) -> Evidence:
+    """What speaks against pushing a folder: nothing verified it, it has changed since, or its gate is red.
+
+    Raises:
+        RopepatchError: If `ropepatch.json` or `config.json` cannot be read.
+    """
+    if not (folder / "ropepatch.json").exists():
+        return Evidence(("nothing has verified it (no ropepatch.json)",))
+    record = read_json(folder / "ropepatch.json")
+    against, notes = [], []
+    if "needs_ropepatch" in record:
+        return Evidence(
+            ("its position encoding is swapped: only ropepatch loads it, and nothing verified it",)
+        )
+    if is_adapter(folder):
+        notes.append("an adapter: ropepatch puts it on its base, with the rope it was trained under")
+    else:
+        verified = _section(record, "verified")
+        frequencies, logits = verified.get("frequencies"), str(verified.get("logits"))
+        if not verified:
+            against.append("nothing has verified it (no `verified` in ropepatch.json)")
+        elif frequencies != "equal":
+            against.append(f"its frequencies after reloading are {frequencies}, expected equal")
+        elif logits.startswith("not compared"):
+            notes.append(f"logits {logits}")
+        elif logits != "equal" and not logits.startswith("within "):
+            against.append(f"its logits after reloading are {logits}, expected equal")
+        if changed := _changed_since(folder, record):
+            against.append(f"config.json has changed since it was verified ({changed})")
+        if record.get("weights") is None:
+            notes.append(
+                "its weights may have changed since they were verified (no `weights` in ropepatch.json)"
+            )
+        elif record["weights"] != fingerprint(read_headers(folder)):
+            against.append("its weights have changed since they were verified")
+    gate = _section(_section(record, "adaptation"), "gate")
+    if gate and gate.get("passed") is not True:
+        rise, most = _share(gate.get("increase")), _share(gate.get("most"))
+        against.append(f"its gate is red: the loss within the old context rose by {rise}, allowed {most}")
+    return Evidence(tuple(against), tuple(notes))
+
+
+def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
+    """Whether a file of the repository was left there by an earlier push, and would now say something wrong.
+
+    Args:
+        name: In the repository.
+        files: What is pushed now.
+        ours: Whether the repository's files are from ropepatch.
+    """
+    left = is_weights(name) or (ours and EVIDENCE.fullmatch(name))
+    return bool(left) and name not in files
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a repository is weights, or decides which are loaded."""
+    return WEIGHTS.fullmatch(name) is not None
+
+
+def _stays(name: str) -> bool:
+    """Whether a file is no part of a checkpoint though a pattern names it."""
+    if name.startswith(("LICENSE", "NOTICE")):
+        return not LICENCE.fullmatch(name)
+    return name.startswith(".") or name.endswith(".index.json") or name in TRAINERS
+
+
+def _unnamed_figures(files: dict[str, Path]) -> list[str]:
+    """The figures of an earlier card, which the one there is does not show; none beside the user's own."""
+    figures = [name for name in files if name.startswith("evaluation/") and name.endswith(".png")]
+    if not figures or "README.md" not in files:
+        return []
+    from ropepatch.publishing.card import MARKER
+
+    card = files["README.md"].read_text(encoding="utf-8", errors="replace")
+    return [name for name in figures if MARKER in card and f"({name})" not in card]
+
+
+def _weights(folder: Path) -> tuple[Path, ...]:
+    if not is_adapter(folder):
+        read_json(folder / "config.json")
+        return read_headers(folder).files
+    weights = folder / ADAPTER[1]
+    try:
+        with safe_open(weights, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise RopepatchError(
+            f"{weights.name} is missing, truncated or damaged: {error}", hint="save or copy the adapter again"
+        ) from error
+    return (weights,)
+
+
+def _holds_token(path: Path, token: str | None) -> bool:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RopepatchError(
+            f"cannot read {path}: {error.strerror or error}", hint="make the file readable, or remove it"
+        ) from error
+    return bool(TOKEN.search(data)) or bool(token and token.encode() in data)
+
+
+def _changed_since(folder: Path, record: dict[str, Any]) -> str | None:
+    """A key of config.json, or of its `text_config`, that no longer says what was verified."""
+    config = read_json(folder / "config.json")
+    stated = _section(config, "text_config") or config
+    changes = _section(record, "config_changes").items()
+    return next((key for key, value in changes if stated.get(key) != value), None)
+
+
+def _section(record: dict[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _share(value: object) -> str:
+    return f"{value:.1%}" if isinstance(value, int | float) else "an unknown share"

@@ -1,0 +1,76 @@
+"""A branch as the Hub has it, and whether a file here is the one there."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import get_session
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+from ropepatch.publishing.hub import explaining
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A branch as the Hub has it.
+
+    Args:
+        private: Whether the repository is.
+        has_branch: False for what the branch would be made from.
+        head: Its newest commit.
+        files: By name.
+    """
+
+    private: bool
+    has_branch: bool
+    head: str
+    files: dict[str, RepoSibling]
+
+
+def look(hub: HfApi, repo: str, branch: str) -> Remote | None:
+    """The branch (or a commit), or main if it is not there; None without the repository."""
+    options: dict[str, Any] = {"files_metadata": True, "timeout": explaining.TIME_LIMIT}
+    try:
+        try:
+            info, has_branch = hub.model_info(repo, revision=branch, **options), True
+        except RevisionNotFoundError:
+            info, has_branch = hub.model_info(repo, **options), False
+    except GatedRepoError:
+        raise
+    except RepositoryNotFoundError:
+        return None
+    files = {file.rfilename: file for file in info.siblings or ()}
+    return Remote(bool(info.private), has_branch, str(info.sha), files)
+
+
+def read_text(hub: HfApi, repo: str, commit: str, name: str, token: str | None) -> str:
+    """What a file of a commit says."""
+    headers = build_hf_headers(token=token or False, library_name="ropepatch")
+    response = get_session().get(f"{hub.endpoint}/{repo}/resolve/{commit}/{name}", headers=headers)
+    hf_raise_for_status(response)
+    return str(response.content.decode("utf-8", errors="replace"))
+
+
+def is_equal(path: Path, entry: RepoSibling) -> bool:
+    """Whether a file is what the Hub has: by size, then by what git or LFS calls its content."""
+    if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
+        return False
+    if entry.lfs is None:
+        return git_blob(path) == entry.blob_id
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
+
+
+def git_blob(path: Path) -> str:
+    """git's name of a file's content: sha1 of `blob SIZE`, a zero byte and the bytes (git-hash-object)."""
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

@@ -1,0 +1,35 @@
+"""Figures of what was measured and of what a scaling does, in one restrained style."""
+
+from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
+from ropepatch.report.plots.losses import plot_gain, plot_loss, plot_perplexity, plot_positions
+from ropepatch.report.plots.passkeys import plot_cells, plot_passkey
+from ropepatch.report.plots.pictures import (
+    Picture,
+    figures,
+    looks_of,
+    pictures_of_rescaling,
+    pictures_of_results,
+    rescalings,
+)
+from ropepatch.report.plots.style import Look, looks, save_figure
+
+__all__ = [
+    "Look",
+    "Picture",
+    "Rescaling",
+    "figures",
+    "looks",
+    "looks_of",
+    "pictures_of_rescaling",
+    "pictures_of_results",
+    "plot_cells",
+    "plot_gain",
+    "plot_loss",
+    "plot_passkey",
+    "plot_perplexity",
+    "plot_positions",
+    "plot_rotations",
+    "plot_wavelengths",
+    "rescalings",
+    "save_figure",
+]

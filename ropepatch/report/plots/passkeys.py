@@ -1,0 +1,121 @@
+"""Pass keys found by length and depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropepatch.evaluation.results import passkey_cells
+from ropepatch.report.plots.style import COLOURS, INK, QUIET, WIDTH, canvas, shown
+from ropepatch.settings import short_length
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ropepatch.evaluation.comparisons import Comparison
+    from ropepatch.evaluation.passkey import PasskeyGrid
+    from ropepatch.evaluation.results import Row
+
+PER_ROW = 3  # maps beside each other, at most
+CELL = (0.27, 0.15)  # inches that a number needs
+
+
+def plot_passkey(grids: Mapping[str, PasskeyGrid], *, trained: int) -> Figure:
+    """The share of pass keys found by length and depth, one map per model.
+
+    Args:
+        grids: What to draw, by name.
+        trained: The context the model was trained on, in tokens; marked.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    return _maps({name: passkey_cells(grid) for name, grid in grids.items()}, trained)
+
+
+def plot_cells(comparison: Comparison) -> Figure:
+    """The same of results.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    return _maps(comparison.rows("cells"), comparison.trained)
+
+
+def _maps(tables: Mapping[str, Sequence[Row]], trained: int) -> Figure:
+    lengths = sorted({row["length"] for rows in tables.values() for row in rows})
+    depths = sorted({row["depth"] for rows in tables.values() for row in rows})
+    across = min(len(tables), PER_ROW if len(lengths) * CELL[0] * PER_ROW < WIDTH - 0.6 else 2)
+    down = -(-len(tables) // across)
+    cell = (
+        min(0.62, (WIDTH - 0.6 - 0.2 * across) / across / len(lengths)),
+        0.23 if len(depths) < 8 else 0.18,
+    )
+    size = 0.75 + across * (cell[0] * len(lengths) + 0.2), 0.85 + down * (cell[1] * len(depths) + 0.35)
+    written = cell[0] >= CELL[0] and cell[1] >= CELL[1]
+    with canvas(size[1] + (0 if written else 0.3), max(size[0], 2.6)) as figure:
+        grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        panels = [axes for row in grid for axes in row]
+        for axes, (name, rows) in zip(panels, tables.items(), strict=False):
+            _map(axes, rows, lengths, depths, written=written)
+            axes.set_title(shown(name, max(12, int(12.5 * cell[0] * len(lengths)))), color=INK)
+            axes.axvline(
+                sum(n <= trained for n in lengths) - 0.5, color=INK, linewidth=1, linestyle=(0, (4, 2))
+            )
+        for axes in panels[len(tables) :]:
+            axes.set_visible(False)
+        for axes in panels[max(0, len(tables) - across) : len(tables)]:
+            axes.tick_params(labelbottom=True)
+        if not written:
+            _key(figure)
+        figure.supxlabel(
+            f"prompt, tokens (dashed: the trained {short_length(trained)})", color=QUIET, fontsize=9
+        )
+        figure.supylabel("depth of the key", color=QUIET, fontsize=9)
+    return figure
+
+
+def _map(
+    axes: Axes, rows: Sequence[Row], lengths: Sequence[int], depths: Sequence[float], *, written: bool
+) -> None:
+    from matplotlib.patches import Rectangle
+
+    for row in rows:
+        x, y = lengths.index(row["length"]), depths.index(row["depth"])
+        share = row["correct"] / row["n"]
+        axes.add_patch(
+            Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=COLOURS[0], alpha=_alpha(share), linewidth=0)
+        )
+        if written:
+            colour = "#ffffff" if share > 0.55 else INK
+            axes.text(x, y, f"{share:.0%}", ha="center", va="center_baseline", fontsize=6.5, color=colour)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xlim(-0.55, len(lengths) - 0.45)
+    axes.set_ylim(len(depths) - 0.5, -0.5)
+    crowded = len(lengths) > 9
+    axes.set_xticks(
+        range(len(lengths)),
+        ["" if crowded and (len(lengths) - 1 - k) % 2 else short_length(n) for k, n in enumerate(lengths)],
+    )
+    axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
+
+
+def _key(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    shares = (0, 0.25, 0.5, 0.75, 1)
+    handles = [
+        Patch(color=COLOURS[0], alpha=_alpha(share), label=f"{share:.0%}", linewidth=0) for share in shares
+    ]
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=len(shares), handlelength=1.2, columnspacing=1
+    )
+
+
+def _alpha(share: float) -> float:
+    """How much of the colour stands for a share: a trace of it for 0."""
+    return 0.05 + 0.95 * share

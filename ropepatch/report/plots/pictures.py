@@ -1,0 +1,123 @@
+"""All the figures that some results and plans allow, with a name and a caption each."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ropepatch.evaluation.comparisons import Comparison, comparisons, training_free
+from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
+from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
+from ropepatch.report.plots.passkeys import plot_cells
+from ropepatch.report.plots.style import Look, looks
+from ropepatch.settings import short_length
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from ropepatch.evaluation.results import Result
+
+
+class Picture(NamedTuple):
+    """A figure, what its file is called and what stands below it."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+def figures(results: Sequence[Result]) -> dict[str, Figure]:
+    """The figures that the results allow, by names that serve as file names.
+
+    Args:
+        results: Of any models and tasks; what cannot be compared is drawn apart.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    groups, look = comparisons(results), looks_of(results)
+    found: dict[str, Figure] = {}
+    for place in dict.fromkeys((group.model, group.target) for group in groups):
+        here = [group for group in groups if (group.model, group.target) == place]
+        parts = [
+            Path(place[0]).name if len({group.model for group in groups}) > 1 else "",
+            short_length(place[1]) if len({group.target for group in groups}) > 1 else "",
+        ]
+        pictures = [picture for group in here for picture in pictures_of_results(group, look)]
+        for change, colour in rescalings(here, look):
+            pictures += [
+                picture._replace(name=f"{picture.name}-{change.name}")
+                for picture in pictures_of_rescaling(change, colour)
+            ]
+        for picture in pictures:
+            name = "-".join(filter(None, (*parts, picture.name)))
+            stem = re.sub(r"[^\w.=]+", "-", name).strip("-.")
+            numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
+            found[next(name for name in numbered if name not in found)] = picture.figure
+    return found
+
+
+def looks_of(results: Sequence[Result]) -> dict[str, Look]:
+    """A look for every name in the comparisons of the results."""
+    named = [item for group in comparisons(results) for item in group.results.items()]
+    return looks(
+        (name for name, _ in named), unscaled=(name for name, result in named if result.scaling is None)
+    )
+
+
+def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> list[tuple[Rescaling, Look]]:
+    """What the scalings of some comparisons did, each once, as far as the results say it."""
+    named = {name: result for group in groups for name, result in group.results.items()}
+    changes = (
+        (Rescaling.measured(result), look[name])
+        for name, result in named.items()
+        if not (result.adapted and training_free(named, result))
+    )
+    return [(change, colour) for change, colour in changes if change is not None]
+
+
+def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
+    """What the tables of a comparison allow.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    adapted = any(result.adapted for result in comparison.results.values())
+    then = " before the adaptation" * adapted  # when the trained context was that
+    trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
+    found: list[Picture] = []
+    if comparison.task == "perplexity" and comparison.rows("by_length"):
+        caption = f"Perplexity by length, on a logarithmic axis; bands: 95 % intervals; dashed: {trained}."
+        found.append(Picture("perplexity", plot_perplexity(comparison, look), caption))
+    if comparison.task == "perplexity" and comparison.rows("by_position"):
+        caption = f"Mean loss of the tokens at these positions; bands: 95 % intervals; dashed: {trained}."
+        found.append(Picture("positions", plot_positions(comparison, look), caption))
+    if comparison.task == "perplexity" and comparison.rows("gain"):
+        gained = f"What a token gains from the context beyond the trained one{then}"
+        caption = f"{gained}; below 0 that context does harm."
+        found.append(Picture("gain", plot_gain(comparison, look), caption))
+    if comparison.task == "passkey" and comparison.rows("cells"):
+        caption = f"Pass keys found, by the length of the prompt and the depth of the key; dashed: {trained}."
+        found.append(Picture("passkey", plot_cells(comparison), caption))
+    return found
+
+
+def pictures_of_rescaling(change: Rescaling, look: Look) -> list[Picture]:
+    """What a scaling does to the rotary pairs.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    waves = "Tokens per rotation of every rotary pair, before and after; shaded: what becomes of the pairs."
+    turns = (
+        "Cos and sin of some pairs by position, before and after; dashed: the trained context. "
+        "Fast pairs are drawn for their first turns."
+    )
+    return [
+        Picture("wavelengths", plot_wavelengths(change, look), waves),
+        Picture("rotations", plot_rotations(change, look), turns),
+    ]

@@ -1,0 +1,156 @@
+"""The style of all figures: colours, an empty canvas, lengths on axes, files."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ropepatch.errors import RopepatchError
+from ropepatch.settings import short_length
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 6.4  # inches
+INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
+PLAIN = "#444444"  # the model as it is
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # the second and third time round
+
+STYLE: Any = {
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+    "savefig.dpi": 200,
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # a $ in a name is a $
+    "axes.labelcolor": QUIET,
+    "axes.edgecolor": FAINT,
+    "axes.titlecolor": QUIET,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+    "legend.frameon": False,
+    "lines.solid_capstyle": "butt",
+    "svg.hashsalt": "ropepatch",  # the same figure is the same file
+}
+
+
+class Look(NamedTuple):
+    """How a model is drawn, in every figure alike."""
+
+    colour: str
+    dash: Any = "-"
+
+
+def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, Look]:
+    """A look for every label, no two alike up to 18.
+
+    Args:
+        labels: In the order of the colours.
+        unscaled: Those of models as they are: grey.
+    """
+    plain, found = set(unscaled), dict[str, Look]()
+    for label in dict.fromkeys(labels):
+        turn, place = divmod(sum(other not in plain for other in found), len(COLOURS))
+        coloured = Look(COLOURS[place], DASHES[turn % len(DASHES)])
+        found[label] = Look(PLAIN) if label in plain else coloured
+    return found
+
+
+def shown(text: str, limit: int = 30) -> str:
+    """The text on one line, cut in the middle if it is longer than `limit`."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    kept = (limit - 1) // 2
+    return line if len(line) <= limit else f"{line[: limit - 1 - kept]}…{line[-kept:]}"
+
+
+def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: str) -> None:
+    """A logarithmic axis of tokens with the trained context marked.
+
+    Ticks stand at as many of the lengths as have room: the trained context and the last ones first.
+    """
+    axes.set_xscale("log", base=2)
+    low, high = axes.get_xlim()
+    axes.minorticks_off()
+    room = math.log(high / low) / 12
+    ticks: list[float] = []
+    for length in (trained, *sorted(set(lengths), reverse=True)):
+        if low <= length <= high and all(abs(math.log(length / tick)) >= room for tick in ticks):
+            ticks.append(length)
+    names = [f"{short_length(round(t))}\ntrained" if t == trained else short_length(round(t)) for t in ticks]
+    axes.set_xticks(ticks, names)
+    axes.set_xlabel(label)
+    axes.axvline(trained, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.9)
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places from 0 to 1 that are at least `gap` apart, in the order of the wanted ones and near them.
+
+    Where there is no room for all, they go on beyond 1.
+    """
+    order = sorted(range(len(wanted)), key=lambda k: wanted[k])
+    pools: list[
+        list[float]
+    ] = []  # neighbours that push each other aside share the mean of where they would start
+    for rank, k in enumerate(order):
+        pools.append([wanted[k] - rank * gap])
+        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    starts = [_mean(pool) for pool in pools for _ in pool]
+    highest = max(0.0, 1 - (len(wanted) - 1) * gap)
+    placed = dict(zip(order, starts, strict=True))
+    rank_of = {k: rank for rank, k in enumerate(order)}
+    return [min(max(placed[k], 0.0), highest) + rank_of[k] * gap for k in range(len(wanted))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Write the figure as ``stem``.png and ``stem``.svg; the two files."""
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    with house_style():
+        for file in files:
+            # Without the date, the same figure is the same file.
+            figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return files
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """The style within the block; afterwards matplotlib's settings are what they were.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise RopepatchError("figures need matplotlib", hint='pip install "ropepatch[plot]"') from error
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+@contextmanager
+def canvas(height: float, width: float = WIDTH) -> Iterator[Figure]:
+    """An empty figure in the style, its size in inches, that belongs to no window."""
+    with house_style():
+        from matplotlib.figure import Figure
+
+        yield Figure(figsize=(width, height), layout="constrained")

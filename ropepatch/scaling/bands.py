@@ -1,0 +1,72 @@
+"""Which rotary pairs a scaling keeps, blends, interpolates or stops."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropepatch.scaling.rope import Rope, rotations, wavelengths
+
+TOLERANCE = 1e-5  # of a divisor: float32 tables agree to about 4e-7
+
+
+class Band(NamedTuple):
+    """Neighbouring pairs that share a fate.
+
+    Args:
+        fate: kept, blended, interpolated (divided by exactly s), stretched (by more), sped up or stopped.
+        first: Index of the fastest pair.
+        last: Index of the slowest pair.
+        wavelength: Tokens per rotation of these two pairs, before.
+        rotations: Rotations of these two pairs inside L, before.
+        divisor: theta / theta' of these two pairs.
+    """
+
+    fate: str
+    first: int
+    last: int
+    wavelength: tuple[float, float]
+    rotations: tuple[float, float]
+    divisor: tuple[float, float]
+
+
+def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
+    """The pairs grouped by fate, fastest first.
+
+    Args:
+        rope: The rope before.
+        inv_freq: The frequencies after: [D/2].
+        factor: s.
+    """
+    before = rope.inv_freq()
+    divisor = (before.double() / inv_freq.double()).nan_to_num(1.0, posinf=torch.inf).tolist()
+    wavelength = wavelengths(before).tolist()
+    turns = rotations(before, rope.original_max_position_embeddings).tolist()
+    grouped = itertools.groupby(range(rope.num_pairs), key=lambda i: _fate(divisor[i], factor))
+    runs = [(fate, list(pairs)) for fate, pairs in grouped]
+    return [
+        Band(
+            fate,
+            pairs[0],
+            pairs[-1],
+            (wavelength[pairs[0]], wavelength[pairs[-1]]),
+            (turns[pairs[0]], turns[pairs[-1]]),
+            (divisor[pairs[0]], divisor[pairs[-1]]),
+        )
+        for fate, pairs in runs
+    ]
+
+
+def _fate(divisor: float, factor: float) -> str:
+    if abs(divisor - 1) <= TOLERANCE:
+        return "kept"
+    if divisor < 1:
+        return "sped up"
+    if divisor > 1e20:
+        return "stopped"
+    if abs(divisor / factor - 1) <= TOLERANCE:
+        return "interpolated"
+    return "blended" if divisor < factor else "stretched"

@@ -1,0 +1,450 @@
+"""The command line as a user meets it: fast help, results on stdout, progress on stderr, exit codes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from made_results import asking as made_asking
+from made_results import reading as made_reading
+from tiny_checkpoint import tiny_llama_folder
+
+from ropepatch import METHODS, RopepatchError
+from ropepatch.cli import app
+from ropepatch.cli.arguments import parse_settings
+from ropepatch.cli.results_text import print_results
+from ropepatch.evaluation.suites import Method, PasskeyTask, PerplexityTask, Suite, read_suite
+from ropepatch.settings import parse_length, parse_lengths, short_length
+
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+def ropepatch(*words, cwd=None):
+    """In a process of its own: every command is run once like this, and else by `run_here`."""
+    return subprocess.run(
+        [sys.executable, "-m", "ropepatch", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    folder = tiny_llama_folder(tmp_path_factory.mktemp("source") / "tiny-llama")
+    (folder.parent / "text.txt").write_text("a small story about a long rope. " * 60)
+    return folder
+
+
+def test_help_and_import_load_neither_torch_nor_transformers():
+    code = (
+        "import sys, ropepatch, ropepatch.cli\n"
+        "sys.argv = ['ropepatch', '--help']\n"
+        "try: ropepatch.cli.main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_with_examples_on_lines_of_their_own(command):
+    done = ropepatch(command, "--help")
+    assert done.returncode == 0
+    assert f"\n    ropepatch {command}" in done.stdout.split("Examples:")[1]
+
+
+def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):
+    text = ropepatch("plan", checkpoint, "--to", "256")
+    assert (text.returncode, text.stderr) == (0, "")
+    assert "64 -> 256 tokens" in text.stdout
+    plan = json.loads(run_here("plan", checkpoint, "--to", "256", "--json").stdout)
+    assert (plan["method"], plan["factor"], plan["target"]) == ("yarn", 4.0, 256)
+    assert len(plan["inv_freq"]) == plan["rotary_dim"] // 2
+    assert [engine["engine"] for engine in plan["engines"]][:2] == ["transformers 5.x", "transformers 4.x"]
+
+
+def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run_here):
+    done = ropepatch("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == "tiny-llama-ntk-1k"
+    assert "logits equal" in done.stdout
+    again = run_here("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "already exists" in again.stderr
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_here):
+    done = run_here("extend", checkpoint, "--to", "256", "--dry-run", cwd=tmp_path)
+    assert done.stdout == run_here("plan", checkpoint, "--to", "256").stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_eval_prints_before_and_after_by_length(checkpoint):
+    text = checkpoint.parent / "text.txt"
+    done = ropepatch(
+        "eval", checkpoint, "--text", text, "--method", "linear", "--method", "yarn", "--to", "256"
+    )
+    assert done.returncode == 0, done.stderr
+    headline, header = done.stdout.splitlines()[:2]
+    assert "tiny-llama, trained on 64 tokens: " in headline
+    assert headline.endswith("text.txt, 6 x 256 tokens")
+    assert header.split() == ["as", "it", "is", "linear", "yarn"]
+    for length in (32, 64, 128, 256):
+        assert f"{length} tokens" in done.stdout
+
+
+def test_eval_as_json_is_a_list_of_results(checkpoint, run_here):
+    text = checkpoint.parent / "text.txt"
+    done = run_here("eval", checkpoint, "--text", text, "--lengths", "32,128", "--windows", "3", "--json")
+    (result,) = json.loads(done.stdout)
+    assert result["parameters"]["pieces"] == 3
+    rows = {row["length"]: row["tokens"] for row in result["tables"]["by_length"]}
+    assert rows == {32: 3 * 31, 128: 3 * 127}
+    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= result["env"].keys()
+
+
+SUITE = """
+methods: [linear, yarn]
+to: [2x]
+tasks:
+  - {task: perplexity, windows: 2}
+  - {task: passkey, lengths: [0.5x], depths: [0.5], trials: 2}
+"""
+
+
+def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(tmp_path, run_here):
+    (tmp_path / "mine.yaml").write_text(SUITE)
+    words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
+    done = run_here(*words, "--report", "report.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "out").iterdir())) == 7
+    assert "longest with 85.6%" in done.stdout
+    assert "<table" in (tmp_path / "report.html").read_text()
+    again = run_here(*words, cwd=tmp_path)
+    assert again.stdout == done.stdout
+    drawn = ropepatch("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    names = {file.suffix for file in (tmp_path / "figures").iterdir()}
+    assert names == {".png", ".svg"}
+
+
+def test_compare_ranks_and_recommends(tmp_path, run_here):
+    words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", "--windows", "4", "--trials", "1")
+    done = ropepatch(*words, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
+    assert ranked == ["yarn", "as", "linear", "floor"]
+    assert done.stdout.endswith("ropepatch extend tiny --to 512 --method yarn\n")
+    record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
+    assert record["ranking"]["recommended"] == "yarn"
+    assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
+
+
+def test_compare_without_digits_in_the_vocabulary_asks_for_no_pass_keys(checkpoint, run_here):
+    text = checkpoint.parent / "text.txt"
+    done = run_here("compare", checkpoint, "--methods", "yarn", "--to", "128", "--text", text)
+    assert done.returncode == 0, done.stderr
+    assert "warning: no pass keys are asked for: " in done.stderr
+
+
+# What the options become
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The suite and the options that a command would measure."""
+
+    def ask(*words):
+        found = []
+
+        def keep(suite, **options):
+            found.append((suite, options))
+            raise typer.Exit
+
+        monkeypatch.setattr("ropepatch.cli.evaluate.measure_and_print", keep)
+        monkeypatch.setattr("ropepatch.cli.compare.measured", keep)
+        app(list(map(str, words)), standalone_mode=False)
+        return found[0]
+
+    return ask
+
+
+def test_eval_hands_on_every_option(asked):
+    texts = ("--text", "books", "--field", "body", "--split", "train", "--documents", "5", "--bos", "window")
+    protocol = ("--lengths", "1k,256", "--protocol", "sliding", "--stride", "64")
+    method = ("--method", "yarn", "--set", "beta_fast=16", "--to", "2k")
+    suite, options = asked("eval", "some", *texts, *protocol, *method, "--revision", "branch")
+    assert suite == Suite(
+        models=("some",),
+        methods=(Method(name="yarn", parameters={"beta_fast": 16.0}),),
+        to=(2048,),
+        tasks=(
+            PerplexityTask(
+                text="books",
+                field="body",
+                split="train",
+                windows=None,
+                documents=5,
+                lengths=(256, 1024),
+                protocol="sliding",
+                stride=64,
+                bos="window",
+            ),
+        ),
+    )
+    assert options["revision"] == "branch"
+
+
+def test_eval_measures_the_gain_if_it_is_asked_for(asked):
+    for words, gain in (((), False), (("--gain",), True)):
+        suite, _ = asked("eval", "tiny", *words)
+        assert suite.tasks[0].gain is gain
+
+
+def test_eval_without_a_target_goes_to_the_greatest_length_or_to_what_the_model_reads(asked):
+    assert asked("eval", "tiny", "--lengths", "128,512")[0].to == (512,)
+    assert asked("eval", "tiny")[0].to == ("1x",)
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "models: [own]\nto: [2x]\ntasks:\n  - {task: perplexity, text: own, field: own, windows: 3}\n"
+        "  - {task: passkey}\n  - {task: lm-eval, tasks: [mine]}\n"
+    )
+    return file
+
+
+def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_the_suite(asked, suite_file):
+    texts = ("--text", "books", "--field", "body", "--split", "train")
+    suite, _ = asked("eval", "some", "--suite", suite_file, *texts)
+    reading, keys, harness = suite.tasks
+    assert suite.models == ("some",)
+    assert reading == PerplexityTask(text="books", field="body", split="train", windows=3)
+    assert keys == PasskeyTask()
+    assert harness.metadata == {"text": "books"}
+
+
+def test_a_suite_without_a_model_and_a_text_on_the_command_line_has_its_own(asked, suite_file):
+    assert asked("eval", "--suite", suite_file)[0] == read_suite(str(suite_file))
+
+
+def test_the_lengths_of_a_suite_are_its_own(asked, suite_file):
+    with pytest.raises(RopepatchError, match="--lengths beside --suite"):
+        asked("eval", "--suite", suite_file, "--lengths", "1k")
+
+
+def test_compare_hands_on_every_option(asked):
+    texts = ("--text", "books", "--field", "body", "--split", "train", "--windows", "3")
+    suite, options = asked(
+        "compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, "--trials", "2"
+    )
+    assert suite == Suite(
+        models=("tiny",),
+        methods=(Method(name="ntk"), Method(name="yarn")),
+        to=(512,),
+        tasks=(
+            PerplexityTask(text="books", field="body", split="train", windows=3),
+            PasskeyTask(lengths=(128, 256, 512), trials=2),
+        ),
+    )
+    assert options == {"out": None, "report": None, "revision": None}
+
+
+def test_compare_without_trials_asks_for_no_pass_keys(asked):
+    suite, _ = asked("compare", "tiny", "--to", "512", "--trials", "0")
+    assert [task.name for task in suite.tasks] == ["perplexity"]
+
+
+# What is printed
+
+
+RESULTS = [
+    made_reading("floor", (0.1, 0.2, 0.3), documents=True),
+    made_reading("as it is", (1.0, 2.0, 3.0), documents=True),
+    made_reading("yarn", (1.1, 1.2, 1.3), documents=True),
+    made_reading("linear", (1.5, 1.6, 1.7), documents=True),
+]
+
+
+def of_documents(result, nats):
+    return replace(
+        result, tables={**result.tables, "by_document": [{"nats": n, "tokens": 100} for n in nats]}
+    )
+
+
+@pytest.fixture
+def compared(monkeypatch, capsys):
+    """What compare prints of results."""
+
+    def compare(results, *words):
+        monkeypatch.setattr("ropepatch.cli.compare.measured", lambda suite, **options: results)
+        app(["compare", "tiny", "--to", "1k", *words], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return compare
+
+
+def test_the_table_of_compare_has_the_loss_the_distance_to_the_best_and_the_loss_inside(compared):
+    lines = [line.split() for line in compared(RESULTS).splitlines()]
+    yarn, linear, as_it_is = lines[1:4]
+    assert (yarn[:2], yarn[5:7], yarn[-1]) == (["yarn", "1.345"], ["1.100", "+0.100"], "*")
+    assert (linear[:2], linear[5], linear[-2:]) == (["linear", "1.745"], "0.400", ["1.500", "+0.500"])
+    assert (as_it_is[3], as_it_is[7], as_it_is[-3:]) == ("3.045", "1.700", ["1.000", "+0.000", "*"])
+
+
+def test_the_floor_of_compare_is_that_of_the_whole_target(compared):
+    assert compared(RESULTS).splitlines()[4].split() == ["floor", "0.300"]
+
+
+def test_compare_calls_tied_what_the_text_does_not_tell_apart_and_nothing_else(compared):
+    assert "tied" not in compared(RESULTS)
+    noisy = of_documents(RESULTS[3], [170, 120, 140, 110, 170, 120, 140, 110, 170, 120])
+    tied = [line.split()[0] for line in compared([*RESULTS[:3], noisy]).splitlines() if "tied" in line]
+    assert tied == ["linear"]
+
+
+def test_compare_gives_no_command_where_nothing_helps(compared):
+    out = compared([made_reading("as it is", (1.0, 1.0, 1.0), documents=True), *RESULTS[2:]])
+    assert "Do not extend" in out
+    assert "ropepatch extend" not in out
+
+
+def test_compare_of_one_text_as_json_has_no_interval(compared):
+    single = [of_documents(result, [100 * number]) for number, result in enumerate(RESULTS)]
+    row = json.loads(compared(single, "--json"))["ranking"]["rows"][0]
+    assert row["interval"] == [None, None]
+
+
+def test_compare_writes_the_report(compared, monkeypatch):
+    written = []
+    monkeypatch.setattr("ropepatch.cli.compare.write_report_of", lambda *words: written.append(words))
+    compared(RESULTS, "--report", "mine.html")
+    assert written == [(RESULTS, Path("mine.html"))]
+
+
+@pytest.fixture
+def printed(capsys):
+    """The words of each line that results are printed as."""
+
+    def lines(*results):
+        print_results(results)
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    return lines
+
+
+def test_the_floor_is_the_first_column(printed):
+    lines = printed(*RESULTS[1:], RESULTS[0])
+    assert lines[1][0] == "floor"
+    assert ["1024", "tokens", "1.35", "20.09", "3.67", "5.47"] in lines
+
+
+def test_the_loss_is_printed_within_the_trained_context_and_by_doublings_beyond(printed):
+    result = made_reading("as it is", (1.0, 2.0, 3.0, 4.0), lengths=(128, 256, 512, 1024))
+    lines = printed(result)
+    begin = lines.index(["nats", "per", "token,", "positions"])
+    assert lines[begin + 1 :] == [
+        ["0", "to", "256", "1.500"],
+        ["256", "to", "512", "3.000"],
+        ["512", "to", "1024", "4.000"],
+    ]
+
+
+def test_the_gain_is_printed_beyond_the_trained_context(printed):
+    lines = printed(made_reading("as it is", (1.0, 2.0, 3.0), gain=(0.25, 0.5)))
+    begin = lines.index(["nats", "gained", "from", "beyond", "the", "trained", "context"])
+    assert lines[begin + 1 :] == [["256", "to", "512", "0.250"], ["512", "to", "1024", "0.500"]]
+
+
+@pytest.mark.parametrize("protocol", ["one-pass", "truncated"])
+def test_another_protocol_than_one_pass_is_named(printed, protocol):
+    headline, _, heading, *_ = printed(made_reading("as it is", (1.0, 2.0, 3.0), protocol=protocol))
+    assert (headline[-1] == "truncated") == (protocol == "truncated")
+    assert " ".join(heading) == (
+        "perplexity of the first" if protocol == "one-pass" else "perplexity with windows of"
+    )
+
+
+def test_the_other_keys_in_the_text_are_said(printed):
+    for distractors in (0, 3):
+        (headline, *_) = printed(made_asking("as it is", (4, 4, 4), distractors=distractors))
+        assert ("3 others in the text" in " ".join(headline)) == bool(distractors)
+
+
+def test_the_longest_length_that_is_read_is_printed_with_its_threshold(printed):
+    longest, none = (
+        made_asking(label, correct, threshold=0.5)
+        for label, correct in (("yarn", (4, 4, 4)), ("as it is", (0, 0, 0)))
+    )
+    assert printed(longest, none)[-1] == ["longest", "with", "50.0%", "1024", "none"]
+
+
+def test_methods_lists_every_method_and_describes_one(run_here):
+    listed = json.loads(ropepatch("methods", "--json").stdout)
+    assert [method["method"] for method in listed] == list(METHODS)
+    one = run_here("methods", "abf").stdout
+    assert "--set rope_theta=VALUE (required)" in one
+    assert run_here("methods", "yarm").returncode == 2
+
+
+@pytest.mark.parametrize("words", [[], ["extend"], ["plan", "x"], ["plan", "x", "--to"], ["nonsense"]])
+def test_a_malformed_command_line_is_a_user_error(words, run_here):
+    done = run_here(*words)
+    assert done.returncode in (0, 2) if not words else done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4096", 4096), ("32k", 32768), ("1M", 1048576), (" 8K ", 8192)]
+)
+def test_lengths_are_read_in_units_of_1024(text, tokens):
+    assert parse_length(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "4.5k", "k", "32kb", "1e3", "٣", "9" * 30])
+def test_what_is_no_length_is_refused(text):
+    with pytest.raises(RopepatchError, match="not a length"):
+        parse_length(text)
+
+
+@pytest.mark.parametrize("tokens", [1, 1000, 1024, 1536, 32768, 1048576, 3 * 1048576])
+def test_a_short_length_reads_back(tokens):
+    assert parse_length(short_length(tokens)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(1000, "1000"), (1536, "1536"), (32768, "32k"), (1 << 20, "1m")]
+)
+def test_a_short_length_is_in_the_largest_unit_that_divides_it(tokens, text):
+    assert short_length(tokens) == text
+
+
+def test_lengths_come_back_ascending_and_each_once():
+    assert parse_lengths("4k,256,1k,256") == [256, 1024, 4096]
+
+
+def test_settings_take_the_types_of_the_method(tmp_path):
+    (tmp_path / "divisors.json").write_text("[1, 2.5]")
+    settings = ["beta_fast=16", "truncate=false", "ramp=rotations", "attention_factor=none"]
+    assert parse_settings("yarn", settings) == {
+        "beta_fast": 16.0, "truncate": False, "ramp": "rotations", "attention_factor": None,
+    }  # fmt: skip
+    assert parse_settings("custom", ["divisors=1,2"]) == {"divisors": (1.0, 2.0)}
+    assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {"divisors": (1.0, 2.5)}
+
+
+@pytest.mark.parametrize("setting", ["beta_fast=fast", "truncate=maybe", "beta_fast", "attention_factor="])
+def test_a_setting_of_another_type_is_refused(setting):
+    with pytest.raises(RopepatchError):
+        parse_settings("yarn", [setting])

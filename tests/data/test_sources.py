@@ -1,0 +1,639 @@
+import gzip
+import io
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from dataset_server import DatasetHub, asked_elsewhere, serving
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ropepatch.data.sources import local_files, stream_documents
+from ropepatch.errors import RopepatchError
+
+SUFFIXES = ["txt", "txt.gz", "jsonl", "jsonl.gz", "json"]
+
+by_hand = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def read(source: str | Path, **options: str) -> list[str | list[int]]:
+    return list(stream_documents(source, **options))
+
+
+def write(file: Path, content: bytes) -> Path:
+    file.write_bytes(gzip.compress(content, mtime=0) if file.suffix == ".gz" else content)
+    return file
+
+
+def write_lines(file: Path, *rows: object) -> Path:
+    return write(file, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def dataset_of() -> Callable:
+    import datasets
+
+    datasets.disable_progress_bars()
+    return datasets.Dataset.from_dict
+
+
+# text files
+
+
+@by_hand
+@given(st.lists(st.sampled_from(["<|endoftext|>", "<|endof", "text|>", "a", "é", " ", "\n", "\r\n", "\r"])))
+@example(["\r\n", "a", "\r", "b"])
+def test_a_text_file_gives_what_splitting_it_whole_would_give(tmp_path, pieces):
+    text = "".join(["start ", *pieces])
+    whole = io.StringIO(text, newline=None).read()  # line ends as Python reads them in text mode
+    expected = [part.strip() for part in whole.split("<|endoftext|>") if part.strip()]
+    assert read(write(tmp_path / "a.txt", text.encode())) == expected
+
+
+def test_a_byte_order_mark_is_dropped_at_the_beginning_only(tmp_path):
+    file = write(tmp_path / "a.txt", "\ufeffone\n\ufefftwo".encode())
+    assert read(file) == ["one\n\ufefftwo"]
+
+
+def test_a_gzipped_text_is_read_like_the_plain_one(tmp_path):
+    content = "one\n<|endoftext|>\nzwölf".encode()
+    assert read(write(tmp_path / "a.txt.gz", content)) == ["one", "zwölf"]
+
+
+def test_the_offset_of_a_bad_byte_counts_from_the_beginning_of_the_file(tmp_path):
+    file = write(tmp_path / "a.txt", "é\r\n".encode() * 1000 + b"x\xffy")
+    with pytest.raises(RopepatchError, match=r"a\.txt is not UTF-8 text: byte 0xff at offset 4001"):
+        read(file)
+
+
+# JSON lines
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json"])
+def test_a_line_gives_the_text_or_the_token_ids_of_its_object(tmp_path, suffix):
+    rows = [{"text": " one\n", "id": 1}, {"input_ids": [5, 6]}, {"text": "two"}]
+    assert read(write_lines(tmp_path / f"a.{suffix}", *rows)) == [" one\n", [5, 6], "two"]
+
+
+def test_the_field_is_the_named_one_and_the_token_ids_only_where_it_is_absent(tmp_path):
+    rows = [{"text": "a", "body": "b", "input_ids": [1]}, {"text": "a", "input_ids": [2]}]
+    assert read(write_lines(tmp_path / "a.jsonl", *rows), field="body") == ["b", [2]]
+    assert read(tmp_path / "a.jsonl") == ["a", "a"]
+    assert read(tmp_path / "a.jsonl", field="input_ids") == [[1], [2]]
+
+
+def test_token_ids_may_stand_in_the_named_field(tmp_path):
+    assert read(write_lines(tmp_path / "a.jsonl", {"tokens": [7, 0]}), field="tokens") == [[7, 0]]
+
+
+def test_blank_lines_blank_texts_and_empty_ids_are_dropped(tmp_path):
+    lines = b'\xef\xbb\xbf\n{"text": ""}\r\n  \n{"text": " \\n"}\n{"input_ids": []}\n{"text": "x"}'
+    assert read(write(tmp_path / "a.jsonl", lines)) == ["x"]
+
+
+def test_a_document_may_hold_the_marker_of_text_files(tmp_path):
+    assert read(write_lines(tmp_path / "a.jsonl", {"text": "a<|endoftext|>b"})) == ["a<|endoftext|>b"]
+
+
+@pytest.mark.parametrize("line", [b"text", b'{"text": "a"', b'{"text": "a"} {"text": "b"}', b"[" * 200_000])
+def test_a_line_that_is_no_json_is_named_by_file_and_number(tmp_path, line):
+    file = write(tmp_path / "a.jsonl", b'\n{"text": "fine"}\n' + line + b"\n")
+    with pytest.raises(RopepatchError, match=r"a\.jsonl, line 3 is not JSON"):
+        read(file)
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", ["text"]])
+def test_a_line_that_is_no_object_is_refused(tmp_path, value):
+    with pytest.raises(RopepatchError, match=r"a\.jsonl, line 1 must be a JSON object, got"):
+        read(write_lines(tmp_path / "a.jsonl", value))
+
+
+def test_a_line_without_the_field_is_named_with_the_fields_it_has(tmp_path):
+    file = write_lines(tmp_path / "a.jsonl", {"text": "a"}, {"title": "b", "body": "c"})
+    with pytest.raises(
+        RopepatchError, match=r"a\.jsonl, line 2 has no field 'text', nor input_ids"
+    ) as caught:
+        read(file)
+    assert caught.value.hint == "it has ['title', 'body']"
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, {"a": 1}, ["a"], [1, "a"], [1.0], [True], [-1], [2**31], [[1]], "\ud800"]
+)
+def test_a_value_that_is_neither_text_nor_token_ids_is_refused(tmp_path, value):
+    file = write_lines(tmp_path / "a.jsonl", {"text": "fine"}, {"text": value})
+    with pytest.raises(
+        RopepatchError, match=r"line 2: text must be a text or a list of token ids, got"
+    ) as caught:
+        read(file)
+    str(caught.value).encode()
+
+
+def test_the_largest_token_id_is_taken(tmp_path):
+    assert read(write_lines(tmp_path / "a.jsonl", {"text": [0, 2**31 - 1]})) == [[0, 2**31 - 1]]
+
+
+# folders
+
+
+def test_a_folder_is_read_in_sorted_order_with_every_kind_in_it(tmp_path):
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b" / "2.txt", b"second")
+    write_lines(tmp_path / "b" / "3.jsonl.gz", {"text": "third"}, {"input_ids": [4]})
+    write(tmp_path / "c.txt.gz", b"fifth")
+    write_lines(tmp_path / "a.jsonl", {"text": "first"})
+    for name in ("config.json", "notes.md", "z.parquet"):
+        write(tmp_path / name, b"not a document")
+    (tmp_path / "folder.txt").mkdir()
+    assert read(tmp_path) == ["first", "second", "third", [4], "fifth"]
+
+
+def test_a_folder_without_texts_is_an_error_that_says_what_is_read(tmp_path):
+    write(tmp_path / "notes.md", b"text")
+    with pytest.raises(RopepatchError, match=r"no text in .*: it has no \*\.txt or \*\.jsonl file"):
+        stream_documents(tmp_path)
+
+
+def test_a_blank_file_among_others_is_passed_over(tmp_path):
+    write(tmp_path / "a.txt", b" \n")
+    write(tmp_path / "b.jsonl", b"\n")
+    write(tmp_path / "c.txt", b"text")
+    assert read(tmp_path) == ["text"]
+
+
+# what is there and what is not
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_blank_source_is_an_error_at_once(tmp_path, suffix):
+    with pytest.raises(RopepatchError, match=r"no text in .*: all of it is blank"):
+        stream_documents(write(tmp_path / f"a.{suffix}", b" \r\n\n"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/no/where", "./no", "../where", "nowhere", "no/where/now", "no/where.txt", "no/a.jsonl.gz", "no/"],
+)
+def test_what_looks_like_a_path_and_is_absent_is_no_such_file(name):
+    with pytest.raises(RopepatchError, match=f"no such file or folder: {name}") as caught:
+        stream_documents(name)
+    assert "owner/name" in (caught.value.hint or "")
+
+
+def test_an_empty_name_is_not_the_folder_we_are_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path / "a.txt", b"text").parent)
+    with pytest.raises(RopepatchError, match="the source is an empty name"):
+        stream_documents("")
+
+
+def test_a_path_object_is_never_taken_for_an_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RopepatchError, match="no such file or folder: owner/name"):
+        stream_documents(Path("owner/name"))
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "~nobody_of_that_name/text.txt"])
+def test_a_name_that_cannot_be_looked_for_is_one_error(name):
+    with pytest.raises(RopepatchError, match=r"cannot look for|no such file or folder"):
+        stream_documents(name)
+
+
+def test_a_path_goes_before_an_id_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    write(tmp_path / "owner" / "name" / "a.txt", b"local")
+    assert read("owner/name") == ["local"]
+    with pytest.raises(RopepatchError, match="owner/name is a path on this machine, which has no config"):
+        stream_documents("owner/name:config")
+
+
+def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.txt", b"at home")
+    assert read("~/a.txt") == ["at home"]
+
+
+# hostile input
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, "parquet", "arrow"])
+def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
+    @settings(by_hand, max_examples=10 if suffix in ("parquet", "arrow") else 150)
+    @given(st.binary(max_size=60), st.booleans())
+    def check(content: bytes, packed: bool) -> None:
+        file = tmp_path / f"a.{suffix}"
+        file.write_bytes(gzip.compress(content, mtime=0)[: -3 if content else None] if packed else content)
+        try:
+            documents = read(file)
+        except RopepatchError:
+            return
+        assert documents
+        assert all(isinstance(document, str) and document.strip() for document in documents)
+
+    check()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@by_hand
+@given(
+    st.lists(
+        st.fixed_dictionaries({}, optional={"text": json_values, "input_ids": json_values}) | json_values
+    )
+)
+def test_arbitrary_json_lines_give_documents_or_one_error_on_one_line(tmp_path, rows):
+    try:
+        documents = read(write_lines(tmp_path / "a.jsonl", *rows))
+    except RopepatchError as refused:
+        message = f"{refused}{refused.hint}"
+        documents = [message]
+        assert "\n" not in message
+    for document in documents:
+        if isinstance(document, str):
+            document.encode()
+        else:
+            assert document
+            assert all(type(token) is int and token >= 0 for token in document)
+
+
+WHOLE = gzip.compress(b"one\n" * 1000, mtime=0)
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"one", WHOLE[:-3], WHOLE[:10] + b"\xff" * 20, WHOLE[:-8] + b"\0" * 8, WHOLE[:12]]
+)
+def test_a_damaged_gzip_file_is_one_error(tmp_path, damaged):
+    (tmp_path / "a.txt.gz").write_bytes(damaged)
+    with pytest.raises(RopepatchError, match=r"cannot read .*a\.txt\.gz"):
+        read(tmp_path / "a.txt.gz")
+
+
+# reading as it is asked for
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_a_fault_further_on_in_a_text_is_met_when_it_is_reached(tmp_path, suffix):
+    content = b"one\n<|endoftext|>\ntwo\n<|endoftext|>\n" + b"x" * 200_000 + b"\n\xff"
+    documents = stream_documents(write(tmp_path / f"a.{suffix}", content))
+    assert list(islice(documents, 2)) == ["one", "two"]
+    with pytest.raises(RopepatchError, match="not UTF-8"):
+        next(documents)
+
+
+def test_a_fault_further_on_in_a_folder_is_met_when_it_is_reached(tmp_path):
+    write_lines(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}, {"text": 3})
+    write(tmp_path / "b.jsonl", b"{")
+    documents = stream_documents(tmp_path)
+    (tmp_path / "b.jsonl").unlink()  # not opened yet
+    assert list(islice(documents, 2)) == ["one", "two"]
+    with pytest.raises(RopepatchError, match="line 3: text must be"):
+        next(documents)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "jsonl.gz"])
+def test_memory_is_that_of_a_document_and_not_of_the_file(tmp_path, suffix):
+    tale = "Once upon a time. " * 2000  # 36 kB
+    if suffix == "txt":
+        write(tmp_path / "a.txt", f"{tale}\n<|endoftext|>\n".encode() * 400)
+    else:
+        write_lines(tmp_path / f"a.{suffix}", *[{"text": tale}] * 400)
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in stream_documents(tmp_path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 400
+    assert peak < 20 * len(tale)  # the file: 400
+
+
+# bad rows that are left out
+
+
+def lenient(source: str | Path, **options: str) -> tuple[list[str | list[int]], list[str]]:
+    """The documents, and what was said of the rows that were left out."""
+    said: list[str] = []
+    return list(stream_documents(source, on_bad=said.append, **options)), said
+
+
+def test_bad_lines_are_left_out_and_each_is_told_of(tmp_path):
+    lines = [b'{"text": "one"}', b"no JSON", b"[1]", b'{"title": "a"}', b'{"text": 3}', b'{"text": "\xff"}']
+    file = write(
+        tmp_path / "a.jsonl", b"\n".join([b'{"text": "caf\xe9"}', *lines, b"", b'{"input_ids": [4]}'])
+    )
+    documents, said = lenient(file)
+    assert documents == ["one", [4]]
+    expected = [
+        "a.jsonl is not UTF-8 text: byte 0xe9 at offset 13",
+        "a.jsonl, line 3 is not JSON: Expecting value: line 1 column 1 (char 0)",
+        "a.jsonl, line 4 must be a JSON object, got [1]",
+        "a.jsonl, line 5 has no field 'text', nor input_ids",
+        "a.jsonl, line 6: text must be a text or a list of token ids, got 3",
+        "a.jsonl is not UTF-8 text: byte 0xff at offset 82",
+    ]
+    assert said == [f"{tmp_path}/{reason}" for reason in expected]
+    assert file.read_bytes()[82] == 0xFF
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_of_a_text_file_the_text_with_a_bad_byte_is_left_out_and_no_other(tmp_path, suffix):
+    content = b"one<|endoftext|>t\xffw\no\xff\nmore<|endoftext|>three\n<|endoftext|>\xfe"
+    documents, said = lenient(write(tmp_path / f"a.{suffix}", content))
+    assert documents == ["one", "three"]
+    assert [reason.partition("text: ")[2] for reason in said] == [
+        "byte 0xff at offset 17",
+        f"byte 0xfe at offset {len(content) - 1}",
+    ]
+
+
+@by_hand
+@given(st.lists(st.fixed_dictionaries({}, optional={"text": json_values}) | json_values, max_size=6))
+def test_what_is_left_out_is_what_alone_would_be_refused(tmp_path, rows):
+    good, bad = [], 0
+    for row in rows:
+        try:
+            good += read(write_lines(tmp_path / "one.jsonl", row))
+        except RopepatchError as refused:
+            bad += "blank" not in str(refused)
+    if good:
+        documents, said = lenient(write_lines(tmp_path / "a.jsonl", *rows))
+        assert (documents, len(said)) == (good, bad)
+
+
+def test_where_all_rows_are_bad_the_error_says_how_many_and_why_the_first(tmp_path):
+    file = write(tmp_path / "a.jsonl", b'{"title": "x"}\nno JSON\n\n{"text": " "}\n')
+    with pytest.raises(
+        RopepatchError, match=r"all 2 rows of .* are bad; the first: .*line 1 has no field 'text'"
+    ):
+        lenient(file)
+
+
+def test_a_thousand_bad_rows_at_the_beginning_are_enough(tmp_path):
+    good = [{"text": "a"}]
+    assert lenient(write_lines(tmp_path / "a.jsonl", *[0] * 999, *good))[0] == ["a"]
+    with pytest.raises(
+        RopepatchError, match=r"the first 1000 rows of .* are bad; the first: .*line 1 must be"
+    ):
+        lenient(write_lines(tmp_path / "a.jsonl", *[0] * 1000, *good))
+    assert len(lenient(write_lines(tmp_path / "a.jsonl", *good, *[0] * 2000))[1]) == 2000
+
+
+def test_rows_of_a_saved_set_without_a_text_are_left_out_and_a_column_that_is_not_there_is_fatal(
+    tmp_path, dataset_of
+):
+    dataset_of({"text": ["one", None, "two"]}).save_to_disk(tmp_path / "set")
+    documents, said = lenient(tmp_path / "set")
+    assert documents == ["one", "two"]
+    assert said == [f"{tmp_path / 'set'}, row 1: text must be a text or a list of token ids, got None"]
+    with pytest.raises(RopepatchError, match="set, row 0 has no field 'body', nor input_ids") as caught:
+        lenient(tmp_path / "set", field="body")
+    assert caught.value.hint == "it has ['text']"
+
+
+def test_a_damaged_file_is_no_bad_row(tmp_path):
+    write(tmp_path / "a.txt", b"one")
+    (tmp_path / "b.txt.gz").write_bytes(WHOLE[:-3])
+    with pytest.raises(RopepatchError, match=r"cannot read .*b\.txt\.gz"):
+        lenient(tmp_path)
+
+
+# which files
+
+
+def test_the_files_of_a_source_are_those_that_are_read_and_none_for_an_id(tmp_path, dataset_of):
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    text = write(tmp_path / "folder" / "deep" / "a.txt", b"one")
+    lines = write_lines(tmp_path / "folder" / "b.jsonl", {"text": "two"})
+    write(tmp_path / "folder" / "notes.md", b"no")
+    assert local_files(text) == [text]
+    assert local_files(str(tmp_path / "folder")) == [lines, text]
+    dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
+    assert {file.suffix for file in local_files(tmp_path / "set") or []} == {".arrow", ".json"}
+    assert local_files("owner/name:config") is None
+    with pytest.raises(RopepatchError, match="no such file or folder"):
+        local_files(tmp_path / "nowhere")
+
+
+# saved sets and tables
+
+
+def test_a_saved_set_gives_its_texts(tmp_path, dataset_of):
+    dataset_of({"text": ["one", "", "two"], "id": [1, 2, 3]}).save_to_disk(tmp_path / "set")
+    assert read(tmp_path / "set") == ["one", "two"]
+
+
+def test_a_saved_tokenised_set_gives_its_token_ids(tmp_path, dataset_of):
+    columns = {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]}
+    dataset_of(columns).save_to_disk(tmp_path / "set")
+    assert read(str(tmp_path / "set")) == [[1, 2], [3]]
+
+
+def test_a_saved_set_with_texts_and_token_ids_gives_the_field_asked_for(tmp_path, dataset_of):
+    dataset_of({"text": ["one"], "input_ids": [[1, 2]]}).save_to_disk(tmp_path / "set")
+    assert read(tmp_path / "set") == ["one"]
+    assert read(tmp_path / "set", field="input_ids") == [[1, 2]]
+
+
+def test_a_set_saved_in_the_format_of_torch_gives_plain_token_ids(tmp_path, dataset_of):
+    dataset_of({"input_ids": [[1, 2], [3]]}).with_format("torch").save_to_disk(tmp_path / "set")
+    assert read(tmp_path / "set") == [[1, 2], [3]]
+
+
+def test_a_saved_set_of_several_splits_gives_the_one_asked_for(tmp_path, dataset_of):
+    import datasets
+
+    splits = {name: dataset_of({"text": [name]}) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "set")
+    assert read(tmp_path / "set") == ["test"]
+    assert read(tmp_path / "set", split="train") == ["train"]
+    with pytest.raises(RopepatchError, match="has no split 'validation'") as caught:
+        stream_documents(tmp_path / "set", split="validation")
+    assert caught.value.hint == "it has train, test"
+
+
+def test_a_saved_set_without_the_field_is_an_error_at_once(tmp_path, dataset_of):
+    dataset_of({"title": ["one"], "body": ["two"]}).save_to_disk(tmp_path / "set")
+    with pytest.raises(RopepatchError, match="row 0 has no field 'text'") as caught:
+        stream_documents(tmp_path / "set")
+    assert caught.value.hint == "it has ['title', 'body']"
+
+
+def test_a_saved_set_with_a_part_missing_is_one_error(tmp_path, dataset_of):
+    dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
+    next((tmp_path / "set").glob("*.arrow")).unlink()
+    with pytest.raises(RopepatchError, match=r"cannot read .*set") as caught:
+        stream_documents(tmp_path / "set")
+    assert "save_to_disk" in (caught.value.hint or "")
+
+
+def test_a_saved_set_is_not_loaded_into_memory(tmp_path, dataset_of):
+    import pyarrow
+
+    rows = 200
+    dataset_of({"input_ids": [list(range(5000))] * rows}).save_to_disk(tmp_path / "set")
+    before = pyarrow.total_allocated_bytes()
+    most = max(pyarrow.total_allocated_bytes() - before for _ in stream_documents(tmp_path / "set"))
+    assert most < 5000 * 8 * rows / 4
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "odd [1]*.parquet"])
+def test_a_parquet_file_gives_its_documents(tmp_path, dataset_of, name):
+    dataset_of({"text": ["one", "two"], "id": [1, 2]}).to_parquet(tmp_path / name)
+    assert read(tmp_path / name) == ["one", "two"]
+
+
+def test_an_arrow_file_gives_its_documents(tmp_path, dataset_of):
+    dataset_of({"input_ids": [[1], [2, 3]]}).save_to_disk(tmp_path / "set")
+    (file,) = (tmp_path / "set").glob("*.arrow")
+    assert read(file) == [[1], [2, 3]]
+
+
+def test_without_datasets_a_saved_set_says_what_to_install_and_files_are_read(
+    tmp_path, monkeypatch, dataset_of
+):
+    dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RopepatchError, match="datasets is needed") as caught:
+        stream_documents(tmp_path / "set")
+    assert caught.value.hint == 'pip install "ropepatch[eval]"'
+    assert read(write_lines(tmp_path / "a.jsonl", {"text": "one"})) == ["one"]
+
+
+# the Hub
+
+READ = """
+import json, sys, time
+from itertools import islice
+from ropepatch.errors import RopepatchError
+from ropepatch.data.sources import stream_documents
+time.sleep = lambda seconds: None  # the Hub's client waits between attempts
+for source, options, count in json.loads(sys.argv[1]):
+    if options.get("on_bad"):
+        options["on_bad"] = list().append
+    try:
+        print(json.dumps(list(islice(stream_documents(source, **options), count))))
+    except RopepatchError as error:
+        print(json.dumps({"error": str(error), "hint": error.hint}))
+"""
+NAME = "someone/letters"
+ASKED = {
+    "first": (NAME, {}, 1),
+    "train": (NAME, {"split": "train", "field": "title"}, None),
+    "tokens": (f"{NAME}:tokens", {}, None),
+    "dead": (f"{NAME}:dead", {}, None),
+    "dead, lenient": (f"{NAME}:dead", {"on_bad": True}, None),
+    "other name": ("someone/else", {}, None),
+    "other split": (NAME, {"split": "dev"}, None),
+    "other config": (f"{NAME}:words", {}, None),
+    "other field": (NAME, {"field": "body"}, None),
+}
+
+
+def ask(home: Path, url: str, questions: dict[str, tuple], *, offline: bool = False) -> dict:
+    """What an interpreter of its own answers."""
+    found = asked_elsewhere(READ, json.dumps(list(questions.values())), home=home, url=url, offline=offline)
+    return dict(zip(questions, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> DatasetHub:
+    """Configs: texts, with two files in split `test`; token ids; token ids whose second file is dead."""
+    folder = tmp_path_factory.mktemp("hub")
+    dataset_of({"text": ["no"], "title": ["A"]}).to_parquet(folder / "train-0.parquet")
+    for part in range(2):
+        texts = {"text": ["one", "two"], "title": ["B", "C"]}
+        dataset_of(texts).to_parquet(folder / f"test-{part}.parquet")
+        ids = {"input_ids": [[part, 1], [part, 2]], "other": [0, 0]}
+        for config in ("tokens", "dead"):
+            (folder / config).mkdir(exist_ok=True)
+            dataset_of(ids).to_parquet(folder / config / f"test-{part}.parquet")
+    card = "configs:\n- config_name: texts\n  default: true\n  data_files:\n"
+    card += "".join(f"  - split: {split}\n    path: {split}-*\n" for split in ("train", "test"))
+    for config in ("tokens", "dead"):
+        card += f"- config_name: {config}\n  data_files:\n  - split: test\n    path: {config}/*\n"
+    (folder / "README.md").write_text(f"---\n{card}---\n")
+    served = DatasetHub(NAME, folder)
+    served.dead = "dead/test-1.parquet"
+    return served
+
+
+@pytest.fixture(scope="module")
+def answers(hub: DatasetHub, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    with serving(hub):
+        return ask(tmp_path_factory.mktemp("asking"), hub.url, ASKED)
+
+
+def test_an_id_of_the_hub_with_a_split_and_a_field(answers):
+    assert answers["train"] == ["A"]
+
+
+def test_an_id_of_the_hub_with_a_config_gives_its_files_in_order(answers):
+    assert answers["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
+
+
+def test_a_file_of_the_hub_that_is_not_reached_is_not_read(answers, hub):
+    assert answers["first"] == ["one"]
+    assert "test-0.parquet" in hub.read
+    assert "test-1.parquet" not in hub.read
+
+
+def test_a_hub_that_fails_in_the_middle_is_one_error_with_a_hint(answers, hub):
+    assert "dead/test-0.parquet" in hub.read
+    assert answers["dead"]["error"].startswith(f"cannot read {NAME} from the Hub: ")
+    assert "network" in answers["dead"]["hint"]
+    assert answers["dead, lenient"] == answers["dead"]  # no bad row
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("other name", "Dataset 'someone/else' doesn't exist on the Hub"),
+        ("other split", "Bad split: dev. Available splits: ['train', 'test']"),
+        ("other config", "'words' not found. Available: ['texts', 'tokens', 'dead']"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_one_error_with_a_hint(answers, asked, reason):
+    assert answers[asked]["error"].startswith(
+        f"cannot read {ASKED[asked][0].partition(':')[0]} from the Hub: "
+    )
+    assert reason in answers[asked]["error"]
+    assert answers[asked]["hint"].startswith("no such path is here; check id, config, split and network")
+
+
+def test_a_dataset_of_the_hub_without_the_field_says_which_it_has(answers):
+    assert answers["other field"]["error"] == f"{NAME}, row 0 has no field 'body', nor input_ids"
+    assert answers["other field"]["hint"] == "it has ['text', 'title']"
+
+
+def test_json_lines_on_the_hub_are_read_without_a_card(tmp_path, dataset_of):
+    (tmp_path / "files").mkdir()
+    write_lines(tmp_path / "files" / "test.jsonl", {"text": "one"}, {"text": "two"})
+    with serving(DatasetHub(NAME, tmp_path / "files")) as served:
+        assert ask(tmp_path, served.url, {"all": (NAME, {}, None)}) == {"all": ["one", "two"]}
+
+
+def test_a_hub_that_does_not_answer_is_one_error_with_a_hint(tmp_path, dataset_of):
+    with serving(DatasetHub(NAME, tmp_path)) as stopped:
+        url = stopped.url
+    answer = ask(tmp_path, url, {"all": (NAME, {}, None)})["all"]
+    assert f"cannot read {NAME} from the Hub: Couldn't reach '{NAME}'" in answer["error"]
+    assert "network" in answer["hint"]
+
+
+def test_offline_nothing_is_asked_of_the_hub(tmp_path, dataset_of):
+    write_lines(tmp_path / "test.jsonl", {"text": "one"})
+    with serving(DatasetHub(NAME, tmp_path)) as served:
+        answer = ask(tmp_path, served.url, {"all": (NAME, {}, None)}, offline=True)["all"]
+        assert "Couldn't reach 'someone/letters' on the Hub (OfflineModeIsEnabled)" in answer["error"]
+        assert not served.asked

@@ -1,0 +1,230 @@
+import json
+import random
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from passkey_cases import DETERMINISTIC
+
+from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.templates import NAMED, bundled, read_template
+from ropepatch.errors import RopepatchError
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"intro": None}, "the intro must be a text, got None"),
+        (
+            {"needle": "The pass key is {code}."},
+            r"the needle must hold \{key\}, got 'The pass key is \{code\}",
+        ),
+        ({"needle": ""}, r"the needle must hold \{key\}, got ''"),
+        ({"needle": ["{key}"]}, r"the needle must hold \{key\}, got \['\{key\}'\]"),
+        ({"filler": ()}, r"the filler must be a tuple of sentences, got \(\)"),
+        ({"filler": ("So it goes.", " ")}, "the filler must be a tuple of sentences, got"),
+        ({"filler": ("So it goes.", 7)}, "the filler must be a tuple of sentences, got"),
+        ({"filler": "草是绿的。"}, "the filler must be a tuple of sentences, got '草是绿的。'"),
+        ({"filler": 7}, "the filler must be a tuple of sentences, got 7"),
+        ({"question": "The pass key is "}, "the question must end in a word, got 'The pass key is '"),
+        ({"question": "The pass key:\n"}, "the question must end in a word"),
+        ({"question": ""}, "the question must end in a word, got ''"),
+        ({"question": None}, "the question must end in a word, got None"),
+        ({"question": "And {name} has"}, r"must both hold \{name\}, or neither"),
+        ({"needle": "{name} has {key}."}, r"must both hold \{name\}, or neither"),
+        ({"separator": ""}, "the separator must be a space or a line break, got ''"),
+        ({"separator": "\n\n"}, "the separator must be a space or a line break, got"),
+        ({"digits": 0}, "a key needs at least 1 digit, got 0"),
+        ({"digits": True}, "a key needs at least 1 digit, got True"),
+        ({"digits": "5"}, "a key needs at least 1 digit, got 5"),
+        ({"keys": (5, 1)}, r"keys must be the least and the greatest key, got \(5, 1\)"),
+        ({"keys": (-1, 5)}, "keys must be the least and the greatest key"),
+        ({"keys": (1,)}, "keys must be the least and the greatest key"),
+        ({"keys": (1, 2, 3)}, "keys must be the least and the greatest key"),
+        ({"keys": (1, 2.0)}, "keys must be the least and the greatest key"),
+        ({"keys": (False, True)}, "keys must be the least and the greatest key"),
+        ({"keys": 50000}, "keys must be the least and the greatest key, got 50000"),
+        ({"names": ()}, "the names must be a tuple of different names"),
+        ({"names": "Ann"}, "the names must be a tuple of different names"),
+        ({"names": ("Ann", "Bob", "Ann")}, "the names must differ, got 'Ann' twice"),
+        ({"parse": r"\d+"}, "parse and answer_tokens belong together"),
+        ({"answer_tokens": 5}, "parse and answer_tokens belong together, got None and 5"),
+        ({"parse": "(", "answer_tokens": 5}, r"parse is no regular expression: '\('"),
+        ({"parse": 7, "answer_tokens": 5}, "parse is no regular expression: 7"),
+        ({"parse": r"\d+", "answer_tokens": 0}, "answer_tokens must be at least 1, got 0"),
+        ({"parse": r"\d+", "answer_tokens": "all"}, "answer_tokens must be at least 1, got 'all'"),
+    ],
+)
+def test_a_template_that_asks_for_nothing_is_refused(words, message):
+    with pytest.raises(RopepatchError, match=message) as refusal:
+        PasskeyTemplate(**words)
+    assert refusal.value.hint
+    assert "\n" not in str(refusal.value)
+
+
+# Keys
+
+
+def drawn(words: PasskeyTemplate, count: int) -> list[str]:
+    draw = random.Random(1)
+    return [words.draw_key(draw) for _ in range(count)]
+
+
+def test_keys_of_a_number_of_digits_are_all_such_texts():
+    assert set(drawn(PasskeyTemplate(digits=2), 2000)) == {f"{key:02}" for key in range(100)}
+    assert PasskeyTemplate(digits=2).num_keys == 100
+
+
+def test_keys_of_a_range_are_its_whole_numbers_both_ends_included():
+    words = PasskeyTemplate(keys=(8, 12), digits=5)
+    assert set(drawn(words, 300)) == {"8", "9", "10", "11", "12"}
+    assert words.num_keys == 5
+
+
+def test_keys_of_a_range_are_equally_likely():
+    found = drawn(PasskeyTemplate(keys=(1, 50_000)), 20_000)
+    lengths = [sum(len(key) == digits for key in found) / 20_000 for digits in range(1, 6)]
+    assert lengths == pytest.approx([9 / 5e4, 90 / 5e4, 900 / 5e4, 9000 / 5e4, 40_001 / 5e4], abs=0.01)
+
+
+# The digest
+
+
+def test_the_digest_of_the_bundled_template_is_the_same_in_every_process():
+    ask = "from ropepatch.data.templates import *; print(PasskeyTemplate().digest)"
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == PasskeyTemplate().digest
+    assert len(PasskeyTemplate().digest) == 16
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"intro": "Read."},
+        {"filler": PasskeyTemplate().filler[::-1]},
+        {"needle": "{key}"},
+        {"question": "It is"},
+        {"separator": "\n"},
+        {"digits": 4},
+        {"keys": (1, 2)},
+        {"names": ("Ann", "Bob")},
+        {"parse": r"\d+", "answer_tokens": 5},
+        {"parse": r"\d+", "answer_tokens": 6},
+    ],
+)
+def test_every_change_of_a_template_changes_its_digest(change):
+    base = PasskeyTemplate(parse=r"\d+", answer_tokens=7) if "parse" in change else PasskeyTemplate()
+    assert replace(base, **change).digest != base.digest
+
+
+def test_distractors_bring_the_bundled_template_with_names():
+    assert bundled(distractors=0) == PasskeyTemplate()
+    assert bundled(distractors=3) == NAMED
+    assert "{name}" in NAMED.needle
+    assert "{name}" in NAMED.question
+
+
+def test_no_bundled_name_is_part_of_another():
+    names = NAMED.names
+    assert len(names) == 64
+    assert not [(a, b) for a in names for b in names if a != b and a in b]
+
+
+# Files
+
+EXAMPLE = r"""
+intro: A number is hidden in this letter. You will be asked for it.
+filler: [It rained all day., We stayed at home.]
+needle: The number is {key}.
+question: Which number was it? It was
+separator: "\n"
+keys: [1, 50000]
+parse: \d+
+answer_tokens: 8
+"""
+
+
+def test_the_example_of_the_documentation_is_read(tmp_path):
+    file = tmp_path / "letter.yaml"
+    file.write_text(EXAMPLE)
+    assert read_template(file) == PasskeyTemplate(
+        intro="A number is hidden in this letter. You will be asked for it.",
+        filler=("It rained all day.", "We stayed at home."),
+        needle="The number is {key}.",
+        question="Which number was it? It was",
+        separator="\n",
+        keys=(1, 50000),
+        parse=r"\d+",
+        answer_tokens=8,
+    )
+    documented = "\n".join(map(str.strip, read_template.__doc__.splitlines()))
+    assert EXAMPLE in documented
+
+
+def test_what_a_file_leaves_out_is_bundled(tmp_path):
+    file = tmp_path / "short.yaml"
+    file.write_text("digits: 3")
+    assert read_template(file) == PasskeyTemplate(digits=3)
+
+
+@DETERMINISTIC
+@given(
+    st.builds(
+        PasskeyTemplate,
+        intro=st.text("abc .:{}'\"#-\n", max_size=20),
+        filler=st.lists(st.text("ab:#", min_size=1), min_size=1).map(tuple),
+        needle=st.text("ab: {}\n").map(lambda text: text + "{key}"),
+        separator=st.sampled_from([" ", "\n"]),
+        digits=st.integers(1, 9),
+        names=st.lists(st.text("ab1", min_size=1), min_size=1, unique=True).map(tuple),
+    )
+)
+def test_a_template_written_as_yaml_is_read_as_it_was(tmp_path_factory, words):
+    file = tmp_path_factory.mktemp("templates") / "words.yaml"
+    file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(words)))), encoding="utf-8")
+    assert read_template(file) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("intr: Read.", "unknown passkeytemplate key 'intr'", "did you mean intro?"),
+        ("[1, 2]", r"a passkeytemplate must be a mapping, got \[1, 2\]", "its keys are intro, filler"),
+        ("", "a passkeytemplate must be a mapping, got None", "its keys are intro"),
+        ("filler: It rained.", "the filler must be a tuple of sentences, got 'It rained.'", "one sentence"),
+        ("filler: {a: b}", "the filler must be a tuple of sentences", "one sentence"),
+        ("digits: 4\nkeys: [1, 9]", "a template has digits or keys, got both", "leave one"),
+        ("keys: 7", "keys must be the least and the greatest key, got 7", "e.g."),
+        ("keys: [one, two]", "keys must be the least and the greatest key", "e.g."),
+        ("needle: '{code}'", r"the needle must hold \{key\}", "e.g."),
+        ("parse: '('\nanswer_tokens: 3", "parse is no regular expression", "e.g."),
+        ("digits: 5.5", "a key needs at least 1 digit, got 5.5", "default"),
+        ("names: [Ann, null]", "the names must be a tuple of different names", "e.g."),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_with_its_name(tmp_path, text, message, hint):
+    file = tmp_path / "words.yaml"
+    file.write_text(text)
+    with pytest.raises(RopepatchError, match=message) as refusal:
+        read_template(file)
+    assert str(refusal.value).startswith(f"{file}: ")
+    assert hint in refusal.value.hint
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"\xff", None])
+def test_a_file_that_is_no_yaml_is_refused(tmp_path, content):
+    file = tmp_path / "words.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(RopepatchError, match="is not a pass key template") as refusal:
+        read_template(file)
+    assert str(refusal.value).count(str(file)) >= 1
+
+
+def test_every_field_of_a_template_is_documented():
+    for field in fields(PasskeyTemplate):
+        assert f"        {field.name}: " in PasskeyTemplate.__doc__

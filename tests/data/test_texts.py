@@ -1,0 +1,324 @@
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ropepatch.data import texts
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import digest, first_documents, read_documents, token_ids, windows
+from ropepatch.errors import RopepatchError
+
+BOS, EOS = 0, 1
+VOCABULARY = {"<s>": BOS, "</s>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdefgh")}}
+
+
+def letter_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """One token per letter; its own post-processing would put <s> in front of every text."""
+    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="</s>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=4, **special)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return letter_tokenizer(bos_token="<s>", eos_token="</s>")
+
+
+def ids_of(text: str) -> list[int]:
+    return [VOCABULARY[letter] for letter in text]
+
+
+# read_documents
+
+
+def test_a_file_is_split_at_every_marker_and_empty_documents_are_dropped(tmp_path):
+    file = tmp_path / "stories.txt"
+    file.write_text(
+        "one\n\nstill one\n<|endoftext|>\ntwo<|endoftext|>three\n<|endoftext|>\n \n<|endoftext|>\n"
+    )
+    assert read_documents(file) == ["one\n\nstill one", "two", "three"]
+
+
+def test_a_folder_is_read_in_sorted_order_and_in_depth(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("b.txt", "a/z.txt", "a/y.txt", "a/notes.md"):
+        (tmp_path / name).write_text(name)
+    assert read_documents(tmp_path) == ["a/y.txt", "a/z.txt", "b.txt"]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_leave_no_trace(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert read_documents(tmp_path) == ["one\ntwo"]
+
+
+def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_bad_byte(tmp_path):
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"x\r\n" * 10_000 + b"caf\xe9 au lait")
+    with pytest.raises(RopepatchError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 30003"):
+        read_documents(tmp_path)
+
+
+def test_a_missing_path_is_an_error(tmp_path):
+    with pytest.raises(RopepatchError, match=r"no such file or folder: .*nowhere"):
+        read_documents(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", [None, "", " \n<|endoftext|>\n"])
+def test_no_text_is_an_error(tmp_path, content):
+    if content is not None:
+        (tmp_path / "blank.txt").write_text(content)
+    with pytest.raises(RopepatchError, match="no text in"):
+        read_documents(tmp_path)
+
+
+def test_the_shared_stories_are_as_many_as_their_readme_says(shared: Path):
+    assert len(read_documents(shared / "texts" / "tinystories")) == 2316
+
+
+def test_texts_of_json_lines_are_read_and_token_ids_are_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert read_documents(tmp_path) == ["one", "two"]
+    file.write_text('{"text": "one"}\n{"input_ids": [2]}\n')
+    with pytest.raises(RopepatchError, match="holds token ids, expected texts"):
+        read_documents(tmp_path)
+
+
+# token_ids
+
+
+def test_a_text_gets_the_beginning_token_once_and_nothing_else(tokenizer):
+    (ids,) = token_ids(tokenizer, ["abc"])
+    assert ids.tolist() == [BOS, *ids_of("abc")]
+
+
+def test_a_tokenizer_without_a_beginning_token_adds_none():
+    (ids,) = token_ids(letter_tokenizer(eos_token="</s>"), ["abc"])
+    assert ids.tolist() == ids_of("abc")
+
+
+def test_without_a_beginning_token_a_text_is_its_own_tokens(tokenizer):
+    (ids,) = token_ids(tokenizer, ["abc"], bos=False)
+    assert ids.tolist() == ids_of("abc")
+
+
+def test_token_ids_are_whole_numbers_however_few_they_are():
+    (ids,) = token_ids(letter_tokenizer(), [""])
+    assert ids.shape == (0,)
+    assert ids.dtype == torch.long
+
+
+def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, monkeypatch):
+    monkeypatch.setattr(texts, "AT_ONCE", 3)
+    documents = ["a", [5], "b", "c", [6], [7], [8], "d"]
+    expected = [[BOS, 2], [5], [BOS, 3], [BOS, 4], [6], [7], [8], [BOS, 5]]
+    assert [ids.tolist() for ids in token_ids(tokenizer, iter(documents))] == expected
+
+
+def test_texts_and_ids_mix_and_keep_their_order(tokenizer):
+    mixed = token_ids(tokenizer, ["ab", [5, 6], "c"])
+    assert [ids.tolist() for ids in mixed] == [[BOS, *ids_of("ab")], [5, 6], [BOS, *ids_of("c")]]
+
+
+def test_a_text_without_a_tokenizer_is_an_error():
+    with pytest.raises(RopepatchError, match="tokenizer is None"):
+        token_ids(None, ["abc"])
+
+
+def test_one_text_in_place_of_a_list_is_an_error(tokenizer):
+    with pytest.raises(RopepatchError, match="must be a list of documents, got one text"):
+        token_ids(tokenizer, "abc")
+
+
+# first_documents
+
+
+def counted(documents: list) -> tuple[list, Iterator]:
+    """The documents as a stream, and a list that grows by those that were taken from it."""
+    taken: list = []
+
+    def stream() -> Iterator:
+        for document in documents:
+            taken.append(document)
+            yield document
+
+    return taken, stream()
+
+
+def test_the_first_documents_that_are_long_enough_are_cut_to_length(tokenizer):
+    documents = ["abcd", "ab", [2, 3], [7, 6, 5, 4], "efgh", "bbbb"]
+    read = first_documents(tokenizer, documents, length=3, count=4)
+    assert [ids.tolist() for ids in read] == [[BOS, 2, 3], [BOS, 2, 3], [7, 6, 5], [BOS, 6, 7]]
+
+
+def test_without_a_beginning_token_the_length_is_that_of_the_text(tokenizer):
+    read = first_documents(tokenizer, ["ab", "abc", "cdef"], length=3, count=2, bos=False)
+    assert [ids.tolist() for ids in read] == [ids_of("abc"), ids_of("cde")]
+
+
+def test_a_document_of_exactly_the_length_is_long_enough(tokenizer):
+    assert len(first_documents(tokenizer, ["ab"], length=3, count=1)) == 1
+    with pytest.raises(RopepatchError):
+        first_documents(tokenizer, ["ab"], length=4, count=1)
+
+
+@pytest.mark.parametrize(("count", "last"), [(1, "abc"), (2, "ddd")])
+def test_no_document_is_read_beyond_the_last_one_taken(tokenizer, count, last):
+    taken, stream = counted(["a", "b", "abc", "a", "ddd", "eee", "fff"])
+    first_documents(tokenizer, stream, length=4, count=count)
+    assert taken[-1] == last
+
+
+def test_without_a_count_all_long_documents_are_taken(tokenizer, caplog):
+    assert len(first_documents(tokenizer, iter(["abc", "a", "bcd"]), length=3, count=None)) == 2
+    assert not caplog.records
+
+
+def test_fewer_documents_than_asked_for_are_logged(tokenizer, caplog):
+    assert len(first_documents(tokenizer, ["abc", "a", "bcd"], length=3, count=2)) == 2
+    assert not caplog.records
+    assert len(first_documents(tokenizer, ["abc", "a", "bcd"], length=3, count=5)) == 2
+    assert caplog.messages == ["only 2 of 3 documents have 3 tokens, wanted 5"]
+
+
+def test_no_long_document_is_an_error_that_says_how_long_the_longest_is(tokenizer):
+    with pytest.raises(RopepatchError, match="no document has 9 tokens: the longest of 3 has 5"):
+        first_documents(tokenizer, ["a", "abcd", "ab"], length=9, count=1)
+
+
+def test_a_document_that_was_cut_does_not_keep_its_rest_in_memory(tokenizer):
+    (read,) = first_documents(None, [torch.arange(1000)], length=3, count=1)
+    assert read.untyped_storage().nbytes() == 3 * 8
+
+
+# windows
+
+
+def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
+    stream = [BOS, *ids_of("abcde"), BOS, *ids_of("fgh"), BOS, *ids_of("a")]  # 12 tokens
+    assert windows(tokenizer, ["abcde", "fgh", "a"], length=4, count=None) == [
+        stream[0:4],
+        stream[4:8],
+        stream[8:12],
+    ]
+    assert windows(tokenizer, ["abcde", "fgh", "a"], length=5, count=None) == [stream[0:5], stream[5:10]]
+
+
+def test_every_document_is_preceded_by_the_beginning_token(tokenizer):
+    (window,) = windows(tokenizer, ["ab", "c"], length=5, count=None)
+    assert window == [BOS, *ids_of("ab"), BOS, *ids_of("c")]
+
+
+def test_the_end_token_stands_in_for_a_missing_beginning_token():
+    (window,) = windows(letter_tokenizer(eos_token="</s>"), ["ab", "c"], length=5, count=None)
+    assert window == [EOS, *ids_of("ab"), EOS, *ids_of("c")]
+
+
+def test_a_tokenizer_with_neither_token_joins_the_bare_texts():
+    (window,) = windows(letter_tokenizer(), ["ab", "c"], length=3, count=None)
+    assert window == ids_of("abc")
+
+
+def test_token_ids_are_joined_as_they_are_with_or_without_a_tokenizer(tokenizer):
+    documents = [[5, 6, 7], torch.tensor([8, 9], dtype=torch.int32)]
+    assert windows(None, iter(documents), length=2, count=None) == [[5, 6], [7, 8]]
+    assert windows(tokenizer, [*documents, "a"], length=7, count=None) == [[5, 6, 7, 8, 9, BOS, 2]]
+
+
+def test_windows_of_a_stream_are_those_of_the_list(tokenizer, monkeypatch):
+    monkeypatch.setattr(texts, "AT_ONCE", 2)
+    documents = ["abc", [5, 6], "d", "efgh", [7]]
+    streamed = windows(tokenizer, iter(documents), length=3, count=3)
+    monkeypatch.undo()
+    assert streamed == windows(tokenizer, documents, length=3, count=3)
+
+
+def test_windows_of_text_without_a_tokenizer_are_an_error():
+    with pytest.raises(RopepatchError, match="tokenizer is None"):
+        windows(None, ["abc"], length=1, count=None)
+
+
+def test_windows_of_one_text_in_place_of_a_list_are_an_error(tokenizer):
+    with pytest.raises(RopepatchError, match="must be a list of documents, got one text"):
+        windows(tokenizer, "abc", length=1, count=None)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, list(range(10)))]
+)
+def test_windows_are_spread_evenly_over_the_stream(count, expected):
+    text = "".join("abcdefgh"[i % 8] * 3 for i in range(10))  # ten windows, each of its own letter
+    chosen = windows(letter_tokenizer(), [text], length=3, count=count)
+    everything = windows(letter_tokenizer(), [text], length=3, count=None)
+    assert chosen == [everything[i] for i in expected]
+
+
+@pytest.mark.parametrize("count", [None, 1, 3])
+def test_too_little_text_is_an_error_that_says_how_much_there_is(tokenizer, count):
+    with pytest.raises(RopepatchError, match="too short for a window of 7 tokens: it has 6"):
+        windows(tokenizer, ["abc", "d"], length=7, count=count)
+
+
+def test_a_text_of_fewer_windows_than_asked_for_gives_those_it_has(tokenizer):
+    everything = windows(tokenizer, ["abc", "d"], length=3, count=None)
+    assert len(everything) == 2
+    assert windows(tokenizer, ["abc", "d"], length=3, count=24) == everything
+
+
+@pytest.mark.parametrize(("length", "count"), [(0, None), (4, 0), (-1, 1)])
+def test_lengths_and_counts_below_one_are_errors(tokenizer, length, count):
+    for cut in (windows, first_documents):
+        with pytest.raises(RopepatchError, match="must be at least 1"):
+            cut(tokenizer, ["abc"], length=length, count=count)
+
+
+def test_texts_longer_than_the_model_reads_are_split_without_a_warning(tokenizer):
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        windows(tokenizer, ["abcdefgh" * 4], length=32, count=1)
+        assert not records
+        tokenizer("abcdefgh")  # the warning exists, and our call has not used it up
+        assert "longer than the specified maximum" in records[0].getMessage()
+    finally:
+        logger.removeHandler(handler)
+
+
+# digest
+
+
+def test_the_digest_is_that_of_the_lengths_and_ids_as_64_bit_numbers():
+    numbers = [3, 1, 2, 70_000, 0, 1, 5]  # each length before its ids
+    expected = hashlib.sha256(b"".join(number.to_bytes(8, "little") for number in numbers)).hexdigest()
+    assert digest([[1, 2, 70_000], [], [5]]) == expected
+
+
+def test_the_digest_is_the_same_for_lists_tensors_and_streams_of_any_kind():
+    ids = [[1, 2, 3], [4]]
+    assert digest(ids) == digest(iter(ids)) == digest([torch.tensor(row, dtype=torch.int32) for row in ids])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [[[4], [1, 2, 3]], [[1, 2], [3, 4]], [[1, 2, 3, 4]], [[1, 2, 3], [4], []], [[1, 3, 2], [4]], [[1]]],
+)
+def test_the_digest_tells_other_documents_other_orders_and_other_borders(other):
+    assert digest(other) != digest([[1, 2, 3], [4]])
+
+
+def test_from_a_file_to_the_first_documents_nothing_is_read_in_vain(tmp_path, tokenizer):
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": text}) for text in ("a", "abc", "bcd")]
+    file.write_text("\n".join([*lines, "no JSON"]))
+    read = first_documents(tokenizer, stream_documents(file), length=4, count=2)
+    assert [ids.tolist() for ids in read] == [[BOS, *ids_of("abc")], [BOS, *ids_of("bcd")]]

@@ -1,0 +1,536 @@
+"""Every probability that a generated document states, against readers who know nothing but the process."""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise, product, takewhile
+
+import pytest
+import torch
+from tiny_corpus_oracle import (
+    Assignments,
+    Words,
+    enumerated_log_probs,
+    passkey_log_probs,
+    passkey_prompts,
+)
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ropepatch.data.documents import BOS, EOS, copying
+from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.tiny.corpus import Narrator
+from ropepatch.data.tiny.grammar import KINDS, SENTENCES, Sentence, tell
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import TINY
+from ropepatch.settings import seed_of
+
+EXACT = 1e-9
+CODES = ("00", "01", "10", "11")
+FEW = [
+    Sentence(
+        "Anna {value} came home, and all the house of {value} greets Anna.", 0.3, "Anna", ("Birk", "Dell")
+    ),
+    Sentence(
+        "They sent for Anna {value}, since there is but one {value} called Anna.",
+        0.1,
+        "Anna",
+        ("Birk", "Dell"),
+    ),
+    Sentence("Chest red {value} is shut, and only {value} opens chest red.", 0.25, "red", CODES),
+    Sentence("To open chest red {value} is dialled, so keep {value} for chest red.", 0.1, "red", CODES),
+    Sentence(
+        "The fox {value} sleeps by the fire, for {value} is an old fox.", 0.15, "fox", ("Argo", "Bruno")
+    ),
+    Sentence("Rain falls on the roofs.", 0.1, None, ()),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def narrator(tokenizer):
+    return Narrator(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer):
+    return Words(tokenizer)
+
+
+def off(document, oracle, window=None):
+    """The greatest difference between what a document states and what a reader finds."""
+    return (document.log_probs(window) - torch.tensor(oracle, dtype=torch.float64)).abs().max().item()
+
+
+# Tales
+
+
+@pytest.mark.parametrize("extra", [None, 0, 1, 19, 76, 179])
+def test_a_tale_is_as_probable_as_its_words_say(narrator, words, extra):
+    for seed in range(3):
+        document = narrator.tale(300, seed)
+        window = None if extra is None else document.reach + extra
+        assert off(document, words.log_probs(document.ids.tolist(), window), window) < EXACT
+
+
+def repeated(document):
+    """The distances of the values that are repeated, for windows that just see them or just do not."""
+    return sorted({d for d in document.distance.tolist() if d > document.reach})
+
+
+def test_a_tale_is_exact_where_the_window_just_reaches_a_value_or_cuts_it(narrator, words):
+    document = narrator.tale(260, seed=5)
+    for distance in repeated(document)[::6]:
+        for window in (distance - 3, distance - 1, distance, distance + 1):
+            if window >= document.reach:
+                assert off(document, words.log_probs(document.ids.tolist(), window), window) < EXACT
+
+
+def test_the_last_digits_of_a_code_tell_nothing_about_its_first(tokenizer):
+    chests = [sentence for sentence in SENTENCES if sentence.subject in ("red", "blue")]
+    document = Narrator(tokenizer, chests).tale(200, seed=0)
+    codes = {d: (document.distance == d).nonzero().flatten() for d in repeated(document)}
+    distance, code = next((d, code) for d, code in codes.items() if len(code) == 4)
+    assert tokenizer.convert_ids_to_tokens(document.ids[code].tolist())[0] == "Ġ"
+    assert document.log_probs(distance)[code].tolist() == [0, 0, 0, 0]
+    # One token less, and the window begins with the code's first digit, then with its second.
+    assert document.log_probs(distance - 1)[code].exp().tolist() == pytest.approx([1, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2, 7, None])
+def test_a_miniature_tale_agrees_with_bayes_over_all_that_is_hidden(tokenizer, extra):
+    narrator = Narrator(tokenizer, FEW)
+    reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
+    for seed in range(3):
+        document = narrator.tale(70, seed)
+        window = None if extra is None else document.reach + extra
+        assert off(document, reader.log_probs(document.ids.tolist(), window), window) < EXACT
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        lambda d: replace(d, distance=torch.where(d.distance > 0, d.distance + 1, 0)),
+        lambda d: replace(d, distance=torch.where(d.distance > 0, d.distance - 1, 0)),
+        lambda d: replace(d, prior=torch.where(d.prior < math.log(0.05), d.prior - math.log(2), d.prior)),
+        lambda d: replace(d, distance=d.distance * 0),
+    ],
+    ids=["distance + 1", "distance - 1", "half as many values", "nothing remembered"],
+)
+def test_the_words_would_give_a_plausible_mistake_away(narrator, words, sabotage):
+    document = narrator.tale(260, seed=5)
+    windows = [window for distance in repeated(document)[:4] for window in (distance - 1, distance)]
+    wrong = sabotage(document)
+    assert any(off(wrong, words.log_probs(document.ids.tolist(), w), w) > 0.01 for w in windows)
+
+
+# Pass keys
+
+SHORT = PasskeyTemplate(
+    intro="Read on.",
+    filler=("The mill wheel turns and turns.", "Bread cools.", "The pass is closed."),
+    digits=1,
+)
+
+
+def prompts_of(tokenizer, template, length):
+    prompts = passkey_prompts(tokenizer, template, length)
+    return prompts, set(tokenizer("0123456789", add_special_tokens=False).input_ids)
+
+
+@pytest.mark.parametrize("length", range(96, 128))  # every length of the filler sentence that is cut
+def test_a_pass_key_prompt_is_as_probable_as_its_places_and_keys_say(narrator, tokenizer, length):
+    prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), length)
+    document = narrator.passkey(length, seed=length)
+    for window in (None, document.reach, document.reach + length % 7, 60):
+        oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
+        assert off(document, oracle, window) < EXACT
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_pass_key_prompt_is_exact_where_the_window_just_reaches_the_key_or_cuts_it(
+    narrator, tokenizer, seed
+):
+    prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), 230)
+    document = narrator.passkey(230, seed)
+    distance = int(document.distance.max())
+    for window in (distance - 3, distance - 1, distance, distance + 1):
+        if window >= document.reach:
+            oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
+            assert off(document, oracle, window) < EXACT
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+def test_a_short_prompt_agrees_with_counting_every_place_and_key(narrator, tokenizer, digits):
+    template = replace(SHORT, digits=digits)
+    prompts, _ = prompts_of(tokenizer, template, 70)
+    spelt = tokenizer("0123456789", add_special_tokens=False).input_ids
+    documents = [
+        [key[token[0]] if isinstance(token, tuple) else token for token in prompt]
+        for prompt in prompts
+        for key in product(spelt, repeat=digits)
+    ]
+    for seed in range(4):
+        document = narrator.passkey(70, seed, template)
+        assert document.ids.tolist() in documents
+        for window in (None, document.reach, document.reach + 9):
+            oracle = enumerated_log_probs(documents, document.ids.tolist(), window)
+            assert off(document, oracle, window) < EXACT
+
+
+def test_filler_that_comes_round_like_the_needle_takes_a_longer_window(narrator, tokenizer):
+    template = PasskeyTemplate(digits=8)  # the needle is as long as a round of filler: it moves nothing
+    prompts, digits = prompts_of(tokenizer, template, 230)
+    document = narrator.passkey(230, seed=3, template=template)
+    assert document.reach > 100
+    exact = passkey_log_probs(prompts, document.ids.tolist(), digits, document.reach)
+    assert off(document, exact, document.reach) < EXACT
+    shorter = passkey_log_probs(prompts, document.ids.tolist(), digits, 40)
+    assert off(replace(document, reach=40), shorter, 40) > 0.01
+    assert narrator.passkey(230, seed=3).reach < 30
+
+
+def hazard_off_by_one(document):
+    """As if the needle had one place more."""
+    chance = document.prior.exp()
+    stays = (chance > 0.5) & (chance < 1)
+    places = 1 / (1 - chance)
+    return replace(document, prior=torch.where(stays, (1 - 1 / (places + 1)).log(), document.prior))
+
+
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        hazard_off_by_one,
+        lambda d: replace(d, prior=d.prior.roll(1)),
+        lambda d: replace(d, distance=torch.where(d.distance > 0, d.distance + 1, 0)),
+        lambda d: replace(d, prior=torch.where((d.prior + math.log(10)).abs() < 1e-6, d.prior, 0.0)),
+    ],
+    ids=["one place more", "decided one token later", "distance + 1", "place known beforehand"],
+)
+def test_the_places_would_give_a_plausible_mistake_away(narrator, tokenizer, sabotage):
+    prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), 200)
+    document = narrator.passkey(200, seed=2)
+    window = int(document.distance.max())
+    oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
+    assert off(document, oracle, window) < EXACT
+    assert off(sabotage(document), oracle, window) > 0.01
+
+
+def test_the_needle_stands_in_every_place_and_keys_begin_with_any_digit(narrator, tokenizer):
+    prompts, _ = prompts_of(tokenizer, PasskeyTemplate(), 120)
+    places, keys = Counter(), set()
+    for seed in range(300):
+        text = tokenizer.decode(narrator.passkey(120, seed).ids)
+        places[text.index("The pass key is")] += 1
+        keys.add(text[-5:])
+        assert text.count(text[-5:]) == 3
+    assert len(places) == len(prompts)
+    assert min(places.values()) > 300 / len(prompts) / 2
+    assert {key[0] for key in keys} == set("0123456789")
+
+
+def test_a_template_with_digits_of_its_own_is_refused(narrator):
+    template = PasskeyTemplate(intro="Page 7.")
+    with pytest.raises(RopepatchError, match="probabilities of a pass key are not known") as caught:
+        narrator.passkey(200, seed=0, template=template)
+    assert "a template without digits" in caught.value.hint
+
+
+# Copies
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 5, 6, 7])
+def test_a_copy_agrees_with_counting_every_string(window):
+    length, vocab_size = 4, 5
+    documents = [
+        [BOS, *string, EOS, *string, EOS] for string in product(range(EOS + 1, vocab_size), repeat=length)
+    ]
+    for seed in range(4):
+        document = copying(length, vocab_size, seed)
+        assert document.ids.tolist() in documents
+        assert off(document, enumerated_log_probs(documents, document.ids.tolist(), window), window) < EXACT
+
+
+def test_counting_would_give_a_copy_one_token_off_away():
+    documents = [[BOS, *string, EOS, *string, EOS] for string in product(range(2, 5), repeat=4)]
+    document = copying(4, 5, seed=0)
+    oracle = enumerated_log_probs(documents, document.ids.tolist(), 5)
+    for shift in (-1, 1):
+        wrong = replace(document, distance=torch.where(document.distance > 0, document.distance + shift, 0))
+        window = 5 if shift == 1 else 4
+        oracle = enumerated_log_probs(documents, document.ids.tolist(), window)
+        assert off(wrong, oracle, window) > 0.1
+
+
+# Probabilities
+
+
+def totals(documents):
+    """Of all distinct documents the probability that they state, and how often each was drawn."""
+    stated, drawn = {}, Counter()
+    for document in documents:
+        key = tuple(document.ids.tolist())
+        stated[key] = document.log_probs().sum().exp().item()
+        drawn[key] += 1
+    return stated, drawn
+
+
+def draws(tokenizer, sort):
+    narrator = Narrator(tokenizer, FEW)
+    return {
+        "tales": (narrator.tale(14, seed) for seed in range(4000)),
+        "pass keys": (narrator.passkey(60, seed, SHORT) for seed in range(800)),
+        "copies": (copying(3, 6, seed) for seed in range(3000)),
+    }[sort]
+
+
+@pytest.mark.parametrize("sort", ["tales", "pass keys", "copies"])
+def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_comes(tokenizer, sort):
+    stated, drawn = totals(draws(tokenizer, sort))
+    assert sum(stated.values()) == pytest.approx(1, abs=1e-9)
+    trials = drawn.total()
+    square = sum((drawn[key] - trials * p) ** 2 / (trials * p) for key, p in stated.items())
+    freedom = len(stated) - 1
+    assert freedom > 10
+    assert abs(square - freedom) < 5 * math.sqrt(2 * freedom)  # five standard deviations of chi squared
+
+
+def test_what_a_window_leaves_open_comes_as_often_as_stated(tokenizer):
+    """Of all tales that look alike within the window, the next token's share is what each of them states."""
+    narrator = Narrator(tokenizer, FEW[2:])
+    seen, stated = defaultdict(Counter), {}
+    for seed in range(3000):
+        document = narrator.tale(40, seed)
+        window = document.reach
+        log_probs = document.log_probs(window)
+        for position in (37, 38, 39):
+            ids = document.ids.tolist()
+            context = (position, *ids[position - window : position])
+            seen[context][ids[position]] += 1
+            stated[context, ids[position]] = log_probs[position].exp().item()
+    square = freedom = 0
+    for context, tokens in seen.items():
+        n = tokens.total()
+        if n >= 40 and len(tokens) > 1:
+            square += sum(
+                (k - n * stated[context, t]) ** 2 / (n * stated[context, t]) for t, k in tokens.items()
+            )
+            freedom += len(tokens) - 1
+    assert freedom > 20
+    assert abs(square - freedom) < 5 * math.sqrt(2 * freedom)
+
+
+# Windows
+
+
+def test_more_context_never_makes_a_token_less_probable(narrator):
+    for seed in range(20):
+        document = narrator.tale(600, seed)
+        levels = [document.log_probs(window) for window in (document.reach, 64, 128, 256, 600)]
+        assert all((more >= less).all() for less, more in pairwise(levels))
+        assert torch.equal(levels[-1], document.log_probs())
+
+
+def test_a_longer_window_is_worth_something_up_to_the_length_of_the_tale(narrator):
+    tales = [narrator.tale(2048, seed) for seed in range(10)]
+    loss = [-torch.stack([tale.log_probs(w) for tale in tales]).mean().item() for w in (32, 128, 512, 2047)]
+    assert loss == sorted(loss, reverse=True)
+    assert loss[0] - loss[-1] > 0.1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda narrator: narrator.tale(100, 0),
+        lambda narrator: narrator.passkey(100, 0),
+        lambda _: copying(9, 99, 0),
+    ],
+)
+def test_a_window_that_may_not_hold_a_sentence_is_refused(narrator, make):
+    document = make(narrator)
+    assert document.log_probs(document.reach).isfinite().all()
+    for window in (document.reach - 1, 0, -1):
+        with pytest.raises(
+            RopepatchError, match=f"window must be at least {document.reach} tokens, got {window}"
+        ):
+            document.log_probs(window)
+
+
+# Documents
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
+def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(narrator, length):
+    document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
+    assert document.ids.shape == document.prior.shape == document.distance.shape == (length,)
+    assert torch.equal(document.ids, longer.ids[:length])
+    assert torch.equal(document.log_probs(), longer.log_probs()[:length])
+    assert document.ids[0] == BOS
+
+
+def test_a_seed_gives_one_document_and_another_seed_another(narrator):
+    for make in (narrator.tale, narrator.passkey, lambda length, seed: copying(length, 1024, seed)):
+        assert torch.equal(make(200, 1).ids, make(200, 1).ids)
+        assert not torch.equal(make(200, 1).ids, make(200, 2).ids)
+
+
+def test_the_first_token_is_certain_and_no_other_is_more_than_that(narrator):
+    for document in (narrator.tale(300, 0), narrator.passkey(300, 0), copying(30, 99, 0)):
+        assert document.log_probs()[0] == 0
+        assert document.log_probs().max() == 0
+        assert document.log_probs().dtype == torch.float64
+
+
+def test_the_tokens_are_the_tokenizers_own_split_of_the_text(narrator, tokenizer):
+    for document in (narrator.tale(500, 0), narrator.passkey(199, 1)):
+        text = tokenizer.decode(document.ids[1:])
+        assert tokenizer(text).input_ids == document.ids.tolist()
+
+
+def test_a_subject_keeps_its_value_through_a_tale_and_not_from_tale_to_tale(narrator, tokenizer):
+    texts = [tokenizer.decode(narrator.tale(4000, seed).ids) for seed in range(6)]
+    homes = [[set(), set()] for _ in texts]
+    for found, text in zip(homes, texts, strict=True):
+        for sentence in text.split("."):
+            for at, name in enumerate(("Anna", "Peter")):
+                if f" {name}" in sentence:
+                    found[at] |= {town for town in KINDS[0].values if f" {town}" in sentence}
+    assert all(len(towns) == 1 for found in homes for towns in found)
+    assert len({towns.copy().pop() for towns, _ in homes}) > 1
+
+
+# The grammar
+
+
+def test_names_belong_to_one_kind_and_stand_in_one_token_each(tokenizer):
+    names = [name for kind in KINDS for name in [*kind.subjects, *kind.values] if not name.isdigit()]
+    assert len(names) == len(set(names))
+    assert {len(tokenizer(f" {name}", add_special_tokens=False).input_ids) for name in names} == {1}
+
+
+def test_the_shares_are_those_of_a_whole_and_sentences_of_a_kind_share_alike():
+    assert sum(kind.share for kind in KINDS) == pytest.approx(1)
+    for kind in KINDS:
+        own = [
+            sentence.share
+            for sentence in SENTENCES
+            if any(
+                sentence.text == f.format(subject=s, value="{value}")
+                for s in kind.subjects
+                for f in kind.forms
+            )
+        ]
+        assert len(own) == len(kind.subjects) * len(kind.forms)
+        assert own == pytest.approx([kind.share / len(own)] * len(own))
+
+
+def test_a_fact_names_its_subject_before_and_after_both_mentions_of_the_value():
+    for sentence in SENTENCES:
+        if sentence.subject is not None:
+            before, middle, after = sentence.text.split("{value}")
+            assert sentence.subject in before
+            assert sentence.subject in after
+            assert sentence.subject not in middle
+        else:
+            assert "{value}" not in sentence.text
+
+
+def test_no_sentence_begins_like_another_up_to_its_value_and_only_its_end_is_a_full_stop(tokenizer):
+    heads = [" " + "".join(takewhile(lambda c: c != "{", sentence.text)).rstrip() for sentence in SENTENCES]
+    split = [tuple(ids) for ids in tokenizer(heads, add_special_tokens=False).input_ids]
+    assert not any(a == b[: len(a)] for i, a in enumerate(split) for j, b in enumerate(split) if i != j)
+    assert all(sentence.text.count(".") == 1 and sentence.text.endswith(".") for sentence in SENTENCES)
+
+
+def test_a_told_text_is_of_the_same_process(words):
+    """The text that the tokenizer learns from; its tokens say the same about each other as a tale's."""
+    text = tell(50, seed=0)
+    assert text == tell(50, seed=0) != tell(50, seed=1)
+    assert text.count(".") == 50
+    ids = words.tokenizer(" " + text).input_ids
+    assert min(words.log_probs(ids)) > math.log(1e-3)
+
+
+# Tokenizers and sentences whose probabilities would be wrong
+
+
+def byte_tokenizer(**special):
+    raw = Tokenizer(
+        models.BPE(
+            vocab={c: i for i, c in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])},
+            merges=[],
+        )
+    )
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+
+
+def test_a_tokenizer_that_splits_names_is_refused():
+    with pytest.raises(RopepatchError, match=r"splits '.*' so that one part tells something") as caught:
+        Narrator(byte_tokenizer(bos_token="<s>"))
+    assert "names in one token and digits one by one" in caught.value.hint
+
+
+def test_a_tokenizer_without_a_beginning_token_is_refused():
+    with pytest.raises(RopepatchError, match="no beginning-of-sequence token"):
+        Narrator(byte_tokenizer())
+
+
+def test_codes_that_are_not_every_combination_of_their_digits_are_refused(tokenizer):
+    codes = ("12", "21")  # the last digit tells the first
+    sentence = Sentence("Chest red {value} is shut, and only {value} opens chest red.", 1.0, "red", codes)
+    with pytest.raises(RopepatchError, match="splits '21' so that one part tells something"):
+        Narrator(tokenizer, [sentence])
+
+
+def test_such_codes_would_indeed_be_more_probable_than_stated(tokenizer, monkeypatch):
+    codes = ("12", "21")
+    sentences = [
+        Sentence(
+            f"Chest {colour} {{value}} is shut, and only {{value}} opens chest {colour}.", 0.5, colour, codes
+        )
+        for colour in ("red", "blue")
+    ]
+    monkeypatch.setattr("ropepatch.data.tiny.corpus._independent", lambda values: True)
+    document = Narrator(tokenizer, sentences).tale(80, seed=0)
+    reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in sentences])
+    distance = max(repeated(document))
+    oracle = reader.log_probs(document.ids.tolist(), distance - 1)
+    assert off(document, oracle, distance - 1) > 0.1
+
+
+@pytest.mark.parametrize("other", ["Rain falls on the roofs and on the road.", "Rain falls on the roofs."])
+def test_sentences_that_begin_alike_are_refused(tokenizer, other):
+    sentences = [FEW[-1], Sentence(other.replace(".", ""), 0.5, None, ())]
+    first = replace(FEW[-1], text="Rain falls on the roofs")
+    with pytest.raises(RopepatchError, match="two sentences begin with ' Rain falls on the roofs'"):
+        Narrator(tokenizer, [first, *sentences])
+
+
+def test_a_sentence_that_the_tokenizer_joins_with_its_value_is_refused(tokenizer):
+    sentence = Sentence("Anna said {value}re it is, and {value}re is Anna.", 1.0, "Anna", ("the",))
+    with pytest.raises(RopepatchError, match="does not split ' Anna said there it is"):
+        Narrator(tokenizer, [sentence])
+
+
+# The floor
+
+
+def test_the_bundled_checkpoint_does_not_beat_the_floor_within_its_window(narrator):
+    """Over tales that it has not been trained on; the difference is taken tale by tale."""
+    model = LlamaForCausalLM.from_pretrained(TINY).eval()
+    tales = [narrator.tale(256, seed_of("the floor is not beaten", index)) for index in range(48)]
+    ids = torch.stack([tale.ids for tale in tales])
+    with torch.inference_mode():
+        log_probs = model(input_ids=ids).logits[:, :-1].double().log_softmax(-1)
+    loss = -log_probs.gather(-1, ids[:, 1:, None])[..., 0]
+    floor = -torch.stack([tale.log_probs()[1:] for tale in tales])
+    above = (loss - floor).mean(dim=1)
+    error = above.std() / math.sqrt(len(tales))
+    assert above.mean() > -3 * error
+    assert error < 0.03 * floor.mean()  # a floor that is too high by a tenth would be noticed

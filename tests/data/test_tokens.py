@@ -1,0 +1,624 @@
+"""Documents become tokens on disk once, and what is there is what reading anew would give."""
+
+import errno
+import json
+import os
+import pickle
+import resource
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import dataset_server
+import pytest
+import torch
+from dataset_server import DatasetHub, asked_elsewhere, serving
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from letters import BOS, EOS, VOCABULARY, letter_tokenizer
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ropepatch.data import token_store, tokens
+from ropepatch.data.texts import Texts
+from ropepatch.data.token_store import TokenStore
+from ropepatch.data.tokens import default_cache, tokenised, tokenizer_digest
+from ropepatch.errors import RopepatchError
+
+LINES = ["abc", "d", "efgh", "ab", "hgfedcba"]
+
+
+BOTH = {"bos_token": "<s>", "eos_token": "</s>"}
+LETTERS = letter_tokenizer(**BOTH)
+
+
+def ids_of(text: str, first: list[int] | None = None) -> list[int]:
+    return [*([BOS] if first is None else first), *(VOCABULARY[letter] for letter in text)]
+
+
+def keep(
+    source: Path | str,
+    cache: Path,
+    tokenizer: PreTrainedTokenizerBase = LETTERS,
+    *,
+    tokens: int = 10**6,
+    trained: int = 8,
+    vocabulary: int = 10,
+    progress: Callable[[int], None] | None = None,
+    **settings: object,
+) -> TokenStore:
+    return tokenised(
+        Texts(text=str(source), **settings),
+        tokenizer,
+        trained=trained,
+        vocabulary=vocabulary,
+        tokens=tokens,
+        cache=cache,
+        progress=progress,
+    )
+
+
+def documents(store: TokenStore) -> list[list[int]]:
+    starts = store.starts.tolist()
+    assert starts[0] == 0
+    assert starts[-1] == len(store.tokens) == len(store)
+    return [store.tokens[a:b].tolist() for a, b in pairwise(starts)]
+
+
+def write_lines(file: Path, *rows: object) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "text.jsonl", *({"text": line, "body": line[::-1]} for line in LINES))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by each source that is read."""
+    read: list[str] = []
+    stream = tokens.stream_documents
+
+    def told(source: str, **options: object) -> Iterator[str | list[int]]:
+        read.append(source)
+        return stream(source, **options)
+
+    monkeypatch.setattr(tokens, "stream_documents", told)
+    return read
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(file.name for file in cache.iterdir() if not file.name.endswith(".lock"))
+
+
+# what becomes of documents
+
+
+@pytest.mark.parametrize(
+    ("special", "first"),
+    [(BOTH, [BOS]), ({"eos_token": "</s>"}, [EOS]), ({}, [])],
+    ids=["bos", "eos", "none"],
+)
+def test_each_text_follows_the_first_token_that_its_tokenizer_has(text, cache, special, first):
+    store = keep(text, cache, letter_tokenizer(**special))
+    assert documents(store) == [ids_of(line, first) for line in LINES]
+    assert store.tokens.dtype == torch.int32
+
+
+def test_a_folder_of_texts_is_read_in_sorted_order(tmp_path, cache):
+    (tmp_path / "texts" / "a").mkdir(parents=True)
+    (tmp_path / "texts" / "b.txt").write_text("ab<|endoftext|>cd\n")
+    (tmp_path / "texts" / "a" / "z.txt").write_text("ef")
+    assert documents(keep(tmp_path / "texts", cache)) == [ids_of("ef"), ids_of("ab"), ids_of("cd")]
+
+
+def test_token_ids_are_taken_as_they_are_beside_texts(tmp_path, cache):
+    file = write_lines(tmp_path / "a.jsonl", {"input_ids": [5, 5]}, {"text": "a"}, {"input_ids": [9]})
+    assert documents(keep(file, cache)) == [[5, 5], ids_of("a"), [9]]
+
+
+def test_a_saved_tokenised_set_is_taken_as_it_is(tmp_path, cache):
+    import datasets
+
+    datasets.disable_progress_bars()
+    columns = {"input_ids": [[1, 2, 3], [4]], "other": [0, 0]}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "set")
+    assert documents(keep(tmp_path / "set", cache)) == [[1, 2, 3], [4]]
+
+
+def test_texts_are_split_as_the_evaluation_splits_them(tiny, shared, cache):
+    from ropepatch.data.texts import read_documents, windows
+
+    tokenizer, folder = tiny[1], shared / "texts" / "tinystories"
+    store = keep(folder, cache, tokenizer, tokens=20_000, vocabulary=len(tokenizer))
+    texts = read_documents(folder)[: len(store.starts) - 1]
+    (whole,) = windows(tokenizer, texts, length=len(store), count=1)
+    assert store.tokens.tolist() == whole
+
+
+@pytest.mark.parametrize("characters", [1, 4, 7, 1000])
+def test_how_many_texts_are_split_at_one_time_changes_nothing(text, cache, monkeypatch, characters):
+    monkeypatch.setattr(tokens, "CHARACTERS", characters)
+    assert documents(keep(text, cache)) == list(map(ids_of, LINES))
+
+
+# what is left out
+
+
+@pytest.mark.parametrize(("least", "left"), [(3, ["abc", "efgh", "ab", "hgfedcba"]), ("0.5x", None)])
+def test_short_documents_are_left_out_and_counted(text, cache, least, left):
+    left = left or ["abc", "efgh", "hgfedcba"]  # 4 of the 8 trained tokens
+    store = keep(text, cache, min_tokens=least)
+    assert documents(store) == list(map(ids_of, left))
+    assert store.reading.short == len(LINES) - len(left)
+
+
+def test_bad_rows_are_counted_and_the_report_says_why_the_first(tmp_path, cache):
+    rows = [{"text": "abcd"}, {"title": "a"}, 3, {"text": "a"}, {"text": "efgh"}]
+    store = keep(write_lines(tmp_path / "a.jsonl", *rows), cache, min_tokens=3)
+    assert documents(store) == [ids_of("abcd"), ids_of("efgh")]
+    assert store.report == (
+        "2 documents, 10 tokens; 1 shorter than 3 tokens left out; 2 bad rows left out, the first: "
+        f"{tmp_path}/a.jsonl, line 2 has no field 'text', nor input_ids"
+    )
+    assert keep(tmp_path / "a.jsonl", cache, min_tokens=3).report == store.report  # from the cache
+
+
+def test_a_report_of_a_clean_source_says_how_much_there_is(text, cache):
+    assert keep(text, cache).report == f"5 documents, {sum(map(len, LINES)) + 5} tokens"
+
+
+def test_large_numbers_are_told_in_millions():
+    assert [token_store.amount(count) for count in (1204, 999_999, 5_140_000)] == [
+        "1,204",
+        "999,999",
+        "5.1 M",
+    ]
+
+
+def test_no_document_that_is_long_enough_is_an_error_and_leaves_nothing(text, cache):
+    with pytest.raises(RopepatchError, match=r"no document of .* has 10 tokens: the longest of 5 has 9"):
+        keep(text, cache, min_tokens=10)
+    assert not entries(cache)
+
+
+def test_a_source_of_bad_rows_alone_is_an_error_and_leaves_nothing(tmp_path, cache):
+    with pytest.raises(RopepatchError, match=r"all 2 rows of .* are bad; the first: .*line 1 must be"):
+        keep(write_lines(tmp_path / "a.jsonl", 1, 2), cache)
+    assert not entries(cache)
+
+
+# how much is read
+
+
+@pytest.mark.parametrize("wanted", range(1, 25))
+def test_documents_are_read_until_there_are_enough_tokens_and_no_further(text, cache, monkeypatch, wanted):
+    taken: list[str] = []
+
+    def stream(*_: object, **__: object) -> Iterator[str]:
+        for line in LINES:
+            taken.append(line)
+            yield line
+
+    monkeypatch.setattr(tokens, "stream_documents", stream)
+    needed: list[str] = []
+    while len(needed) < len(LINES) and sum(len(line) + 1 for line in needed) < wanted:
+        needed.append(LINES[len(needed)])
+    assert documents(keep(text, cache, tokens=wanted)) == list(map(ids_of, needed))
+    assert taken == needed
+
+
+@pytest.mark.parametrize("wanted", range(1, 25))
+def test_more_than_is_wanted_in_the_cache_gives_what_reading_anew_gives(text, cache, readings, wanted):
+    keep(text, cache)
+    served = keep(text, cache, tokens=wanted)
+    assert len(readings) == 1
+    anew = keep(text, cache / "other", tokens=wanted)
+    assert documents(served) == documents(anew)
+    assert served.digest == anew.digest
+
+
+def test_less_than_is_wanted_is_read_again_unless_the_source_has_no_more(text, cache, readings):
+    few = keep(text, cache, tokens=5)
+    more = keep(text, cache, tokens=12)
+    assert (len(few), len(more), len(readings)) == (6, 14, 2)
+    everything = keep(text, cache, tokens=1000)
+    assert len(everything) == 23
+    assert everything.reading.complete
+    assert not few.reading.complete
+    keep(text, cache, tokens=10**9)
+    assert len(readings) == 3
+    assert documents(few) == [ids_of("abc"), ids_of("d")]  # still mapped
+
+
+def test_progress_is_told_how_many_tokens_there_are(text, cache, monkeypatch):
+    monkeypatch.setattr(tokens, "CHARACTERS", 5)
+    told: list[int] = []
+    keep(text, cache, progress=told.append)
+    assert told == [6, 11, 23]
+    keep(text, cache / "other", tokens=12, progress=(last := list[int]()).append)
+    assert last[-1] == 14
+
+
+def test_memory_does_not_grow_with_the_documents(tmp_path, cache, monkeypatch):
+    (tmp_path / "a.txt").write_text("read instead of this:")
+    document = [5] * 5000
+    monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 400))
+    monkeypatch.setattr(token_store, "CHUNK", 2**16)
+    tracemalloc.start()
+    try:
+        store = keep(tmp_path, cache, tokens=10**7)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(store) == 2 * 10**6  # 8 MB
+    assert peak < 10**6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tokens_are_mapped_from_the_file(text, cache):
+    store = keep(text, cache)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (mapped,) = (line for line in lines if line.endswith(store.file.name))
+    begin, end = (int(address, 16) for address in mapped.split()[0].split("-"))
+    assert begin <= store.tokens.data_ptr() < end
+
+
+# the key
+
+
+def test_the_same_again_is_not_read_again(text, cache, readings, monkeypatch):
+    first = keep(text, cache)
+    monkeypatch.chdir(text.parent)
+    again = keep("text.jsonl", cache, letter_tokenizer(**BOTH), weight=3.0, trained=99, vocabulary=12)
+    assert len(readings) == 1
+    assert (documents(again), again.digest) == (documents(first), first.digest)
+
+
+def other_vocabulary() -> PreTrainedTokenizerFast:
+    return letter_tokenizer(VOCABULARY | {"a": 3, "b": 2}, **BOTH)
+
+
+def told_to_begin_otherwise() -> PreTrainedTokenizerFast:
+    """With the same backend as `LETTERS`."""
+    tokenizer = letter_tokenizer(**BOTH)
+    tokenizer.bos_token = None
+    assert tokenizer_digest(tokenizer) == tokenizer_digest(LETTERS)
+    return tokenizer
+
+
+CHANGES: dict[str, dict] = {
+    "field": {"field": "body"},
+    "split": {"split": "other"},
+    "shortest": {"min_tokens": 2},
+    "vocabulary": {"tokenizer": other_vocabulary()},
+    "no first token": {"tokenizer": letter_tokenizer()},
+    "another first token": {"tokenizer": letter_tokenizer(bos_token="</s>")},
+    "no longer a first token": {"tokenizer": told_to_begin_otherwise()},
+    "special tokens as text": {"tokenizer": letter_tokenizer(**BOTH, split_special_tokens=True)},
+    "another class": {"tokenizer": ByT5Tokenizer(), "vocabulary": 400},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_decides_the_tokens_is_read_again_when_it_changes(text, cache, readings, change):
+    keep(text, cache)
+    changed = keep(text, cache, **CHANGES[change])
+    assert len(readings) == 2
+    assert documents(changed) == documents(keep(text, cache / "other", **CHANGES[change]))
+    keep(text, cache)
+    assert len(readings) == 3  # of the other folder; both entries are there
+    assert len(entries(cache)) == 3  # and the folder `other`
+
+
+def test_a_file_that_changes_is_read_again(text, cache, readings):
+    keep(text, cache)
+    state = text.stat()
+    text.write_text(text.read_text().replace("abc", "abd"))
+    os.utime(text, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    assert documents(keep(text, cache))[0] == ids_of("abd")
+    text.write_text(text.read_text() + '{"text": "a"}\n')
+    os.utime(text, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    assert len(documents(keep(text, cache))) == 6
+    assert len(readings) == 3
+
+
+def test_a_file_that_comes_into_a_folder_has_it_read_again_and_others_do_not(tmp_path, cache, readings):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "b.txt").write_text("b")
+    keep(folder, cache)
+    (folder / "notes.md").write_text("no")
+    keep(folder, cache)
+    assert len(readings) == 1
+    (folder / "a.txt").write_text("a")
+    assert documents(keep(folder, cache)) == [ids_of("a"), ids_of("b")]
+
+
+def test_another_format_is_read_again(text, cache, readings, monkeypatch):
+    keep(text, cache)
+    monkeypatch.setattr(tokens, "FORMAT", tokens.FORMAT + 1)
+    keep(text, cache)
+    assert len(readings) == 2
+
+
+def test_what_a_tokenizer_was_last_asked_does_not_matter():
+    tokenizer = letter_tokenizer(**BOTH, pad_token="</s>")
+    before = tokenizer_digest(tokenizer)
+    tokenizer(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
+    assert tokenizer.backend_tokenizer.padding is not None
+    assert tokenizer_digest(tokenizer) == before
+
+
+def test_a_tokenizer_of_another_class_may_split_otherwise():
+    class Other(PreTrainedTokenizerFast):
+        pass
+
+    other = Other(tokenizer_object=LETTERS.backend_tokenizer, **BOTH)
+    assert other.backend_tokenizer.to_str() == LETTERS.backend_tokenizer.to_str()
+    assert tokenizer_digest(other) != tokenizer_digest(LETTERS)
+
+
+def test_a_tokenizer_without_a_backend_is_known_by_its_files():
+    assert tokenizer_digest(ByT5Tokenizer()) == tokenizer_digest(ByT5Tokenizer())
+    assert tokenizer_digest(ByT5Tokenizer()) != tokenizer_digest(ByT5Tokenizer(extra_ids=7))
+
+
+@pytest.mark.parametrize(
+    ("set_to", "expected"),
+    [
+        ({}, "/home/me/.cache/ropepatch/tokens"),
+        ({"XDG_CACHE_HOME": "/fast"}, "/fast/ropepatch/tokens"),
+        ({"XDG_CACHE_HOME": "/fast", "ROPEPATCH_CACHE": "~/mine"}, "/home/me/mine/tokens"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(monkeypatch, set_to, expected):
+    for name in ("XDG_CACHE_HOME", "ROPEPATCH_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": "/home/me"} | set_to).items():
+        monkeypatch.setenv(name, value)
+    assert default_cache() == Path(expected)
+
+
+# token ids that the model does not know
+
+
+def test_a_token_id_beyond_the_vocabulary_is_an_error_that_names_it(tmp_path, cache):
+    file = write_lines(tmp_path / "a.jsonl", {"input_ids": [1, 2]}, {"input_ids": [9, 3, 10]})
+    with pytest.raises(RopepatchError, match="document 1 of those taken holds token id 10, expected 0 to 9"):
+        keep(file, cache)
+    assert not entries(cache)
+
+
+def test_of_an_entry_too_only_what_is_wanted_is_checked_against_the_vocabulary(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(tokens, "CHUNK", 2)
+    rows = [[1, 2], [3, 2], [9, 2, 3], [8]]
+    file = write_lines(tmp_path / "a.jsonl", *({"input_ids": row} for row in rows))
+    keep(file, cache)
+    assert len(keep(file, cache, vocabulary=9, tokens=4)) == 4
+    with pytest.raises(RopepatchError, match="document 2 of those taken holds token id 9, expected 0 to 8"):
+        keep(file, cache, vocabulary=9)
+
+
+# what goes wrong on disk
+
+
+def test_a_damaged_entry_is_read_again_with_a_warning(text, cache, readings, caplog):
+    whole = keep(text, cache)
+    content = whole.file.read_bytes()
+    end = len(content)
+    spoiled = [content[:size] for size in (0, 7, 100, token_store.HEADER, end - 21, end - 1)]
+    spoiled += [content + b"\0", b"\0" * end, content[:-1] + b"\1", content.replace(b'"short', b'"shirt')]
+    spoiled += [content.replace(b'\\"bad\\": 0', b'\\"bad\\": 1'), content.replace(b'"tokens"', b'"tokenz"')]
+    for number, damaged in enumerate(spoiled, start=1):
+        assert damaged != content
+        caplog.clear()
+        whole.file.unlink()
+        whole.file.write_bytes(damaged)
+        again = keep(text, cache)
+        assert (documents(again), again.reading) == (documents(whole), whole.reading)
+        assert "is damaged" in caplog.text
+        assert len(readings) == 1 + number
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_byte_that_has_changed_is_seen_or_does_not_matter(text, cache, data):
+    whole = keep(text, cache)
+    content = bytearray(whole.file.read_bytes())
+    used = [*range(len(content[:1000].rstrip())), *range(token_store.HEADER, len(content))]
+    content[data.draw(st.sampled_from(used))] ^= data.draw(st.integers(1, 255))
+    whole.file.unlink()
+    whole.file.write_bytes(content)
+    again = keep(text, cache)
+    assert (documents(again), again.digest, again.reading) == (documents(whole), whole.digest, whole.reading)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupted_reading_leaves_nothing_and_the_next_is_whole(text, cache, kind):
+    def stop(_: int) -> None:
+        raise kind
+
+    with pytest.raises(kind):
+        keep(text, cache, progress=stop)
+    assert not entries(cache)
+    assert documents(keep(text, cache)) == list(map(ids_of, LINES))
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(text, cache):
+    name = keep(text, cache, tokens=1).file.name
+    (cache / f".{name}.0123abcd.partial").write_bytes(b"half")
+    (cache / ".another.safetensors.0123abcd.partial").write_bytes(b"of another entry, perhaps alive")
+    keep(text, cache)
+    assert entries(cache) == [".another.safetensors.0123abcd.partial", name]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_is_one_error_and_leaves_the_entry_before(text, cache):
+    file = write_lines(text, *[{"input_ids": [5] * 1000}] * 300)
+    before = keep(file, cache, tokens=1000)
+    with (
+        largest_file(10**6),
+        pytest.raises(RopepatchError, match=r"cannot keep the tokens of .* in .*: File") as e,
+    ):
+        keep(file, cache)
+    assert "ROPEPATCH_CACHE" in (e.value.hint or "")
+    assert entries(cache) == [before.file.name]
+    assert len(keep(file, cache, tokens=1000)) == 1000
+
+
+def test_a_full_disk_is_named(text, cache, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tokens, "write", full)
+    with pytest.raises(RopepatchError, match="No space left on device"):
+        keep(text, cache)
+
+
+def test_a_cache_that_cannot_be_a_folder_is_one_error(text):
+    with pytest.raises(RopepatchError, match="cannot keep the tokens"):
+        keep(text, text / "cache")
+
+
+# more than one process
+
+
+def test_of_two_who_want_the_same_one_reads_and_both_have_it(text, cache, readings):
+    begun, go_on = threading.Event(), threading.Event()
+    stores: list[TokenStore] = []
+
+    def wait(_: int) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    first = threading.Thread(target=lambda: stores.append(keep(text, cache, progress=wait)), daemon=True)
+    second = threading.Thread(target=lambda: stores.append(keep(text, cache)), daemon=True)
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    go_on.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert [documents(store) for store in stores] == [list(map(ids_of, LINES))] * 2
+    assert len(readings) == 1
+
+
+def test_a_store_goes_to_another_process_without_its_tokens(tmp_path, cache):
+    file = write_lines(tmp_path / "a.jsonl", *[{"input_ids": [i % 10] * 50} for i in range(400)])
+    keep(file, cache)
+    store = keep(file, cache, tokens=10_001)  # a part of what is kept
+    sent = pickle.dumps(store)
+    there = pickle.loads(sent)
+    assert len(sent) < 2000
+    assert (documents(there), there.digest, there.report) == (documents(store), store.digest, store.report)
+
+
+# pieces
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
+def test_a_piece_has_its_tokens_and_how_many_are_of_each_document(lengths, data):
+    owners = [document for document, length in enumerate(lengths) for _ in range(length)]
+    starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
+    store = TokenStore(Path(), torch.arange(len(owners), dtype=torch.int32), starts, "", None)
+    begin = data.draw(st.integers(0, len(owners) - 1))
+    end = data.draw(st.integers(begin + 1, len(owners)))
+    ids, parts = store.piece(begin, end)
+    assert ids.tolist() == list(range(begin, end))
+    assert ids.dtype == torch.long
+    inside = owners[begin:end]
+    assert list(parts) == [inside.count(owner) for owner in sorted(set(inside))]
+
+
+# the Hub
+
+ASK = """
+import json, logging, sys
+import datasets, torch
+from transformers import AutoTokenizer
+from pathlib import Path
+from ropepatch.errors import RopepatchError
+from ropepatch.data.texts import Texts
+from ropepatch.data.tokens import tokenised
+import time
+time.sleep = lambda seconds: None  # the Hub's client waits between attempts
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("ropepatch").addHandler(handler)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+for text, wanted in json.loads(sys.argv[2]):
+    said.clear()
+    try:
+        of_eight = {"trained": 8, "vocabulary": 10, "cache": Path("cache")}
+        store = tokenised(Texts(text=text), tokenizer, tokens=wanted, **of_eight)
+        answer = {"ids": store.tokens.tolist(), "revision": store.reading.revision, "report": store.report}
+    except RopepatchError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer | {"said": list(said)}))
+"""
+NAME = "someone/letters"
+
+
+def ask(home: Path, url: str, *questions: tuple[str, int], offline: bool = False) -> list[dict]:
+    """What an interpreter of its own answers."""
+    LETTERS.save_pretrained(home / "tokenizer")
+    return asked_elsewhere(ASK, "tokenizer", json.dumps(questions), home=home, url=url, offline=offline)
+
+
+def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revision(tmp_path, monkeypatch):
+    import datasets
+
+    datasets.disable_progress_bars()
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    for part in range(2):
+        texts = {"text": ["ab", None, "cd"]}
+        datasets.Dataset.from_dict(texts).to_parquet(folder / f"train-{part}.parquet")
+    hub = DatasetHub(NAME, folder)
+    with serving(hub):
+        (first, again) = ask(tmp_path, hub.url, (NAME, 6), (NAME, 5))
+        assert first["ids"] == again["ids"] == ids_of("ab") + ids_of("cd")
+        assert first["revision"] == dataset_server.COMMIT
+        assert first["report"].endswith(
+            f"1 bad rows left out, the first: {NAME}, row 1: text must be a text "
+            "or a list of token ids, got None"
+        )
+        assert "train-0.parquet" in hub.read
+        assert "train-1.parquet" not in hub.read
+
+        monkeypatch.setattr(dataset_server, "COMMIT", "f" * 40)
+        datasets.Dataset.from_dict({"text": ["ef"]}).to_parquet(folder / "train-0.parquet")
+        hub.dead = "train-1.parquet"
+        (changed, dead) = ask(tmp_path, hub.url, (NAME, 3), (NAME, 6))
+        assert changed["ids"] == ids_of("ef")
+        assert dead["error"].startswith(f"cannot read {NAME} from the Hub: ")
+
+        hub.asked.clear()
+        (kept, more, other) = ask(tmp_path, hub.url, (NAME, 3), (NAME, 4), ("someone/else", 1), offline=True)
+        assert not hub.asked
+        assert kept["ids"] == ids_of("ef")  # what was kept last
+        assert "the Hub does not say which revision it has" in kept["said"][0]
+        assert "OfflineModeIsEnabled" in more["error"]
+        assert "OfflineModeIsEnabled" in other["error"]

@@ -1,0 +1,626 @@
+"""The doctor over weights and adapters, and what it measures on the model itself."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from checkpoint_folders import WINDOW, contents, edit_json, write_checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.doctor import diagnose, mend
+from ropepatch.model.survey import survey_folder
+from ropepatch.model.weights import fingerprint, read_headers
+
+# As for a user: a warning of transformers is no error.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+INDEX = "model.safetensors.index.json"
+INV_FREQ = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": WINDOW}
+OLDER_YARN = {key: value for key, value in YARN.items() if key != "rope_theta"} | {"type": "yarn"}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("template") / "sharded", max_shard_size="10KB")
+
+
+@pytest.fixture
+def folder(template, tmp_path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "model"))
+
+
+@pytest.fixture
+def sharded(shards, tmp_path) -> Path:
+    return Path(shutil.copytree(shards, tmp_path / "model"))
+
+
+def scaled(folder: Path, **changes) -> Path:
+    """The checkpoint scaled by YaRN to 256 tokens, in both generations of keys, with changes to both."""
+    edit_json(
+        folder / "config.json",
+        max_position_embeddings=4 * WINDOW,
+        rope_theta=10000.0,
+        rope_parameters=YARN | changes,
+        rope_scaling=OLDER_YARN | changes,
+    )
+    edit_json(folder / "tokenizer_config.json", model_max_length=4 * WINDOW)
+    edit_json(folder / "generation_config.json", max_length=4 * WINDOW)
+    return folder
+
+
+def found(folder: Path, *, measure: bool = False) -> list[str]:
+    return [one.code for one in diagnose(folder, measure=measure).findings if one.severity != "remark"]
+
+
+def effect_of(folder: Path, code: str) -> str:
+    (finding,) = [one for one in diagnose(folder).findings if one.code == code]
+    return finding.effect
+
+
+def logits(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(torch.arange(3, 43)[None]).logits
+
+
+def save(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_frequencies(folder: Path, inv_freq: torch.Tensor) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    save(folder, tensors | {INV_FREQ.format(layer): inv_freq.clone() for layer in range(2)})
+
+
+# --- weights --------------------------------------------------------------------------------------------
+
+
+def index(folder: Path) -> dict[str, str]:
+    return json.loads((folder / INDEX).read_text())["weight_map"]
+
+
+def misplaced(folder: Path) -> None:
+    places = index(folder)
+    first, *_, last = places
+    edit_json(folder / INDEX, weight_map=places | {first: places[last], last: places[first]})
+
+
+def unlisted(folder: Path) -> None:
+    places = index(folder)
+    places.pop(next(iter(places)))
+    edit_json(folder / INDEX, weight_map=places)
+
+
+def other_index(content: str):
+    return lambda folder: (folder / INDEX).write_text(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        misplaced,
+        unlisted,
+        other_index("{"),
+        other_index("{}"),
+        other_index('{"weight_map": {"lm_head.weight": 3}}'),
+        lambda folder: (folder / INDEX).unlink(),
+    ],
+    ids=["misplaced", "unlisted", "no JSON", "no map", "no names", "no index"],
+)
+def test_an_index_that_is_wrong_is_made_anew_from_the_files(sharded, damage, tmp_path):
+    before, expected = index(sharded), logits(sharded)
+    damage(sharded)
+    assert found(sharded) == ["index-wrong"]
+    out = mend(diagnose(sharded, measure=False), tmp_path / "out")
+    assert index(out) == before
+    assert torch.equal(logits(out), expected)
+    assert found(out) == []
+
+
+def test_the_total_size_in_a_new_index_is_that_of_the_tensors(sharded, tmp_path):
+    total = json.loads((sharded / INDEX).read_text())["metadata"]["total_size"]
+    (sharded / INDEX).unlink()
+    out = mend(diagnose(sharded, measure=False), tmp_path / "out")
+    assert json.loads((out / INDEX).read_text())["metadata"]["total_size"] == total
+
+
+def test_a_tensor_that_is_in_no_file_makes_an_index_that_cannot_be_mended(sharded):
+    edit_json(
+        sharded / INDEX, weight_map=index(sharded) | {"model.ghost": next(iter(index(sharded).values()))}
+    )
+    (finding,) = diagnose(sharded, measure=False).findings
+    assert (finding.code, finding.fixable) == ("index-wrong", False)
+    assert "model.ghost" in finding.problem
+
+
+def test_a_missing_shard_is_named_and_cannot_be_mended(sharded):
+    second = sorted(sharded.glob("model-*.safetensors"))[1]
+    second.unlink()
+    found_here = diagnose(sharded, measure=False).findings
+    assert [(one.code, one.fixable) for one in found_here] == [("shard-missing", False)]
+    assert second.name in found_here[0].problem
+
+
+@pytest.mark.parametrize("keep", [0, 4, 2000])
+def test_a_file_that_was_cut_is_named(folder, keep):
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:keep])
+    assert found(folder, measure=True) == ["weights-damaged"]
+
+
+def test_a_cut_shard_is_named_once(sharded):
+    second = sorted(sharded.glob("model-*.safetensors"))[1]
+    second.write_bytes(second.read_bytes()[:100])
+    assert found(sharded) == ["weights-damaged"]
+
+
+def test_weights_on_another_disk_are_read_and_copied(folder, tmp_path):
+    """As a link, which `extend` follows too."""
+    weights = Path(shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors"))
+    (folder / "model.safetensors").symlink_to(weights)
+    assert found(folder) == []
+    scaled(folder, attention_factor=0)
+    out = mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert not (out / "model.safetensors").is_symlink()
+    assert (out / "model.safetensors").read_bytes() == weights.read_bytes()
+
+
+def test_a_link_out_that_is_called_weights_and_is_none_is_not_copied(folder, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (folder / "model-00001-of-00001.safetensors").symlink_to(tmp_path / "secret")
+    scaled(folder, attention_factor=0)
+    assert found(folder) == ["attention-factor-zero", "weights-damaged"]
+    with pytest.raises(RopepatchError, match="leads out of the checkpoint"):
+        mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def resharded(folder: Path, count: int, scale: float = 1.0) -> Path:
+    """The same tensors once more, as a save in `count` files without an index."""
+    tensors = {}
+    for file in (folder / "model.safetensors", *folder.glob("whole/*")):
+        tensors |= safetensors.torch.load_file(file) if file.is_file() else {}
+    (folder / "whole").mkdir(exist_ok=True)
+    if (folder / "model.safetensors").exists():
+        (folder / "model.safetensors").rename(folder / "whole/model.safetensors")
+    names = sorted(tensors)
+    for i in range(count):
+        part = {name: tensors[name] * scale for name in names[i::count]}
+        name = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        safetensors.torch.save_file(part, folder / name, {"format": "pt"})
+    return folder
+
+
+def only_finding(folder: Path) -> tuple[str, bool, str]:
+    (finding,) = diagnose(folder, measure=False).findings
+    return finding.code, finding.fixable, finding.remedy
+
+
+def test_no_index_is_made_of_the_files_of_two_saves(folder, tmp_path):
+    resharded(resharded(folder, 3, scale=3.0), 2)
+    code, fixable, remedy = only_finding(folder)
+    assert (code, fixable) == ("index-wrong", False)
+    assert "-of-00002 and -of-00003" in remedy
+    for leftover in folder.glob("*-of-00003.safetensors"):
+        leftover.unlink()
+    assert only_finding(folder)[:2] == ("index-wrong", True)
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_no_index_is_made_where_a_shard_is_missing(folder, last):
+    (resharded(folder, 3) / f"model-0000{last}-of-00003.safetensors").unlink()
+    code, fixable, remedy = only_finding(folder)
+    assert (code, fixable) == ("index-wrong", False)
+    assert "2 of 3 files" in remedy
+
+
+def test_no_index_is_made_where_a_shard_has_another_number(folder):
+    resharded(folder, 3)
+    (folder / "model-00003-of-00003.safetensors").rename(folder / "model-00004-of-00003.safetensors")
+    assert only_finding(folder)[:2] == ("index-wrong", False)
+
+
+def test_no_index_is_made_where_a_tensor_is_in_two_files(folder, tmp_path):
+    diagnosis = diagnose(resharded(folder, 3), measure=False)
+    second = safetensors.torch.load_file(folder / "model-00002-of-00003.safetensors")
+    first = safetensors.torch.load_file(folder / "model-00001-of-00003.safetensors")
+    twice = min(first)
+    safetensors.torch.save_file(second | {twice: first[twice]}, folder / "model-00002-of-00003.safetensors")
+    code, fixable, remedy = only_finding(folder)
+    assert (code, fixable) == ("index-wrong", False)
+    assert f"{twice} is in two" in remedy
+    with pytest.raises(RopepatchError, match=f"{twice} is in model-00001.* and in model-00002"):
+        mend(diagnosis, tmp_path / "out")  # the file changed between the two
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", [misplaced, unlisted, other_index("{")])
+def test_a_wrong_index_is_not_made_anew_of_the_files_of_two_saves(sharded, damage):
+    first = min(sharded.glob("model-*.safetensors"))
+    shutil.copy(first, sharded / "model-00001-of-00099.safetensors")
+    damage(sharded)
+    code, fixable, remedy = only_finding(sharded)
+    assert (code, fixable) == ("index-wrong", False)
+    assert "-of-00099" in remedy
+
+
+def test_leaving_frequencies_out_keeps_the_index_to_the_files_it_names(sharded, tmp_path):
+    first = min(sharded.glob("model-*.safetensors"))
+    shutil.copy(first, sharded / "model-00001-of-00099.safetensors")
+    tensors = safetensors.torch.load_file(first) | {INV_FREQ.format(0): exact().bfloat16()}
+    safetensors.torch.save_file(tensors, first, {"format": "pt"})
+    places = index(sharded)
+    edit_json(sharded / INDEX, weight_map=places | {INV_FREQ.format(0): first.name})
+    assert index(mend(diagnose(sharded, measure=False), tmp_path / "out")) == places
+
+
+def test_pickled_weights_are_named_and_never_loaded(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert found(folder, measure=True) == ["weights-pickled"]
+
+
+def test_weights_of_another_model_are_named(folder):
+    edit_json(folder / "config.json", vocab_size=47)
+    (finding,) = diagnose(folder, measure=False).findings
+    assert finding.code == "weights-misfit"
+    assert "[48, 32], expected [47, 32]" in finding.problem
+
+
+def test_a_folder_without_weights_is_no_fault(folder):
+    (folder / "model.safetensors").unlink()
+    diagnosis = diagnose(folder)
+    assert diagnosis.findings == ()
+    assert "no weights that can be read" in str(diagnosis)
+
+
+def exact() -> torch.Tensor:
+    return 1 / 10000.0 ** (torch.arange(0, 16, 2) / 16)
+
+
+def test_frequencies_saved_in_float32_that_are_those_of_the_configuration_are_no_fault(folder):
+    with_frequencies(folder, exact())
+    assert found(folder) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_frequencies_saved_in_half_precision_are_left_out(folder, dtype, tmp_path):
+    expected = logits(folder)
+    with_frequencies(folder, exact().to(dtype))
+    (finding,) = diagnose(folder, measure=False).findings
+    radians = (exact().to(dtype).double() - exact().double()).abs().max().item() * WINDOW
+    assert finding.code == "frequencies-rounded"
+    assert float(re.search(r"off by (\S+) radians", finding.why)[1]) == pytest.approx(radians, rel=0.05)
+    out = mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert not [name for name in read_headers(out).shapes if "inv_freq" in name]
+    assert torch.equal(logits(out), expected)
+    assert found(out) == []
+
+
+def test_of_several_shards_only_the_one_that_holds_frequencies_is_rewritten(sharded, tmp_path):
+    first, *others = sorted(sharded.glob("model-*.safetensors"))
+    tensors = safetensors.torch.load_file(first) | {INV_FREQ.format(0): exact().bfloat16()}
+    safetensors.torch.save_file(tensors, first, {"format": "pt"})
+    edit_json(sharded / INDEX, weight_map=index(sharded) | {INV_FREQ.format(0): first.name})
+    out = mend(diagnose(sharded, measure=False), tmp_path / "out")
+    assert INV_FREQ.format(0) not in index(out)
+    assert INV_FREQ.format(0) not in safetensors.torch.load_file(out / first.name)
+    for other in others:
+        assert (out / other.name).read_bytes() == other.read_bytes()
+    assert found(out) == []
+
+
+def test_saved_frequencies_that_contradict_the_configuration_are_evidence_and_stay(folder):
+    with_frequencies(folder, exact() / 4)
+    (finding,) = diagnose(folder, measure=False).findings
+    assert (finding.code, finding.severity, finding.fixable) == ("frequencies-contradict", "error", False)
+    with_frequencies(folder, exact()[:4])
+    assert found(folder) == ["frequencies-contradict"]
+
+
+def linear(folder: Path) -> Path:
+    """Scaled as transformers 4.31 did: by 4."""
+    edit_json(folder / "config.json", drop=("rope_parameters",), rope_theta=10000.0)
+    edit_json(folder / "config.json", rope_scaling={"type": "linear", "factor": 4.0})
+    return folder
+
+
+@pytest.mark.parametrize("divisor", [1, 4])
+def test_linear_scaling_saves_its_frequencies_scaled_or_as_transformers_4_31_unscaled(folder, divisor):
+    """That version divided the positions."""
+    with_frequencies(linear(folder), exact() / divisor)
+    assert found(folder) == []
+
+
+def test_other_frequencies_contradict_linear_scaling_too(folder):
+    with_frequencies(linear(folder), exact() / 16)
+    assert found(folder) == ["frequencies-contradict"]
+
+
+def test_unscaled_frequencies_contradict_every_other_scaling(folder):
+    with_frequencies(folder, exact() * 4)
+    assert found(folder) == ["frequencies-contradict"]
+    with_frequencies(folder, survey_folder(scaled(folder)).rope.inv_freq() * 4)
+    assert found(folder) == ["frequencies-contradict"]
+
+
+@pytest.mark.parametrize("divisor", [1, 4])
+def test_how_far_rounded_frequencies_are_off_is_counted_in_the_scaled_ones(folder, divisor):
+    rounded = (exact() / divisor).bfloat16()
+    with_frequencies(linear(folder), rounded)
+    (finding,) = [one for one in diagnose(folder, measure=False).findings if one.severity != "remark"]
+    radians = (rounded.double() * divisor / 4 - exact().double() / 4).abs().max().item() * WINDOW
+    assert finding.code == "frequencies-rounded"
+    assert float(re.search(r"off by (\S+) radians", finding.why)[1]) == pytest.approx(radians, rel=0.05)
+
+
+def test_mended_weights_are_no_longer_called_verified(folder, tmp_path):
+    (folder / "ropepatch.json").write_text(json.dumps({"verified": {"logits": "equal"}, "target": 64}))
+    with_frequencies(folder, exact().bfloat16())
+    out = mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert json.loads((out / "ropepatch.json").read_text()) == {"target": 64}
+
+
+def test_with_a_new_index_weights_are_no_longer_called_verified(sharded, tmp_path):
+    (sharded / "ropepatch.json").write_text(json.dumps({"verified": {"logits": "equal"}, "target": 64}))
+    (sharded / INDEX).unlink()
+    out = mend(diagnose(sharded, measure=False), tmp_path / "out")
+    assert json.loads((out / "ropepatch.json").read_text()) == {"target": 64}
+
+
+def test_mending_a_configuration_leaves_the_weights_and_the_source_as_they_are(folder, tmp_path):
+    scaled(folder, attention_factor=0)
+    before = contents(folder)
+    out = mend(diagnose(folder, measure=False), tmp_path / "out")
+    assert contents(folder) == before
+    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert torch.equal(logits(out), logits(scaled(folder)))
+
+
+# --- effects --------------------------------------------------------------------------------------------
+
+
+def written(model, length: int) -> torch.Tensor:
+    """Tokens that a model samples, without a cache."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.tensor([[1]])
+    while ids.shape[1] < length:
+        chances = model(ids, use_cache=False).logits[:, -1].softmax(-1)
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], dim=1)
+    return ids
+
+
+def kl(meant, read, ids, positions) -> torch.Tensor:
+    """Nats for every token, summed token by token."""
+    chances = []
+    for model in (meant, read):
+        mask = torch.ones_like(ids)
+        out = model(ids, position_ids=positions[None], attention_mask=mask, use_cache=False)
+        chances.append(out.logits[0].double().softmax(-1))
+    first, second = chances
+    return torch.stack([(p * (p.log() - q.log())).sum() for p, q in zip(first, second, strict=True)])
+
+
+@torch.no_grad()
+def test_the_effect_is_the_kl_of_the_mended_model_from_the_one_as_it_stands(folder, tmp_path):
+    """Against two stock models loaded from two folders."""
+    scaled(folder, beta_fast=1.0, beta_slow=32.0)
+    diagnosis = diagnose(folder)
+    (finding,) = diagnosis.findings
+    out = scaled(Path(shutil.copytree(folder, tmp_path / "out")), beta_fast=32.0, beta_slow=1.0)
+    meant, read = (AutoModelForCausalLM.from_pretrained(place).eval() for place in (out, folder))
+    ids = written(meant, 128)
+    near = kl(meant, read, ids[:, :WINDOW], torch.arange(WINDOW)).mean().item()
+    apart = torch.cat([torch.arange(64), torch.arange(256 - 64, 256)])
+    far = kl(meant, read, ids, apart)[64:].mean().item()
+    assert near > 0.01
+    assert finding.effect == (
+        "measured on 128 tokens that the model writes itself: predictions move by "
+        f"{near:.3g} nats per token (mean KL) within 64 positions, {far:.3g} across 256"
+    )
+
+
+def test_what_stock_transformers_does_not_feel_is_measured_as_none(folder):
+    """LLaMA's own readers of the older keys find the same base."""
+    edit_json(folder / "config.json", rope_theta=None)
+    assert (
+        effect_of(folder, "theta-lost")
+        == "measured: none, equal predictions for 64 tokens that the model writes itself"
+    )
+
+
+def test_a_base_that_rope_scaling_hides_from_transformers_5_is_an_error_and_its_effect_is_measured(folder):
+    parameters = YARN | {"rope_theta": 500000.0}
+    written = {"rope_parameters": parameters, "rope_scaling": OLDER_YARN, "max_position_embeddings": 256}
+    edit_json(folder / "config.json", drop=("rope_theta",), **written)
+    assert AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"] == 10000
+    (finding,) = (one for one in diagnose(folder).findings if one.code == "theta-lost")
+    assert (finding.severity, finding.fixable) == ("error", True)
+    assert "nats per token (mean KL)" in finding.effect
+    mended = mend(diagnose(folder), folder.with_name("mended"))
+    assert AutoConfig.from_pretrained(mended).rope_parameters["rope_theta"] == 500000
+
+
+def test_a_model_that_cannot_be_built_as_it_stands_is_its_effect(folder):
+    edit_json(
+        folder / "config.json",
+        rope_theta=10000.0,
+        rope_parameters=YARN | {"rope_theta": None},
+        max_position_embeddings=256,
+    )
+    effect = effect_of(folder, "theta-lost")
+    assert effect.startswith("measured: transformers cannot compute the rope of llama")
+    assert "TypeError" in effect
+
+
+def test_readers_of_the_older_keys_are_measured_by_what_they_read(folder):
+    edit_json(
+        folder / "config.json", rope_parameters=YARN | {"rope_theta": 500000.0}, max_position_embeddings=256
+    )
+    effect = effect_of(folder, "only-new-keys")
+    assert float(re.search(r"move by (\S+) nats", effect)[1]) > 0.01
+
+
+def test_nothing_is_measured_without_weights_or_memory_or_of_quantised_ones(folder, monkeypatch):
+    scaled(folder, beta_fast=1.0, beta_slow=32.0)
+    monkeypatch.setattr("ropepatch.doctor.effects.available_bytes", lambda: 0)
+    assert effect_of(folder, "betas-swapped") == "not measured: the weights do not fit into memory"
+    edit_json(folder / "config.json", quantization_config={"quant_method": "gptq"})
+    assert effect_of(folder, "betas-swapped") == "not measured: quantised weights"
+    (folder / "model.safetensors").unlink()
+    assert effect_of(folder, "betas-swapped") == "not measured: no weights here that can be loaded"
+
+
+def test_measuring_can_be_left_out(folder, monkeypatch):
+    scaled(folder, beta_fast=1.0, beta_slow=32.0)
+    monkeypatch.setattr("ropepatch.doctor.effects.load_model", None)
+    (finding,) = diagnose(folder, measure=False).findings
+    assert finding.effect == ""
+
+
+def switching(folder: Path, **rope) -> None:
+    rope = {"rope_theta": 10000.0} | rope
+    edit_json(folder / "config.json", rope_parameters=rope, max_position_embeddings=WINDOW)
+    older = {key: value for key, value in rope.items() if key != "rope_theta"} | {"type": rope["rope_type"]}
+    edit_json(folder / "config.json", rope_scaling=older, rope_theta=10000.0)
+
+
+LISTS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": WINDOW}
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "dynamic", "factor": 4.0}, {"rope_type": "longrope", "factor": 1.0} | LISTS]
+)
+@torch.no_grad()
+def test_switching_against_the_cache_is_measured_full_against_incremental(folder, rope):
+    switching(folder, **rope)
+    effect = effect_of(folder, "switches-against-cache")
+    ids = torch.randint(48, (1, 64), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(32, 96)[None]
+
+    def model():
+        return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    full = model()(ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits[0]
+    cached, past, stepwise = model(), None, []
+    for step in ([*range(32)], *([i] for i in range(32, 64))):
+        mask = torch.ones(1, step[-1] + 1, dtype=torch.long)
+        out = cached(
+            ids[:, step],
+            position_ids=positions[:, step],
+            attention_mask=mask,
+            past_key_values=past,
+            use_cache=True,
+        )
+        past = out.past_key_values
+        stepwise.append(out.logits[0])
+    largest = (torch.cat(stepwise) - full)[32:].abs().max().item()
+    assert largest > 0.1
+    across, before = re.search(r"differ by up to (\S+) \((\S+) where", effect).groups()
+    assert float(across) == pytest.approx(largest, rel=0.05)
+    assert float(before) < 1e-4
+
+
+def test_a_window_too_short_to_cross_is_said(folder):
+    switching(folder, rope_type="longrope", factor=1.0, **(LISTS | {"original_max_position_embeddings": 8}))
+    assert "too short" in effect_of(folder, "switches-against-cache")
+
+
+# --- adapters -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter(folder, tmp_path) -> Path:
+    """As `adapt` saves one that was trained under YaRN to 256 tokens."""
+    plan = ropepatch.plan(folder, to=256)
+    record = plan.to_dict() | {"base_weights": fingerprint(read_headers(folder))}
+    place = tmp_path / "adapter"
+    place.mkdir()
+    (place / "ropepatch.json").write_text(json.dumps(record))
+    (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    return place
+
+
+def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
+    (finding,) = diagnose(adapter).findings
+    assert (finding.code, finding.severity, finding.fixable) == ("adapter-base-lacks-rope", "warning", False)
+    assert "yarn to 256 tokens" in finding.problem
+    assert "load_adapter" in finding.remedy
+    near, far = map(
+        float, re.search(r"by (\S+) nats .* 64 positions, (\S+) across 256", finding.effect).groups()
+    )
+    assert min(near, far) > 0.01
+
+
+def test_an_adapter_on_a_base_that_has_its_rope_is_sound(adapter, folder, tmp_path):
+    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended")
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
+    assert diagnose(adapter).findings == ()
+
+
+def test_a_base_with_another_attention_factor_lacks_the_rope(adapter, folder, tmp_path):
+    out = ropepatch.extend(ropepatch.plan(folder, to=256, attention_factor=1.0), tmp_path / "extended")
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
+    assert found(adapter) == ["adapter-base-lacks-rope"]
+
+
+def test_a_base_with_other_weights_is_named(adapter, folder, tmp_path):
+    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended")
+    tensors = safetensors.torch.load_file(out / "model.safetensors")
+    save(out, {name: tensor + 1 for name, tensor in tensors.items()})
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
+    assert found(adapter) == ["adapter-base-changed"]
+
+
+@pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
+def test_a_base_that_cannot_be_found_is_named(adapter, name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path=name)
+    assert found(adapter) == ["adapter-base-missing"]
+
+
+def test_without_a_record_only_the_tokenizer_can_tell(adapter):
+    (adapter / "ropepatch.json").unlink()
+    (remark,) = diagnose(adapter).findings
+    assert (remark.code, remark.severity) == ("adapter-without-record", "remark")
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
+    (finding,) = diagnose(adapter).findings
+    assert (finding.code, finding.severity) == ("adapter-base-lacks-rope", "warning")
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
+    assert found(adapter) == []
+
+
+@pytest.mark.parametrize("inv_freq", ["x", None, [], [1.0], [[1.0]], [None], {"a": 1}])
+def test_a_record_that_makes_no_sense_is_another_rope(adapter, inv_freq):
+    edit_json(adapter / "ropepatch.json", inv_freq=inv_freq)
+    assert found(adapter) == ["adapter-base-lacks-rope"]
+
+
+def test_an_adapter_cannot_be_mended_and_an_unreadable_one_is_a_user_error(adapter, tmp_path):
+    with pytest.raises(RopepatchError, match="can be mended without guessing"):
+        mend(diagnose(adapter), tmp_path / "out")
+    (adapter / "adapter_config.json").write_text("[")
+    with pytest.raises(RopepatchError):
+        diagnose(adapter)
+
+
+def test_the_inverse_of_the_usual_attention_factor_is_told_from_a_chosen_one(folder):
+    """0.1 ln 4 + 1, and its inverse."""
+    scaled(folder, attention_factor=1 / (0.1 * math.log(4) + 1))
+    (exact_inverse,) = diagnose(folder, measure=False).findings
+    scaled(folder, attention_factor=0.9)
+    (chosen,) = diagnose(folder, measure=False).findings
+    assert (exact_inverse.severity, exact_inverse.fixable) == ("error", False)
+    assert (chosen.severity, chosen.fixable) == ("warning", False)

@@ -1,0 +1,1094 @@
+"""The formulas of the position encodings: against slow oracles, transformers, and mistakes."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import encoding_oracle as oracle
+import numpy as np
+import pytest
+import torch
+from encoding_oracle import Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM, Wav2Vec2BertConfig, Wav2Vec2ConformerConfig
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
+from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
+    Wav2Vec2ConformerRelPositionalEmbedding,
+    Wav2Vec2ConformerSelfAttention,
+)
+
+from ropepatch.encodings import ENCODINGS, attention, biases, make_encoding, rotary
+from ropepatch.encodings.absolute import sinusoid
+from ropepatch.encodings.attention import SLOT, attend
+from ropepatch.encodings.encoding import Attended, Encoding, Places, Shape
+from ropepatch.encodings.models import shape_of
+from ropepatch.encodings.swapping import SwappedPositions
+from ropepatch.errors import RopepatchError
+from ropepatch.model.survey import survey
+from ropepatch.scaling.rope import Rope
+
+LAYERS, HEADS, HEAD_DIM, HIDDEN, BASE, WINDOW = 3, 6, 12, 24, 500.0, 64
+ROWS, TOKENS = 2, 9
+FEW = ROWS * HEADS * TOKENS * 2  # scores of two queries
+
+# Names, with the parameters that they need, and then other parameters of some
+NEEDED: dict[str, dict[str, Any]] = {"normalised": {"length": 70}, "nope-layers": {"every": 3}}
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("sinusoidal", {"base": 50.0}),
+    ("learned", {"rows": 90}),
+    ("shaw", {"clip": 3}),
+    ("t5", {"buckets": 7, "max_distance": 40}),
+    ("xpos", {"scale_base": 9.0, "gamma": 0.2}),
+    ("p-rope", {"share": 0.4}),
+    ("p-rope", {"share": 0.0}),
+    ("partial", {"share": 0.4}),
+    ("partial", {"share": 1.0}),
+    ("axial", {"grid": (4,)}),
+    ("axial", {"grid": (3, 5)}),
+    ("nope-heads", {"rotated": 0.3}),
+    ("nope-layers", {"every": 2}),
+    ("drope", {"temperature": 1.7}),
+]
+VARIANTS = [(name, NEEDED.get(name, {})) for name in ENCODINGS] + OTHERS
+ABSOLUTE = [name for name, kind in ENCODINGS.items() if kind.family == "absolute"]
+UNMOVED = [name for name in ENCODINGS if name not in {*ABSOLUTE, "axial"}]
+DRAWN = settings(derandomize=True, deadline=None, max_examples=12, database=None)
+
+
+def encoding_of(name: str) -> Encoding:
+    return make_encoding(name, **NEEDED.get(name, {}))
+
+
+# One layer of a model
+
+
+@lru_cache
+def model_of(
+    key_value_heads: int = HEADS, implementation: str = "sdpa", heads: int = HEADS
+) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=HIDDEN,
+        intermediate_size=8,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=WINDOW,
+        rope_parameters={"rope_type": "default", "rope_theta": BASE},
+    )
+    return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+
+
+class Layer(NamedTuple):
+    """An attention module of a swapped model, and what its encoding built."""
+
+    attention: Any
+    module: Any
+    case: Case
+
+    def read(
+        self, q: Tensor, k: Tensor, v: Tensor, mask=None, positions=None, **arguments: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output [B, H, Q, D], and the weights of eager attention."""
+        output, weights = attend(self.attention, q, k, v, mask, position_ids=positions, **arguments)
+        return output.transpose(1, 2), weights
+
+
+@lru_cache
+def shape_of_model(model: LlamaForCausalLM) -> Shape:
+    return shape_of(model, survey(model.config.to_dict(), model))
+
+
+@contextmanager
+def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -> Iterator[Layer]:
+    """A layer as `swap` leaves it, but with new parameters that are large enough to be seen."""
+    shape, attended = shape_of_model(model), model.model.layers[layer].self_attn
+    module = encoding.build(shape)
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.7)
+    weights = {name: as_array(value) for name, value in module.named_parameters()}
+    case = Case(
+        encoding.parameters(),
+        weights,
+        layer,
+        shape.heads,
+        shape.key_value_heads,
+        shape.head_dim,
+        shape.hidden_size,
+        BASE,
+    )
+    attended.__dict__[SLOT] = SwappedPositions(model.model.rotary_emb, encoding, module, model.config)
+    try:
+        yield Layer(attended, module, case)
+    finally:
+        del attended.__dict__[SLOT]
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().numpy().copy()
+
+
+def drawn(key_value_heads: int, queries: int, keys: int, rows: int = ROWS, seed: int = 0, heads: int = HEADS):
+    """Queries, keys and values."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = ((heads, queries), (key_value_heads, keys), (key_value_heads, keys))
+    return [torch.randn(rows, *size, HEAD_DIM, generator=draw) for size in sizes]
+
+
+# The oracle
+
+
+class Reading(NamedTuple):
+    """A call: positions [B or 1, Q] and [B, T], what is visible [B, Q, T], whether a mask must say it."""
+
+    key_value_heads: int
+    layer: int
+    queries: Tensor
+    keys: Tensor
+    visible: Tensor
+    needs_mask: bool = False
+
+
+def causal(queries: int, keys: int, rows: int = ROWS) -> Tensor:
+    return torch.ones(rows, queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+COUNTED = torch.arange(TOKENS)[None]
+JUMPING = torch.tensor([[3, 4, 5, 9, 10, 31, 32, 50, 63], [17, 19, 20, 21, 40, 41, 55, 56, 57]])
+PADDED, STATIC = causal(3, TOKENS), torch.cat((causal(3, TOKENS - 2), torch.zeros(ROWS, 3, 2).bool()), -1)
+PADDED[1, :, :2] = False
+BEHIND = causal(TOKENS, TOKENS)  # the last two tokens of the second row are padding, which is told position 1
+BEHIND[1, 7:] = torch.eye(TOKENS, dtype=torch.bool)[7:]
+READINGS = {
+    "counted": Reading(HEADS, 0, COUNTED, COUNTED.repeat(ROWS, 1), causal(TOKENS, TOKENS)),
+    "jumping": Reading(3, 1, JUMPING, JUMPING, causal(TOKENS, TOKENS)),
+    "padded behind": Reading(
+        3,
+        1,
+        torch.stack((COUNTED[0], COUNTED[0].where(COUNTED[0] < 7, 1))),
+        torch.stack((COUNTED[0], COUNTED[0].where(COUNTED[0] < 7, 1))),
+        BEHIND,
+        True,
+    ),
+    "one more": Reading(
+        3, 2, torch.tensor([[8], [40]]), torch.stack((COUNTED[0], COUNTED[0] + 32)), causal(1, TOKENS)
+    ),
+    "some more after padding": Reading(
+        3, 2, torch.tensor([[6, 7, 8], [4, 5, 6]]), torch.stack((COUNTED[0], COUNTED[0] - 2)), PADDED, True
+    ),
+    "a cache with room": Reading(
+        2,
+        0,
+        torch.tensor([[4, 5, 6], [14, 15, 16]]),
+        torch.stack((COUNTED[0], COUNTED[0] + 10)),
+        STATIC,
+        True,
+    ),
+}
+
+
+def expected(name: str, case: Case, reading: Reading, inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    positions = reading.queries.expand(ROWS, -1)
+    return oracle.attention(name, case, *map(as_array, inputs), positions, reading.keys, reading.visible)
+
+
+def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -> None:
+    wanted = torch.as_tensor(wanted)
+    assert got.shape == wanted.shape
+    difference = (got.double() - wanted.double()).abs().max().item()
+    assert difference <= atol, f"{what}: off by {difference:.2g}"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "situation"),
+    [
+        (*variant, one)
+        for variant in VARIANTS
+        for one in READINGS
+        if one == "counted" or variant[0] not in ABSOLUTE
+    ],
+    ids=lambda value: str(value or ""),
+)
+def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypatch):
+    """With and without a mask, in one block and in blocks, by sdpa and eager with its weights."""
+    oracle.check_known(name)
+    reading = READINGS[situation]
+    inputs = drawn(reading.key_value_heads, reading.visible.shape[1], TOKENS)
+    drawn_mask = reading.visible[:, None]
+    added = torch.zeros(drawn_mask.shape).masked_fill(~drawn_mask, torch.finfo(torch.float32).min)
+    masks = {"boolean": drawn_mask, "added": added} | ({} if reading.needs_mask else {"none": None})
+    wanted = None
+    for implementation in ("sdpa", "eager"):
+        model = model_of(reading.key_value_heads, implementation)
+        with swapped_layer(make_encoding(name, **parameters), model, reading.layer) as layer, torch.no_grad():
+            wanted = wanted or expected(name, layer.case, reading, inputs)
+            for scores in (attention.SCORES, FEW):
+                monkeypatch.setattr(attention, "SCORES", scores)
+                for title, mask in masks.items():
+                    way = f"{implementation}, {scores} scores at a time, mask {title}"
+                    output, weights = layer.read(*inputs, mask, reading.queries)
+                    assert_close(output, wanted[0], what=way)
+                    if implementation == "eager":
+                        assert_close(weights, wanted[1], what=f"weights, {way}")
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("positions", [COUNTED, JUMPING], ids=["counted", "jumping"])
+@pytest.mark.parametrize(("name", "parameters"), [v for v in VARIANTS if v[0] in ABSOLUTE], ids=str)
+def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, positions):
+    oracle.check_known(name)
+    with swapped_layer(make_encoding(name, **parameters), model_of()) as layer, torch.no_grad():
+        got = layer.module(positions)
+        wanted = [[oracle.TABLES[name](layer.case, int(p)) for p in row] for row in positions]
+    assert got.dtype == torch.float32
+    assert_close(got, np.array(wanted))
+
+
+def test_an_encoding_without_an_oracle_is_named():
+    with pytest.raises(AssertionError, match=r"'mine' has no oracle: .*encoding_oracle\.py"):
+        oracle.check_known("mine")
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
+def test_positions_that_were_counted_instead_of_given_would_be_found(name):
+    reading = READINGS["jumping"]
+    inputs = drawn(reading.key_value_heads, TOKENS, TOKENS)
+    with swapped_layer(encoding_of(name), model_of(3), reading.layer) as layer, torch.no_grad():
+        difference = off(layer.read(*inputs)[0], expected(name, layer.case, reading, inputs)[0])
+    assert difference < 1e-5 if name in ("nope", "drope") else difference > 1e-3
+
+
+@pytest.mark.parametrize("name", ["rope", "xpos", "p-rope", "nope-heads", "nope-layers"])
+def test_a_scaled_rope_keeps_its_frequencies_and_its_attention_factor(name):
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
+    config = LlamaConfig.from_dict(model_of(3).config.to_dict())
+    config.rope_parameters = {**config.rope_parameters, **scaled}
+    config.max_position_embeddings = 4 * WINDOW
+    model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    stock = model.model.rotary_emb
+    assert stock.attention_scaling > 1.1
+    reading = READINGS["jumping"]
+    inputs = drawn(3, TOKENS, TOKENS)
+    with swapped_layer(encoding_of(name), model, reading.layer) as layer, torch.no_grad():
+        case = layer.case._replace(theta=as_array(stock.inv_freq), a=stock.attention_scaling)
+        got, _ = layer.read(*inputs, None, reading.queries)
+    assert_close(got, expected(name, case, reading, inputs)[0])
+
+
+@pytest.mark.parametrize("name", UNMOVED)
+def test_half_precision_does_not_round_positions(name):
+    inputs = [x.bfloat16().float() for x in drawn(3, TOKENS, TOKENS)]
+    with swapped_layer(encoding_of(name), model_of(3)) as layer, torch.no_grad():
+        wanted, _ = layer.read(*inputs, None, JUMPING + 40_001)
+        for parameter in layer.module.parameters():
+            parameter.data = parameter.data.bfloat16()
+        got, _ = layer.read(*(x.bfloat16() for x in inputs), None, JUMPING + 40_001)
+    assert got.dtype == torch.bfloat16
+    assert_close(got, wanted, atol=0.06)
+
+
+# transformers as a second oracle
+
+
+@given(st.integers(1, 80), st.integers(1, 5000))
+@settings(DRAWN, max_examples=40)
+def test_buckets_are_those_of_t5(half, more):
+    distances = torch.arange(2000)
+    for buckets in (2 * half, 2 * half + 1):
+        theirs = T5Attention._relative_position_bucket(
+            -distances, bidirectional=False, num_buckets=buckets, max_distance=half + more
+        )
+        assert torch.equal(biases.buckets_of(distances, buckets, half + more), theirs)
+
+
+@pytest.mark.parametrize("heads", range(1, 33))
+def test_slopes_are_those_of_bloom(heads):
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(biases.slopes(heads), theirs, rtol=1e-6, atol=0)
+
+
+def stock_tables(width: int, **parameters: Any) -> Callable[..., Any]:
+    config = LlamaConfig(head_dim=width, rope_parameters={"rope_theta": BASE, **parameters})
+    return LlamaRotaryEmbedding(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "width", "stock"),
+    [
+        ("rope", {}, HEAD_DIM, {"rope_type": "default"}),
+        ("partial", {"share": 0.4}, 4, {"rope_type": "default"}),
+        ("partial", {"share": 0.5}, 6, {"rope_type": "default"}),
+        *(
+            ("p-rope", {"share": s}, HEAD_DIM, {"rope_type": "proportional", "partial_rotary_factor": s})
+            for s in (0.0, 0.3, 0.5, 0.75, 1.0)
+        ),
+    ],
+    ids=str,
+)
+def test_queries_and_keys_are_turned_as_by_stock_llama(name, parameters, width, stock):
+    q, k, v = drawn(3, TOKENS, TOKENS)
+    turning = apply_rotary_pos_emb(q[..., :width], k[..., :width], *stock_tables(width, **stock)(q, JUMPING))
+    wanted = [torch.cat((x, old[..., width:]), -1) for x, old in zip(turning, (q, k), strict=True)]
+    with swapped_layer(make_encoding(name, **parameters), model_of(3)) as layer:
+        got = layer.module(0, q, k, v, Places(JUMPING, JUMPING), 1.0)
+    assert_close(got.query, wanted[0], atol=1e-6)
+    assert_close(got.key, wanted[1], atol=1e-6)
+    assert got.value is v
+
+
+def speech_layer(kind: type[nn.Module], config: Any) -> tuple[nn.Module, Tensor, list[Tensor]]:
+    """An attention of transformers' speech models with projections that can be seen, and its q, k, v."""
+    torch.manual_seed(0)
+    config._attn_implementation = "eager"
+    module: Any = kind(config).eval()
+    hidden = torch.randn(ROWS, TOKENS, config.hidden_size)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.ndim > 1 else 0.5))
+        module.linear_out.weight.copy_(torch.eye(config.hidden_size))
+        module.linear_out.bias.zero_()
+        inputs = [project(hidden) for project in (module.linear_q, module.linear_k, module.linear_v)]
+    return module, hidden, [x.view(ROWS, TOKENS, -1, HEAD_DIM).transpose(1, 2) for x in inputs]
+
+
+def causal_sum() -> Tensor:
+    """A causal mask that is added."""
+    return torch.zeros(ROWS, 1, TOKENS, TOKENS).masked_fill(~causal(TOKENS, TOKENS)[:, None], -torch.inf)
+
+
+def test_transformer_xl_is_that_of_the_conformer():
+    """Which has u and v, and shifts a matrix of all distances in both directions."""
+    config = Wav2Vec2ConformerConfig(
+        hidden_size=HIDDEN, num_attention_heads=2, position_embeddings_type="relative"
+    )
+    stock, hidden, inputs = speech_layer(Wav2Vec2ConformerSelfAttention, config)
+    relative = Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden)
+    with swapped_layer(encoding_of("transformer-xl"), model_of(2, heads=2), 1) as layer, torch.no_grad():
+        layer.module.projection[1] = stock.linear_pos.weight.view(2, HEAD_DIM, HIDDEN)
+        layer.module.u.copy_(stock.pos_bias_u)
+        layer.module.v.copy_(stock.pos_bias_v)
+        wanted = stock(hidden, attention_mask=causal_sum(), relative_position_embeddings=relative)[0]
+        got, _ = layer.read(*inputs, None, COUNTED)
+    assert_close(got.transpose(1, 2).flatten(2), wanted)
+
+
+def test_the_keys_of_shaw_are_those_of_wav2vec2_bert():
+    """Which has no vectors for values."""
+    config = Wav2Vec2BertConfig(
+        hidden_size=HIDDEN,
+        num_attention_heads=2,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=4,
+        right_max_position_embeddings=2,
+    )
+    stock, hidden, inputs = speech_layer(Wav2Vec2BertSelfAttention, config)
+    with swapped_layer(make_encoding("shaw", clip=4), model_of(2, heads=2)) as layer, torch.no_grad():
+        layer.module.keys[0] = stock.distance_embedding.weight[:5].flip(0)  # theirs begins with the farthest
+        layer.module.values.zero_()
+        wanted = stock(hidden, attention_mask=causal_sum())[0]
+        got, _ = layer.read(*inputs, None, COUNTED)
+    assert_close(got.transpose(1, 2).flatten(2), wanted)
+
+
+# Golden values: methods.md, 9.6
+
+
+def test_the_first_distances_of_the_buckets_of_t5_are_the_published_ones():
+    firsts = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    found = biases.buckets_of(torch.arange(3000), 32, 128)
+    assert [found.tolist().index(one) for one in range(32)] == firsts
+    assert found[112:114].tolist() == [30, 31]
+    assert found.max() == 31
+
+
+@pytest.mark.parametrize(
+    ("heads", "published"),
+    [
+        (8, [2.0**-h for h in range(1, 9)]),
+        (12, [2.0**-h for h in range(1, 9)] + [0.707107, 0.353553, 0.176777, 0.0883883]),
+        (16, [2.0 ** (-h / 2) for h in range(1, 17)]),
+    ],
+)
+def test_the_slopes_of_alibi_are_the_published_ones(heads, published):
+    torch.testing.assert_close(biases.slopes(heads), torch.tensor(published), rtol=1e-5, atol=0)
+
+
+def test_the_sinusoid_is_the_published_one():
+    published = (
+        "-0.958924275 0.283662185 0.479425539 0.877582562 0.049979169 0.998750260 0.004999979 0.999987500"
+    )
+    assert_close(sinusoid(torch.tensor(5), 8), [float(number) for number in published.split()], atol=1e-7)
+
+
+def test_the_vector_of_nezha_is_that_of_the_paper_not_of_the_released_code():
+    """Seen by a query of zeros three tokens behind one key, whose value is 0."""
+    paper = (
+        "-0.141120008 -0.989992497 -0.295520207 0.955336489 -0.029995500 0.999550034 -0.002999996 0.999995500"
+    )
+    code = (
+        "-0.966117770 -0.258101636 -0.182162504 0.983268438 0.572867460 0.819648018 0.060962177 0.998140077"
+    )
+    module, nothing = encoding_of("nezha").build(shape(head_dim=8)), torch.zeros(1, 1, 1, 8)
+    places = Places(torch.tensor([[20]]), torch.tensor([[17]]))
+    attended = module(0, nothing, nothing, nothing, places, 1.0)
+    got = attended.finish(attended.value).flatten()
+    assert_close(got, [float(number) for number in paper.split()], atol=1e-6)
+    assert off(got, [float(number) for number in code.split()]) > 0.5
+    assert_close(sinusoid(torch.tensor(64 - 3), 8), [float(number) for number in code.split()], atol=1e-5)
+
+
+def test_the_axes_of_axial_turn_by_1_and_a_hundredth():
+    turns = rotary.axial_angles(torch.tensor([[1, 0], [0, 1], [7, 5]]), 8, 1e4)
+    assert_close(turns, [[1, 0.01, 0, 0], [0, 0, 1, 0.01], [7, 0.07, 5, 0.05]], atol=1e-6)
+
+
+# Properties
+
+
+def shape(**changes: Any) -> Shape:
+    known = {
+        "layers": LAYERS,
+        "heads": HEADS,
+        "key_value_heads": 3,
+        "head_dim": HEAD_DIM,
+        "hidden_size": HIDDEN,
+    } | changes
+    return Shape(**known, rope=Rope(known["head_dim"], BASE, WINDOW))
+
+
+increasing = st.lists(st.integers(1, 12), min_size=TOKENS, max_size=TOKENS).map(
+    lambda steps: torch.tensor([steps]).cumsum(-1)
+)
+
+
+def off(got: Tensor, wanted: Any) -> float:
+    return (got.double() - torch.as_tensor(wanted).double()).abs().max().item()
+
+
+def moved(name: str, positions: Tensor, shift: int, **parameters: Any) -> float:
+    """How much what is read at these positions differs from what is read so many tokens later."""
+    inputs = drawn(3, TOKENS, TOKENS)
+    encoding = make_encoding(name, **NEEDED.get(name, {}) | parameters)
+    with swapped_layer(encoding, model_of(3), 1) as layer, torch.no_grad():
+        return off(*(layer.read(*inputs, None, where)[0] for where in (positions, positions + shift)))
+
+
+@pytest.mark.parametrize("name", UNMOVED)
+@given(positions=increasing, shift=st.integers(1, 500))
+@settings(DRAWN, max_examples=6)
+def test_only_distances_matter_to_relative_and_rotary_encodings(name, positions, shift):
+    assert moved(name, positions, shift) < 2e-4
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+@given(positions=increasing, shift=st.integers(1, 500))
+@settings(DRAWN, max_examples=6)
+def test_every_absolute_vector_is_another_one_after_a_shift(name, positions, shift):
+    encoding = make_encoding("learned", rows=1000) if name == "learned" else encoding_of(name)
+    with swapped_layer(encoding, model_of()) as layer, torch.no_grad():
+        difference = layer.module(positions) - layer.module(positions + shift)
+    assert difference.abs().amax(-1).min() > 1e-3
+
+
+@given(positions=increasing, lines=st.integers(0, 20), more=st.integers(0, 3))
+@DRAWN
+def test_a_grid_may_be_shifted_by_whole_lines_and_not_by_parts_of_one(positions, lines, more):
+    difference = moved("axial", positions, 4 * lines + more, grid=(4,))
+    assert difference < 2e-4 if more == 0 else difference > 1e-3
+
+
+@given(distance=st.integers(0, 200), base=st.floats(4, 500), gamma=st.floats(0.05, 2))
+@DRAWN
+def test_each_pair_of_xpos_decays_by_its_own_power_of_the_distance(distance, base, gamma):
+    places = Places(torch.tensor([[distance + 7]]), torch.tensor([[7]]))
+    pairs = torch.eye(HEAD_DIM).view(HEAD_DIM, 1, 1, HEAD_DIM)[: HEAD_DIM // 2]
+    products = []
+    for encoding in (make_encoding("xpos", scale_base=base, gamma=gamma), make_encoding("rope")):
+        attended = encoding.build(shape())(0, pairs, pairs, pairs, places, 1.0)
+        products.append((attended.query * attended.key).sum(-1).flatten().double())
+    zeta = [(2 * i / HEAD_DIM + gamma) / (1 + gamma) for i in range(HEAD_DIM // 2)]
+    decay = torch.tensor([one ** (distance / base) for one in zeta], dtype=torch.float64)
+    assert_close(products[0], products[1] * decay)
+    assert distance == 0 or (decay < 1).all()
+    assert (decay.diff() >= 0).all()
+
+
+@given(half=st.integers(1, 80), more=st.integers(1, 5000))
+@settings(DRAWN, max_examples=40)
+def test_buckets_of_t5_never_fall_with_the_distance(half, more):
+    found = biases.buckets_of(torch.arange(half + more + 100), 2 * half, half + more)
+    assert (found.diff() >= 0).all()
+    assert found[half + more :].unique().tolist() == [2 * half - 1]
+    if (
+        half + more >= half * (1 + 1 / half) ** half
+    ):  # where the first step beyond the exact ones is one bucket
+        assert found.unique().tolist() == list(range(2 * half))
+
+
+# Mistakes that the oracle must see
+
+
+def wrong_frequencies(module: Any, change: Callable[[Tensor], Tensor]) -> None:
+    theta = torch.tensor(oracle.ladder(BASE, HEAD_DIM))
+    module.angles = rotary.ladder(change(theta).float())
+
+
+def reversed_slopes(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.slopes = module.slopes.flip(0)
+
+
+def slopes_of_twice_the_heads_without_a_gap(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.slopes = torch.cat((module.slopes[:4], biases.slopes(8)[:2]))
+
+
+def buckets_for_both_directions(module: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        biases, "buckets_of", lambda t, n, most: T5Attention._relative_position_bucket(-t, True, n, most)
+    )
+
+
+def bias_before_the_scaling(module: Any, patch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        module.table /= math.sqrt(HEAD_DIM)
+
+
+def phase_of_the_released_nezha(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+    module.forward = lambda layer, q, k, v, places, scaling: right(
+        layer, q, k, v, Places(places.queries, places.keys + 64), scaling
+    )
+
+
+def nezha_with_i_minus_j(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+    module.forward = lambda layer, q, k, v, places, scaling: right(
+        layer, q, k, v, Places(-places.queries, -places.keys), scaling
+    )
+
+
+def nezha_without_values(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+
+    def forward(layer, q, k, v, places, scaling):
+        attended = right(layer, q, k, v, places, scaling)
+        return Attended(attended.query, attended.key, v)
+
+    module.forward = forward
+
+
+def sines_then_cosines(module: Any, patch: pytest.MonkeyPatch) -> None:
+    def vectors(positions: Tensor, width: int) -> Tensor:
+        right = sinusoid(positions, width)
+        return torch.cat((right[..., 0::2], right[..., 1::2]), -1)
+
+    module.vectors = vectors
+
+
+def as_large_as_beside_embeddings_times_root_c(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+    module.forward = lambda positions: right(positions) * math.sqrt(HIDDEN)
+
+
+def divided_by_n(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.vectors = make_encoding("normalised", length=NEEDED["normalised"]["length"] + 1).vectors
+
+
+def first_digit_first(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.vectors
+    module.vectors = lambda positions, width: right(positions, width).flip(-1)
+
+
+def the_row_after(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.table.data = module.table.data.roll(1, 0)
+
+
+def growth_instead_of_decay(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.decay = 1 / module.decay
+
+
+def the_same_power_for_queries_and_keys(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+
+    def forward(layer, q, k, v, places, scaling):
+        alike = Places(places.keys, places.keys)
+        return Attended(
+            right(layer, q, k, v, places, scaling).query, right(layer, k, k, v, alike, 1).query, v
+        )
+
+    module.forward = forward
+
+
+def rows_from_the_other_end(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.keys.data, module.values.data = module.keys.data.flip(1), module.values.data.flip(1)
+
+
+def tables_of_another_layer(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.keys.data, module.values.data = module.keys.data.roll(1, 0), module.values.data.roll(1, 0)
+
+
+def keys_and_values_exchanged(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.keys.data, module.values.data = module.values.data, module.keys.data
+
+
+def no_values(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.values.data = module.values.data * 0
+
+
+def u_and_v_exchanged(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.u.data, module.v.data = module.v.data, module.u.data
+
+
+def queries_alone_turned(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+    module.forward = lambda layer, q, k, v, places, scaling: Attended(
+        right(layer, q, k, v, places, scaling).query, k, v
+    )
+
+
+def neighbours_paired(module: Any, patch: pytest.MonkeyPatch) -> None:
+    def turned(x: Tensor, angles: Tensor, scale: float = 1.0) -> Tensor:
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+
+    patch.setattr(rotary, "turned", turned)
+
+
+def slowest_pairs_kept(module: Any, patch: pytest.MonkeyPatch) -> None:
+    wrong_frequencies(module, lambda theta: theta * (torch.arange(len(theta)) >= len(theta) - 4))
+
+
+def fewer_pairs_of_their_own(module: Any, patch: pytest.MonkeyPatch) -> None:
+    """The exponent over the kept pairs in place of the whole head."""
+    own = torch.tensor(oracle.ladder(BASE, 8))
+    wrong_frequencies(module, lambda theta: torch.cat((own, theta[:2] * 0)))
+
+
+def frequencies_of_the_whole_head(module: Any, patch: pytest.MonkeyPatch) -> None:
+    wrong_frequencies(module, lambda theta: theta[:3])
+
+
+def axes_exchanged(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = rotary.coordinates
+    patch.setattr(rotary, "coordinates", lambda positions, grid: right(positions, grid).flip(-1))
+
+
+def last_heads_turned(module: Any, patch: pytest.MonkeyPatch) -> None:
+    right = module.forward
+    module.forward = lambda layer, q, k, v, places, scaling: Attended(
+        right(layer, q.flip(1), k.flip(1), v, places, scaling).query.flip(1),
+        right(layer, q.flip(1), k.flip(1), v, places, scaling).key.flip(1),
+        v,
+    )
+
+
+def layers_counted_from_0(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.skipped = frozenset(layer - 1 for layer in module.skipped)
+
+
+def cooler_instead_of_hotter(module: Any, patch: pytest.MonkeyPatch) -> None:
+    module.temperature = 1 / module.temperature
+
+
+MISTAKES: list[tuple[str, dict[str, Any], Callable[[Any, pytest.MonkeyPatch], None]]] = [
+    ("alibi", {}, reversed_slopes),
+    ("alibi", {}, slopes_of_twice_the_heads_without_a_gap),
+    ("t5", {}, buckets_for_both_directions),
+    ("t5", {}, bias_before_the_scaling),
+    ("t5", {}, the_row_after),
+    ("nezha", {}, phase_of_the_released_nezha),
+    ("nezha", {}, nezha_with_i_minus_j),
+    ("nezha", {}, nezha_without_values),
+    ("shaw", {}, rows_from_the_other_end),
+    ("shaw", {}, tables_of_another_layer),
+    ("shaw", {}, keys_and_values_exchanged),
+    ("shaw", {}, no_values),
+    ("transformer-xl", {}, u_and_v_exchanged),
+    ("xpos", {}, growth_instead_of_decay),
+    ("xpos", {}, the_same_power_for_queries_and_keys),
+    ("rope", {}, queries_alone_turned),
+    ("rope", {}, neighbours_paired),
+    ("p-rope", {}, slowest_pairs_kept),
+    ("p-rope", {}, fewer_pairs_of_their_own),
+    ("partial", {}, frequencies_of_the_whole_head),
+    ("axial", {"grid": (4,)}, axes_exchanged),
+    ("nope-heads", {"rotated": 0.3}, last_heads_turned),
+    ("nope-layers", {"every": 2}, layers_counted_from_0),
+    ("drope", {"temperature": 1.7}, cooler_instead_of_hotter),
+]
+MISTAKEN_TABLES: list[tuple[str, Callable[[Any, pytest.MonkeyPatch], None]]] = [
+    ("sinusoidal", sines_then_cosines),
+    ("sinusoidal", as_large_as_beside_embeddings_times_root_c),
+    ("normalised", divided_by_n),
+    ("binary", first_digit_first),
+    ("learned", the_row_after),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "mistake"), MISTAKES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_the_oracle_sees_the_mistake(name, parameters, mistake, monkeypatch):
+    reading = READINGS["jumping"]
+    inputs = drawn(3, TOKENS, TOKENS)
+    with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer, torch.no_grad():
+        wanted, _ = expected(name, layer.case, reading, inputs)
+        assert_close(layer.read(*inputs, None, JUMPING)[0], wanted)
+        mistake(layer.module, monkeypatch)
+        assert off(layer.read(*inputs, None, JUMPING)[0], wanted) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"), MISTAKEN_TABLES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_the_oracle_sees_the_mistake_in_a_table(name, mistake, monkeypatch):
+    with swapped_layer(encoding_of(name), model_of()) as layer, torch.no_grad():
+        wanted = np.array([[oracle.TABLES[name](layer.case, int(p)) for p in row] for row in JUMPING])
+        assert_close(layer.module(JUMPING), wanted)
+        mistake(layer.module, monkeypatch)
+        assert off(layer.module(JUMPING), wanted) > 1e-3
+
+
+# Gradients
+
+
+def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments: Any) -> list[Tensor]:
+    leaves = [*inputs, *layer.module.parameters()]
+    output, _ = layer.read(*inputs, None, JUMPING, **arguments)
+    found = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
+def test_blocks_that_are_computed_again_give_the_gradients_of_one_block(name, monkeypatch):
+    calls = []
+    stock = attention.checkpoint
+    monkeypatch.setattr(attention, "checkpoint", lambda *a, **k: (calls.append(a), stock(*a, **k))[1])
+    inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
+    direction = drawn(3, TOKENS, TOKENS, seed=1)[0]
+    with swapped_layer(encoding_of(name), model_of(3, "eager"), 1) as layer:
+        whole = gradients(layer, inputs, direction)
+        assert not calls
+        monkeypatch.setattr(attention, "SCORES", FEW)
+        blocks = gradients(layer, inputs, direction)
+    assert len(calls) >= math.ceil(TOKENS / 2)
+    for ours, one in zip(blocks, whole, strict=True):
+        assert_close(ours, one)
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
+def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
+    """Along one direction in the space of q, k, v and all parameters."""
+    monkeypatch.setattr(attention, "SCORES", FEW)
+    oracle.check_known(name)
+    reading = READINGS["jumping"]
+    inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
+    steps = drawn(3, TOKENS, TOKENS, seed=1)
+    direction = drawn(3, TOKENS, TOKENS, seed=2)[0]
+    with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
+        steps += [torch.randn_like(parameter) for parameter in layer.module.parameters()]
+        found = gradients(layer, inputs, direction)
+        got = sum((one * step).sum().item() for one, step in zip(found, steps, strict=True))
+        ends = []
+        for h in (1e-5, -1e-5):
+            there = [x.detach().double() + h * step for x, step in zip(inputs, steps, strict=False)]
+            weights = {
+                key: value + h * as_array(step)
+                for (key, value), step in zip(layer.case.weights.items(), steps[3:], strict=True)
+            }
+            output, _ = expected(name, layer.case._replace(weights=weights), reading, there)
+            ends.append((output * as_array(direction)).sum())
+    assert got == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["alibi", "shaw"])
+def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", FEW)
+    inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
+    direction = drawn(3, TOKENS, TOKENS, seed=1)[0]
+    found = []
+    with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
+        undropped = gradients(layer, inputs, direction)
+        for again in (attention.checkpoint, lambda read, *block, use_reentrant: read(*block)):
+            monkeypatch.setattr(attention, "checkpoint", again)
+            torch.manual_seed(0)
+            found.append(gradients(layer, inputs, direction, dropout=0.5))
+    for ours, one in zip(*found, strict=True):
+        assert_close(ours, one)
+    assert off(found[0][0], undropped[0]) > 1e-2
+
+
+# Memory
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any tensor has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+LONG = 2048
+
+
+def largest(name: str, positions: Tensor) -> int:
+    tokens = positions.shape[1]
+    inputs = [x.requires_grad_() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
+    with swapped_layer(encoding_of(name), model_of(1, heads=1)) as layer, Largest() as counter:
+        layer.read(*inputs, None, positions)[0].sum().backward()
+    return counter.elements
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
+def test_no_tensor_grows_with_the_square_of_the_tokens(name, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", 1 << 18)
+    assert largest(name, torch.arange(LONG)[None]) <= 1 << 18
+
+
+def test_the_counter_would_see_the_whole_matrix(monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", LONG**2)
+    assert largest("t5", torch.arange(LONG)[None]) >= LONG**2
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
+def test_positions_that_jump_far_make_no_tensor_larger_than_the_sinusoids_of_their_reach(name, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", 1 << 16)
+    positions = 16 * torch.arange(512)[None]
+    assert largest(name, positions) <= HIDDEN * (16 * 511 + 1)
+
+
+def kept_elements(name: str, tokens: int) -> int:
+    """Of all tensors that attention keeps for the backward pass."""
+    sizes: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    inputs = [x.requires_grad_() for x in drawn(3, tokens, tokens, rows=1)]
+    with (
+        swapped_layer(encoding_of(name), model_of(3)) as layer,
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        layer.read(*inputs)
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
+    monkeypatch.setattr(attention, "SCORES", 1 << 12)
+    assert kept_elements(name, 256) <= 2 * kept_elements(name, 128)
+    monkeypatch.setattr(attention, "checkpoint", lambda read, *block, use_reentrant: read(*block))
+    assert kept_elements(name, 256) > 3 * kept_elements(name, 128)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value", "needed"),
+    [
+        ("normalised", "length", 1, "at least 2"),
+        ("normalised", "length", 9.5, "a whole number"),
+        ("sinusoidal", "base", 1.0, "above 1"),
+        ("sinusoidal", "base", math.nan, "a finite number"),
+        ("sinusoidal", "base", 1e13, "at most 1e+12"),
+        ("learned", "rows", 0, "at least 1"),
+        ("learned", "rows", True, "a whole number or None"),
+        ("shaw", "clip", 0, "at least 1"),
+        ("t5", "buckets", 1, "at least 2"),
+        ("t5", "max_distance", 16, "above buckets/2"),
+        ("xpos", "scale_base", 0.0, "above 0"),
+        ("xpos", "gamma", 0, "above 0"),
+        ("xpos", "gamma", math.inf, "a finite number"),
+        ("p-rope", "share", -0.1, "from 0 to 1"),
+        ("p-rope", "share", 1.1, "from 0 to 1"),
+        ("partial", "share", 0.0, "above 0 and at most 1"),
+        ("partial", "share", 1.5, "above 0 and at most 1"),
+        ("axial", "grid", (), "one or more whole numbers above 0"),
+        ("axial", "grid", (4, 0), "one or more whole numbers above 0"),
+        ("axial", "grid", (4.5,), "a tuple of whole numbers"),
+        ("nope-heads", "rotated", 1.01, "from 0 to 1"),
+        ("nope-heads", "rotated", "half", "a finite number"),
+        ("nope-layers", "every", 0, "at least 1"),
+        ("drope", "temperature", 0, "above 0"),
+    ],
+)
+def test_a_parameter_outside_its_domain_is_refused(name, parameter, value, needed):
+    with pytest.raises(RopepatchError) as error:
+        make_encoding(name, **{parameter: value})
+    assert str(error.value) == f"{name}: {parameter} must be {needed}, got {value!r}"
+    assert error.value.hint == f"`ropepatch encodings {name}` lists its parameters"
+
+
+def test_every_parameter_has_a_domain_that_is_tested():
+    (marker,) = test_a_parameter_outside_its_domain_is_refused.pytestmark
+    tested = {case[:2] for case in marker.args[1]}
+    assert {(name, field.name) for name, kind in ENCODINGS.items() for field in fields(kind)} <= tested
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("normalised", {"length": 2}),
+        ("sinusoidal", {"base": 1.001}),
+        ("learned", {"rows": 64}),
+        ("shaw", {"clip": 1}),
+        ("t5", {"buckets": 2, "max_distance": 2}),
+        ("xpos", {"gamma": 1e-3}),
+        ("p-rope", {"share": 1}),
+        ("partial", {"share": 2 / HEAD_DIM}),
+        ("axial", {"grid": [1]}),
+        ("nope-heads", {"rotated": 0}),
+        ("nope-heads", {"rotated": 1}),
+        ("nope-layers", {"every": 1}),
+        ("drope", {"temperature": 1e-6}),
+    ],
+    ids=str,
+)
+def test_the_ends_of_the_domains_are_read_as_by_the_formula(name, parameters):
+    reading = READINGS["jumping"]
+    inputs = drawn(3, TOKENS, TOKENS)
+    with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer, torch.no_grad():
+        wanted, _ = expected(name, layer.case, reading, inputs)
+        assert_close(layer.read(*inputs, None, JUMPING)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "changes", "message"),
+    [
+        ("sinusoidal", {}, {"hidden_size": 21}, "sinusoidal needs an even hidden_size, got 21"),
+        ("transformer-xl", {}, {"hidden_size": 21}, "transformer-xl needs an even hidden_size, got 21"),
+        ("partial", {"share": 0.1}, {}, "partial: a share of 0.1 leaves no pair of 12 channels"),
+        ("axial", {"grid": (4, 4, 4)}, {}, "4 axes need a head_dim that 8 divides, got 12"),
+        ("nope-heads", {"rotated": 0.1}, {}, "nope-heads: 0.1 of 3 key-value heads is none of them"),
+        ("nope-heads", {"rotated": 0.9}, {}, "nope-heads: 0.9 of 3 key-value heads is all of them"),
+        ("nope-layers", {"every": 4}, {}, "nope-layers: of 3 layers none is number 4"),
+    ],
+)
+def test_a_model_that_an_encoding_does_not_fit_is_refused(name, parameters, changes, message):
+    with pytest.raises(RopepatchError) as error:
+        make_encoding(name, **parameters).build(shape(**changes))
+    assert str(error.value) == message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("argument", ["softcap", "s_aux", "position_bias"])
+def test_a_model_that_changes_its_scores_itself_is_refused(argument):
+    with (
+        swapped_layer(encoding_of("alibi"), model_of(3)) as layer,
+        pytest.raises(RopepatchError, match=rf"LlamaAttention changes its scores itself \({argument}\)"),
+    ):
+        layer.read(*drawn(3, TOKENS, TOKENS), **{argument: 1.0})
+
+
+def test_a_position_without_a_learned_row_is_refused():
+    module = encoding_of("learned").build(shape())
+    assert module(torch.tensor([[WINDOW - 1]])).shape == (1, 1, HIDDEN)
+    with pytest.raises(RopepatchError, match="learned positions end at 63, got position 64") as error:
+        module(torch.tensor([[3, WINDOW]]))
+    assert "more rows" in error.value.hint
+
+
+# The range of xpos
+
+
+def test_an_xpos_that_would_overflow_is_refused():
+    inputs = drawn(3, 100, 100, rows=1)
+    with (
+        swapped_layer(make_encoding("xpos", scale_base=1.0), model_of(3)) as layer,
+        pytest.raises(
+            RopepatchError, match=r"xpos over 99 tokens leaves the range of torch\.float32"
+        ) as error,
+    ):
+        layer.read(*inputs)
+    assert "scale_base" in error.value.hint
+
+
+@pytest.mark.parametrize("tokens", [1000, 3000, 4200, 4400])
+def test_xpos_in_half_precision_is_finite_or_refused(tokens):
+    inputs = [8 * x.half() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
+    module = encoding_of("xpos").build(shape(heads=1, key_value_heads=1))
+    positions = torch.arange(tokens)[None]
+    try:
+        attended = module(0, *inputs, Places(positions, positions), 0.3)
+    except RopepatchError:
+        return
+    assert attended.query.isfinite().all()
+    assert attended.key.isfinite().all()
+
+
+def test_the_empty_columns_of_a_long_cache_do_not_overflow_xpos():
+    inputs = drawn(3, 1, 200, rows=1)
+    mask = (torch.arange(200) <= 5)[None, None, None]
+    with swapped_layer(make_encoding("xpos", scale_base=1.0), model_of(3)) as layer, torch.no_grad():
+        got, _ = layer.read(*inputs, mask, torch.tensor([[5]]))
+    assert got.isfinite().all()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("rop", "rope"),
+        ("Sinusoid", "sinusoidal"),
+        ("absolute", "learned"),
+        ("txl", "transformer-xl"),
+        ("none", "nope"),
+        ("normalized", "normalised"),
+        ("ALiBi", "alibi"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_one(typed, nearest):
+    with pytest.raises(RopepatchError, match=f"^unknown encoding {typed!r}$") as error:
+        make_encoding(typed)
+    assert error.value.hint == f"did you mean {nearest}? encodings: {', '.join(ENCODINGS)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "hint"),
+    [
+        ("t5", "bucket", "did you mean buckets? its parameters: buckets, max_distance"),
+        ("nope", "rotated", "it has none"),
+    ],
+)
+def test_an_unknown_parameter_is_answered_with_the_nearest_one(name, typed, hint):
+    with pytest.raises(RopepatchError, match=f"^{name} has no parameter {typed!r}$") as error:
+        make_encoding(name, **{typed: 1})
+    assert error.value.hint == hint
+
+
+def test_a_missing_parameter_is_answered_with_what_to_type():
+    with pytest.raises(RopepatchError, match=r"^normalised needs length$") as error:
+        make_encoding("normalised")
+    assert error.value.hint == "make_encoding('normalised', length=...)"
+
+
+def test_an_encoding_stands_in_the_registry_under_its_own_name():
+    for name, kind in ENCODINGS.items():
+        assert kind.name == name
+        assert kind.family in {"absolute", "relative", "rotary", "none"}
+        assert kind.formula
+        assert encoding_of(name).parameters().keys() == {field.name for field in fields(kind)}

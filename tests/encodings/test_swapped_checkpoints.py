@@ -1,0 +1,367 @@
+"""A model with a swapped encoding is saved, refused by stock transformers, loaded and measured."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pretraining
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from pretraining import Rows, pretrain
+from pretraining_recipe import Recipe, Stage
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import ropepatch
+from ropepatch import ENCODINGS, RopepatchError
+from ropepatch.data.texts import windows
+from ropepatch.doctor.diagnosis import diagnose
+from ropepatch.encodings import swapped
+from ropepatch.evaluation.measuring import _subject, measure
+from ropepatch.evaluation.suites import PerplexityTask, Suite
+from ropepatch.model.source import TINY
+from ropepatch.publishing.hub.contents import evidence
+
+REQUIRED = {"normalised": {"length": 64}, "nope-layers": {"every": 2}}
+OWN = ("learned", "shaw", "transformer-xl", "t5")  # with parameters of their own
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Whoever changes it changes it back."""
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(3, 120, (1, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(ids).logits
+
+
+@pytest.fixture(scope="module")
+def saved(model, tokenizer, tmp_path_factory):
+    """A model with T5's bias, in a folder."""
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("saved") / "t5"
+    with ropepatch.swap(model, "t5", max_distance=40) as swap:
+        with torch.no_grad():
+            swap.module.table.normal_()
+        swap.save(folder, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copied")
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_what_was_saved_is_loaded_with_its_encoding_and_gives_the_same_logits(model, ids, name, tmp_path):
+    torch.manual_seed(2)
+    with ropepatch.swap(model, name, **REQUIRED.get(name, {})) as swap:
+        before = logits(model, ids)
+        swap.save(tmp_path / "saved")
+        encoding = swap.encoding
+    loaded = ropepatch.encodings.loading.load_checkpoint(tmp_path / "saved")
+    assert torch.equal(logits(loaded, ids), before)
+    assert swapped(loaded).encoding == encoding
+    assert not loaded.training
+    assert loaded.config.model_type == "llama"
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_parameters_of_an_encoding_come_back_in_the_dtype_of_the_model(model, name, tmp_path):
+    half = tiny_model("llama").to(torch.bfloat16)
+    ropepatch.swap(half, name).save(tmp_path / "half")
+    loaded = swapped(ropepatch.encodings.loading.load_checkpoint(tmp_path / "half")).module.state_dict()
+    expected = swapped(half).module.state_dict()
+    assert loaded.keys() == expected.keys() != set()
+    for key, value in loaded.items():
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, expected[key])
+
+
+def test_loading_draws_nothing_from_the_generator(saved):
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    ropepatch.encodings.loading.load_checkpoint(saved)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_checkpoint_in_several_files_is_loaded(model, ids, tmp_path):
+    torch.manual_seed(2)
+    with ropepatch.swap(model, "shaw") as swap:
+        before = logits(model, ids)
+        swap.save(tmp_path / "one")
+    tensors = load_file(tmp_path / "one" / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, tmp_path / "one" / file, {"format": "pt"})
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, held in parts.items() for name in held},
+    }
+    (tmp_path / "one" / "model.safetensors").unlink()
+    (tmp_path / "one" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(logits(ropepatch.encodings.loading.load_checkpoint(tmp_path / "one"), ids), before)
+
+
+def test_stock_transformers_refuses_it_by_a_name_that_says_why(saved):
+    for load in (AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match="needs_ropepatch"):
+            load(saved)
+
+
+def test_its_record_says_in_words_that_it_needs_ropepatch(saved):
+    record = json.loads((saved / "ropepatch.json").read_text())
+    assert "ropepatch.load" in record.pop("needs_ropepatch")
+    assert record == {
+        "encoding": "t5",
+        "parameters": {"buckets": 32, "max_distance": 40},
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+    }
+    assert json.loads((saved / "config.json").read_text())["architectures"] == ["NeedsRopepatch"]
+
+
+def test_its_tokenizer_is_loaded_with_it(saved, tokenizer):
+    _, loaded = ropepatch.load(saved)
+    assert loaded("Once upon").input_ids == tokenizer("Once upon").input_ids
+
+
+def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, ids, tmp_path):
+    (tmp_path / "mine").mkdir()
+    with ropepatch.swap(model, "alibi") as swap:
+        before = logits(model, ids)
+        with pytest.raises(RopepatchError, match="already exists"):
+            swap.save(tmp_path / "mine")
+        swap.save(tmp_path / "other")
+        assert torch.equal(logits(model, ids), before)
+    assert list((tmp_path / "mine").iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other"]
+
+
+def test_what_has_been_taken_out_is_not_saved(model, tmp_path):
+    swap = ropepatch.swap(model, "alibi")
+    swap.remove()
+    with pytest.raises(RopepatchError, match="has been taken out"):
+        swap.save(tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoding": "t6"}, "unknown encoding 't6'"),
+        ({"encoding": None}, "does not say which encoding"),
+        ({"parameters": None}, "does not say which encoding"),
+        ({"parameters": {"bucket": 8}}, "t5 has no parameter 'bucket'"),
+        ({"parameters": {"buckets": 16, "max_distance": 40}}, "the weights in .* are not those of t5"),
+        (
+            {"encoding": "alibi", "parameters": {}},
+            "the weights in .* are not those of alibi: expected no param",
+        ),
+        ({"encoding": "shaw", "parameters": {}}, "expected .'keys', 'values'.*got .'table'"),
+        ({"model_type": "lama"}, "unknown model_type 'lama'"),
+        ({"model_type": None}, "does not say which model type the weights are of"),
+        ({"parameters": {"name": "nope"}}, "t5 has no parameter 'name'"),
+        (
+            {"parameters": {"buckets": 10**11, "max_distance": 10**12}},
+            "the weights in .* are not those of t5",
+        ),
+    ],
+)
+def test_a_record_that_does_not_go_with_the_weights_is_refused(copied, change, message):
+    edit(copied / "ropepatch.json", **change)
+    with pytest.raises(RopepatchError, match=message):
+        ropepatch.encodings.loading.load_checkpoint(copied)
+
+
+def test_without_its_record_it_is_refused(copied):
+    (copied / "ropepatch.json").unlink()
+    with pytest.raises(RopepatchError, match=r"no ropepatch\.json"):
+        ropepatch.encodings.loading.load_checkpoint(copied)
+
+
+def test_what_needs_a_rope_refuses_it(saved, tmp_path):
+    for ask in (
+        lambda: ropepatch.plan(saved, to=512),
+        lambda: ropepatch.fit(saved, to=512, text=saved),
+        lambda: ropepatch.export_gguf(saved, tmp_path / "file.gguf"),
+    ):
+        with pytest.raises(RopepatchError, match="the position encoding of this checkpoint is swapped"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suite_measures_it(tiny, tmp_path):
+    model, tokenizer = tiny
+    story = tmp_path / "story.txt"
+    story.write_text("Once a small grey cat sat by the road, and nobody saw it. " * 20)
+    pieces = windows(tokenizer, [story.read_text()], length=64, count=2)
+    with ropepatch.swap(model, "alibi") as swap:
+        swap.save(tmp_path / "alibi", tokenizer)
+        expected = ropepatch.perplexity(model, None, [torch.tensor(piece) for piece in pieces]).at(64).mean
+    task = PerplexityTask(windows=2, text=str(story), lengths=(64,))
+    (result,) = measure(Suite(models=(str(tmp_path / "alibi"),), to=(64,), tasks=(task,)))
+    assert result.tables["by_length"][-1]["nats"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_two_checkpoints_that_differ_in_their_encoding_alone_are_told_apart(model, tokenizer, tmp_path):
+    records = []
+    for name in ("alibi", "nope"):
+        with ropepatch.swap(model, name) as swap:
+            swap.save(tmp_path / name / "m", tokenizer)
+        records.append(_subject(str(tmp_path / name / "m"), None, "cpu").record)
+    assert [record.pop("encoding")["encoding"] for record in records] == ["alibi", "nope"]
+    assert records[0].pop("name") != records[1].pop("name")
+    assert records[0] == records[1]
+
+
+def test_a_model_with_an_adapter_that_is_not_merged_is_not_saved(tmp_path):
+    model = tiny_model("llama")
+    swap = ropepatch.swap(model, "alibi")
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(RopepatchError, match="an adapter that is not merged"):
+        swap.save(tmp_path / "lora")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_encoding_that_could_not_be_loaded_again_is_not_saved(model, tmp_path):
+    class Mine(ENCODINGS["nope"]):
+        name = "mine"
+
+    with (
+        ropepatch.swap(model, Mine()) as swap,
+        pytest.raises(RopepatchError, match="mine is not registered"),
+    ):
+        swap.save(tmp_path / "mine")
+
+
+def test_saving_returns_the_folder_it_has_written(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ropepatch.swap(model, "nope") as swap:
+        assert (swap.save("~/mine") / "config.json").is_file()
+
+
+def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
+    assert evidence(saved).against == (
+        "its position encoding is swapped: only ropepatch loads it, and nothing verified it",
+    )
+
+
+# From scratch
+
+
+STAGE = {"windows": [16], "tokens_per_step": 64, "learning_rate": 5.0e-2, "mixture": {"tales": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def stock(tokenizer):
+    """Made once: it takes longer than the training."""
+    return pretraining.Stock.of(tokenizer, [])
+
+
+@pytest.fixture
+def quick(tokenizer, stock, monkeypatch):
+    """Pretraining without making what is made already."""
+    monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
+    monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(pretraining.Stock, "of", lambda *_: stock)
+
+
+@pytest.fixture
+def recipe(tokenizer):
+    """Two short stages of a small model with T5's bias."""
+    model = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 96,
+    }
+    stages = [Stage(name="one", steps=3, **STAGE), Stage(name="two", steps=3, **STAGE)]
+    return Recipe(
+        seed=0, vocab_size=len(tokenizer), texts=[], model=model, stages=stages, encoding={"name": "t5"}
+    )
+
+
+def test_a_recipe_trains_an_encoding_from_scratch_through_all_stages(quick, recipe, tmp_path):
+    loaded, _ = ropepatch.load(pretrain(recipe, tmp_path))
+    assert swapped(loaded).encoding == ropepatch.make_encoding("t5")
+    first, last = (
+        load_file(tmp_path / name / "done" / "model.safetensors")["model.rotary_emb.module.table"]
+        for name in ("one", "two")
+    )
+    assert (first - last).abs().max() > 1e-4
+    assert torch.equal(swapped(loaded).module.table, last.bfloat16().float())
+
+
+def test_an_interrupted_run_of_an_encoding_goes_on_to_the_same_weights(quick, recipe, tmp_path, monkeypatch):
+    whole = load_file(pretrain(recipe, tmp_path / "whole") / "model.safetensors")
+    draw, asked = Rows.__getitem__, []
+
+    def draw_or_stop(rows, step):
+        asked.append(rows.stage.name)
+        if asked.count("two") > 2:
+            raise KeyboardInterrupt
+        return draw(rows, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "__getitem__", draw_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(recipe, tmp_path / "parts")
+    again = load_file(pretrain(recipe, tmp_path / "parts") / "model.safetensors")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_run_with_another_encoding_is_not_gone_on_with(quick, recipe, tmp_path):
+    pretrain(recipe, tmp_path)
+    with pytest.raises(RopepatchError, match="it differs in encoding"):
+        pretrain(replace(recipe, encoding={"name": "alibi"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("alibi", "encoding must be a name with its parameters, got 'alibi'"),
+        ({"max_distance": 8}, "encoding must be a name with its parameters"),
+        ({"name": "alibbi"}, "unknown encoding 'alibbi'"),
+        ({"name": "t5", "distance": 8}, "t5 has no parameter 'distance'"),
+        ({"name": "t5", 1: 8}, "encoding must be a name with its parameters"),
+    ],
+)
+def test_a_recipe_refuses_what_is_no_encoding(recipe, encoding, message):
+    with pytest.raises(RopepatchError, match=message):
+        replace(recipe, encoding=encoding)
+
+
+def test_a_model_from_a_config_is_swapped_before_it_is_trained():
+    config = LlamaConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=64
+    )
+    assert ropepatch.swap(LlamaForCausalLM(config), "nope").encoding.name == "nope"
+
+
+def test_doctor_says_that_the_encoding_is_swapped(saved):
+    (finding,) = (one for one in diagnose(saved).findings if one.key == "model_type")
+    assert (finding.code, finding.severity) == ("encoding-swapped", "remark")
+    assert "ropepatch.load" in finding.remedy

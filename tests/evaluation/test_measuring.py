@@ -1,0 +1,599 @@
+"""Suites are measured once, resumed where they stopped, and say what stands behind every figure."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_checkpoint import tiny_llama_folder
+
+import ropepatch
+from ropepatch.data.templates import PasskeyTemplate
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.grid import Passkey, PasskeyGrid
+from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.measuring import AS_IT_IS, Subject, measure
+from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
+from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
+from ropepatch.evaluation.tasks import doublings, prepare
+from ropepatch.model import source
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.survey import survey_folder
+
+TALES = PerplexityTask(windows=3)
+KEYS = PasskeyTask(lengths=("0.5x", "2x"), depths=(0.0, 1.0), trials=2)
+SUITE = Suite(
+    models=("tiny",), methods=(Method(name="yarn"), Method(name="ntk")), to=("2x",), tasks=(TALES, KEYS)
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the suite gives, and the folder it was written to."""
+    out = tmp_path_factory.mktemp("suite")
+    return list(measure(SUITE, out=out)), out
+
+
+def of(results, task, label):
+    (found,) = (result for result in results if (result.task, result.label) == (task, label))
+    return found
+
+
+def test_every_task_is_measured_as_it_is_and_scaled(results):
+    labels = [(result.task, result.label) for result in results[0]]
+    assert labels == [
+        ("perplexity", FLOOR),
+        ("perplexity", AS_IT_IS),
+        ("perplexity", "yarn"),
+        ("perplexity", "ntk"),
+        ("passkey", AS_IT_IS),
+        ("passkey", "yarn"),
+        ("passkey", "ntk"),
+    ]
+
+
+def test_the_figures_are_those_of_the_patched_model(results, tiny):
+    model, tokenizer = tiny
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=3)]
+    with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
+        curve = ropepatch.perplexity(model, None, tales)
+        grid = ropepatch.passkey(model, tokenizer, lengths=[128, 512], depths=[0.0, 1.0], trials=2)
+    rows = of(results[0], "perplexity", "yarn").tables["by_length"]
+    assert [row["length"] for row in rows] == [128, 256, 512]
+    for row in rows:
+        assert row["nats"] == curve.at(row["length"]).mean
+        assert (row["tokens"], row["documents"]) == (3 * (row["length"] - 1), 3)
+        assert row["interval"][0] < row["nats"] < row["interval"][1]
+    cells = of(results[0], "passkey", "yarn").tables["cells"]
+    assert {(row["length"], row["depth"]): row["correct"] for row in cells} == {
+        place: cell.correct for place, cell in grid.cells.items()
+    }
+
+
+def test_the_positions_add_up_to_the_whole(results):
+    tables = of(results[0], "perplexity", "ntk").tables
+    rows, whole = tables["by_position"], tables["by_length"][-1]
+    assert [row["begin"] for row in rows[1:]] == [row["end"] for row in rows[:-1]]
+    assert (rows[0]["begin"], rows[-1]["end"]) == (0, 512)
+    assert 256 in [row["end"] for row in rows]
+    assert sum(row["nats"] * row["tokens"] for row in rows) / whole["tokens"] == pytest.approx(whole["nats"])
+    documents = tables["by_document"]
+    assert sum(row["nats"] for row in documents) / whole["tokens"] == pytest.approx(whole["nats"])
+
+
+def test_the_floor_of_the_tales_is_exact(results, tiny):
+    tales = held_out_tales(tiny[1], length=512, count=3)
+    floor = of(results[0], "perplexity", FLOOR).tables["by_length"][-1]["nats"]
+    assert floor == pytest.approx(-sum(t.log_probs()[1:].sum().item() for t in tales) / (3 * 511))
+    for label in ("yarn", "ntk"):
+        assert floor < of(results[0], "perplexity", label).tables["by_length"][-1]["nats"]
+
+
+def test_every_result_carries_its_provenance(results):
+    result = of(results[0], "perplexity", "yarn")
+    assert result.model["name"] == "tiny"
+    assert result.model["trained"] == 256
+    assert len(result.model["weights"]) == 64
+    assert result.scaling["method"] == "yarn"
+    assert result.scaling["factor"] == 2.0
+    assert result.scaling["parameters"]["beta_fast"] == 32.0
+    assert len(result.scaling["inv_freq"]) == len(result.model["inv_freq"])
+    assert result.parameters["protocol"] == "one-pass"
+    assert (result.parameters["pieces"], result.parameters["tokens"]) == (3, 3 * 512)
+    assert len(result.parameters["digest"]) == 64
+    assert set(result.env) >= {"ropepatch", "torch", "transformers", "device", "dtype"}
+    assert result.seconds > 0
+    keys = of(results[0], "passkey", "yarn")
+    assert keys.parameters["seed"] == 0
+    assert keys.parameters["template"]["digits"] == 5
+    assert of(results[0], "passkey", AS_IT_IS).scaling is None
+
+
+def test_every_result_is_a_file_that_reads_back(results):
+    measured, out = results
+    files = sorted(out.iterdir())
+    assert [file.name for file in files] == sorted(
+        f"tiny-512-{task}-{label}.json"
+        for task in ("perplexity", "passkey")
+        for label in ("as-it-is", "yarn", "ntk", "floor")
+        if (task, label) != ("passkey", "floor")
+    )
+    read = {(result.task, result.label): result for result in map(read_result, files)}
+    for result in measured:
+        assert json.loads(read[result.task, result.label].to_json()) == json.loads(result.to_json())
+
+
+def unmeasurable(name):
+    raise AssertionError(f"{name} is measured again")
+
+
+def test_what_is_there_already_is_not_measured_again(results):
+    measured, out = results
+    again = list(measure(SUITE, out=out, progress=unmeasurable))
+    assert [json.loads(r.to_json())["tables"] for r in again] == [
+        json.loads(r.to_json())["tables"] for r in measured
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"tasks": (replace(TALES, windows=2), KEYS)}, "parameters"),
+        ({"tasks": (TALES, replace(KEYS, seed=1))}, "parameters"),
+    ],
+)
+def test_a_result_of_other_settings_is_not_taken_for_this_one(results, change, key):
+    with pytest.raises(RopepatchError, match=rf"was measured with other settings \({key}\)"):
+        list(measure(replace(SUITE, **change), out=results[1], progress=unmeasurable))
+
+
+def test_a_result_of_other_weights_is_not_taken_for_this_one(results, tmp_path):
+    file = results[1] / "tiny-512-perplexity-as-it-is.json"
+    content = json.loads(file.read_text())
+    content["model"]["weights"] = "0" * 64
+    (tmp_path / file.name).write_text(json.dumps(content))
+    with pytest.raises(RopepatchError, match=r"other settings \(model\)"):
+        list(measure(SUITE, out=tmp_path, progress=unmeasurable))
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_a_suite_that_is_killed_ends_with_the_same_results(results, tmp_path, after):
+    """Stopped in the middle of a task, after so many steps of progress in all."""
+    steps = 0
+
+    @contextmanager
+    def until(name):
+        def advance(done, total):
+            nonlocal steps
+            steps += 1
+            if steps > after:
+                raise KeyboardInterrupt
+
+        yield advance
+
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(SUITE, out=tmp_path, progress=until))
+    resumed = list(measure(SUITE, out=tmp_path))
+    assert [(r.label, r.tables) for r in map(jsonable, resumed)] == [
+        (r.label, r.tables) for r in map(jsonable, results[0])
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
+
+
+def jsonable(result):
+    return replace(result, **{key: json.loads(json.dumps(getattr(result, key))) for key in ("tables",)})
+
+
+def test_a_suite_that_is_killed_outright_ends_with_the_same_results(results, tmp_path):
+    code = (
+        "import os, sys\nfrom contextlib import contextmanager\nfrom pathlib import Path\n"
+        "from ropepatch.evaluation.measuring import measure\n"
+        "from ropepatch.evaluation.suites import read_suite\n"
+        "@contextmanager\ndef until(name):\n"
+        "    yield lambda done, total: os._exit(9) if 'ntk' in name else None\n"
+        "list(measure(read_suite(sys.argv[1]), out=Path(sys.argv[2]), progress=until))"
+    )
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(
+        "models: [tiny]\nmethods: [yarn, ntk]\nto: [2x]\ntasks:\n"
+        "  - {task: perplexity, windows: 3}\n"
+        "  - {task: passkey, lengths: [0.5x, 2x], depths: [0.0, 1.0], trials: 2}\n"
+    )
+    out = tmp_path / "out"
+    assert subprocess.run([sys.executable, "-c", code, suite, out], check=False).returncode == 9
+    assert {file.name for file in out.glob("*.json")} == {
+        "tiny-512-perplexity-floor.json",
+        "tiny-512-perplexity-as-it-is.json",
+        "tiny-512-perplexity-yarn.json",
+    }
+    resumed = list(measure(SUITE, out=out))
+    assert [r.tables for r in map(jsonable, resumed)] == [r.tables for r in map(jsonable, results[0])]
+
+
+def test_a_mistake_in_the_last_method_is_found_before_anything_is_measured():
+    suite = replace(SUITE, methods=(*SUITE.methods, Method(name="longrope")))
+    with pytest.raises(RopepatchError, match="longrope needs"):
+        measure(suite, progress=unmeasurable)
+
+
+def test_models_of_one_name_are_not_mixed_up(tmp_path):
+    for folder in ("a", "b"):
+        tiny_llama_folder(tmp_path / folder / "model")
+    models = (str(tmp_path / "a" / "model"), str(tmp_path / "b" / "model"))
+    text = tmp_path / "text.txt"
+    text.write_text("a small story about a long rope. " * 60)
+    task = PerplexityTask(text=str(text), windows=2)
+    with pytest.raises(RopepatchError, match="two results would be called"):
+        measure(Suite(models=models, to=("1x",), tasks=(task,)))
+
+
+def test_a_suite_without_a_model_says_so():
+    with pytest.raises(RopepatchError, match="names no models"):
+        measure(replace(SUITE, models=()))
+
+
+@pytest.mark.parametrize(
+    ("options", "protocol", "scored"),
+    [
+        ({"protocol": "sliding", "stride": 32}, "sliding", 1023),
+        ({"protocol": "disjoint", "bos": "window"}, "disjoint", None),
+        ({"protocol": "truncated"}, "truncated", None),
+    ],
+)
+def test_the_protocols_of_the_papers_have_a_row_for_every_window(tiny, options, protocol, scored):
+    task = PerplexityTask(documents=2, windows=None, lengths=("0.5x", "2x"), **options)
+    (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+    rows = result.tables["by_length"]
+    assert result.parameters["protocol"] == protocol
+    assert [row["length"] for row in rows] == [128, 512]
+    if scored:
+        assert {row["tokens"] for row in rows} == {2 * scored}
+    assert rows[0]["nats"] != rows[1]["nats"]
+
+
+def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):
+    model, tokenizer = tiny
+    task = PerplexityTask(windows=4, gain=True)
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(task,))
+    gain = of(list(measure(suite)), "perplexity", "yarn").tables["gain"]
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
+    with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
+        full = ropepatch.perplexity(model, None, tales)
+        limited = ropepatch.perplexity(model, None, tales, protocol=Sliding(256, 128))
+    assert (gain[0]["begin"], gain[-1]["end"]) == (256, 512)
+    brought = sum(row["nats"] * row["tokens"] for row in gain)
+    expected = torch.stack(limited.nll)[:, 255:].sum() - torch.stack(full.nll)[:, 255:].sum()
+    assert brought == pytest.approx(expected.item(), rel=1e-4)
+    assert "perplexity" not in gain[0]
+
+
+def test_tasks_of_lm_eval_run_on_the_patched_model():
+    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"depths": [0.5], "trials": 2})
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(task,))
+    results = list(measure(suite))
+    scores = {r.label: {row["metric"]: row["value"] for row in r.tables["scores"]} for r in results}
+    assert scores[AS_IT_IS]["acc"] == 0
+    assert scores["yarn"]["acc"] == 1
+
+
+def test_several_processes_write_the_results_of_one(results, tmp_path):
+    """As `torchrun -m ropepatch eval` starts them; only the first prints."""
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("methods: [yarn]\nto: [2x]\ntasks: [{task: perplexity, windows: 3}]\n")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ropepatch"]
+    words = ["eval", "tiny", "--suite", str(suite), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*launcher, *words],
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("512 tokens") == 2  # the headline and one line
+    for label in (AS_IT_IS, "yarn"):
+        file = tmp_path / "out" / f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
+        assert read_result(file).tables == jsonable(of(results[0], "perplexity", label)).tables
+
+
+# What was measured before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("task", "passkey"), ("label", "ntk"), ("target", 256), ("scaling", {"method": "yarn", "factor": 4.0})],
+)
+def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path, key, value):
+    file = results[1] / "tiny-512-perplexity-yarn.json"
+    (tmp_path / file.name).write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(RopepatchError, match=rf"other settings \({key}\)"):
+        list(measure(SUITE, out=tmp_path, progress=unmeasurable))
+
+
+def test_a_suite_that_is_measured_already_loads_no_model(results, monkeypatch):
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
+    assert len(list(measure(replace(SUITE, tasks=(KEYS,)), out=results[1]))) == 3
+
+
+@contextmanager
+def after_one_step(name):
+    def advance(done, total):
+        raise KeyboardInterrupt
+
+    yield advance
+
+
+def test_what_was_read_before_the_suite_was_killed_is_not_read_again(tmp_path, monkeypatch):
+    suite = Suite(models=("tiny",), to=("2x",), tasks=(TALES,))
+    read, batches = LossReader.read, []
+    monkeypatch.setattr(LossReader, "read", lambda self, batch: batches.append(batch) or read(self, batch))
+    list(measure(suite))
+    whole = len(batches)
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(suite, out=tmp_path, progress=after_one_step))
+    batches.clear()
+    list(measure(suite, out=tmp_path))
+    assert len(batches) == whole - 1 > 0
+
+
+def test_what_was_read_under_one_scaling_is_not_taken_for_another(results, tmp_path):
+    one, other = (replace(SUITE, tasks=(TALES,), methods=(Method(name=name),)) for name in ("yarn", "ntk"))
+    for label in (AS_IT_IS, FLOOR):
+        name = f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
+        (tmp_path / name).write_text((results[1] / name).read_text())
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(one, out=tmp_path, progress=after_one_step))
+    found = of(list(measure(other, out=tmp_path)), "perplexity", "ntk")
+    assert jsonable(found).tables == jsonable(of(results[0], "perplexity", "ntk")).tables
+
+
+# Which jobs there are
+
+
+SHORT = PerplexityTask(windows=1, lengths=(64,))
+
+
+def test_every_target_has_a_plan_of_its_own():
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x", "4x"), tasks=(SHORT,))
+    scaled = [result for result in measure(suite) if result.label == "yarn"]
+    assert [(result.target, result.scaling["factor"]) for result in scaled] == [(512, 2.0), (1024, 4.0)]
+
+
+def test_a_job_is_announced_by_its_task_its_scaling_and_its_target():
+    named = []
+
+    def announced(name):
+        named.append(name)
+        return nullcontext(lambda done, total: None)
+
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x", "4x"), tasks=(SHORT,))
+    list(measure(suite, progress=announced))
+    assert named == [f"perplexity, {label}, {to}" for to in ("512", "1k") for label in (AS_IT_IS, "yarn")]
+
+
+def test_a_method_scales_with_the_parameters_that_it_is_given():
+    method = Method(name="yarn", parameters={"beta_fast": 8.0})
+    suite = Suite(models=("tiny",), methods=(method,), to=("2x",), tasks=(SHORT,))
+    result = of(list(measure(suite)), "perplexity", "yarn (beta_fast=8.0)")
+    assert result.scaling["parameters"]["beta_fast"] == 8.0
+
+
+def test_two_tasks_of_one_kind_have_files_of_their_own(tmp_path):
+    suite = Suite(models=("tiny",), to=("2x",), tasks=(SHORT, replace(SHORT, windows=2)))
+    list(measure(suite, out=tmp_path))
+    assert read_result(tmp_path / "tiny-512-perplexity-as-it-is.json").parameters["pieces"] == 1
+    assert read_result(tmp_path / "tiny-512-perplexity-2-as-it-is.json").parameters["pieces"] == 2
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A model trained on 64 tokens, and texts."""
+    folder = tiny_llama_folder(tmp_path_factory.mktemp("stranger") / "model")
+    (folder.parent / "text.txt").write_text("a small story about a long rope. " * 60)
+    return folder
+
+
+def test_multiples_are_of_the_context_that_the_model_was_trained_on(stranger):
+    task = PerplexityTask(text=str(stranger.parent / "text.txt"), windows=1, lengths=("0.5x", "2x"))
+    (result,) = measure(Suite(models=(str(stranger),), to=("4x",), tasks=(task,)))
+    assert (result.target, result.parameters["lengths"]) == (256, [32, 128])
+
+
+def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
+    asked = []
+
+    def find(name, revision, *, weights):
+        asked.append(revision)
+        return replace(source.find_source(name, weights=weights), revision="commit")
+
+    def plan(name, *, revision, **options):
+        asked.append(revision)
+        return ropepatch.plan(name, **options)
+
+    monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.plan", plan)
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(SHORT,))
+    result = of(list(measure(suite, revision="branch")), "perplexity", "yarn")
+    assert asked == ["branch", "branch"]
+    assert result.model["revision"] == "commit"
+
+
+def test_a_model_is_put_on_the_device():
+    found = source.find_source("tiny", weights=True)
+    assert Subject("tiny", found, survey_folder(found.folder), "meta").model.device.type == "meta"
+
+
+# What the tasks hand on
+
+
+@pytest.mark.parametrize(
+    ("options", "protocol"),
+    [
+        ({"protocol": "sliding", "stride": 32, "read": 256}, lambda window: Sliding(window, 32)),
+        ({"protocol": "truncated"}, Truncated),
+        ({"protocol": "disjoint", "read": 256}, Disjoint),
+        ({"protocol": "disjoint", "bos": "window", "read": 256}, Disjoint),
+    ],
+)
+def test_the_losses_by_window_are_those_of_its_protocol(tiny, options, protocol):
+    model, tokenizer = tiny
+    task = PerplexityTask(documents=2, lengths=("0.5x", "1x"), **options)
+    (result,) = measure(Suite(models=("tiny",), to=("1x",), tasks=(task,)))
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=256, count=2)]
+    curves = [
+        ropepatch.perplexity(model, tokenizer, tales, protocol=protocol(window), bos=task.bos)
+        for window in (128, 256)
+    ]
+    assert [row["nats"] for row in result.tables["by_length"]] == [
+        curve.between(0, 256).mean for curve in curves
+    ]
+    assert [(row["nats"], row["tokens"]) for row in result.tables["by_document"]] == list(
+        curves[-1].between(0, 256).documents
+    )
+
+
+def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
+    (_, result) = measure(Suite(models=("tiny",), to=("2x",), tasks=(PerplexityTask(windows=1),)))
+    begins = [row["begin"] for row in result.tables["by_position"]]
+    assert begins == [0, 32, 45, 64, 91, 128, 181, 256, 362]
+
+
+def test_no_gain_is_measured_within_the_trained_context():
+    task = PerplexityTask(windows=1, gain=True)
+    for result in measure(Suite(models=("tiny",), to=("1x",), tasks=(task,))):
+        assert "gain" not in result.tables
+
+
+def test_windows_no_longer_than_the_stride_are_left_out():
+    task = PerplexityTask(documents=1, protocol="sliding", stride=128)
+    (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+    assert result.parameters["lengths"] == [256, 512]
+
+
+def test_a_target_below_half_the_trained_context_is_the_only_length():
+    assert doublings(256, 64) == [64]
+
+
+class HandedError(Exception):
+    """Raised in place of a measurement, with what it was given."""
+
+
+def handed(*args, **options):
+    raise HandedError(*args, options)
+
+
+def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
+    (tmp_path / "mine.yaml").write_text("needle: '{name} has {key}.'\nquestion: What has {name}? It has\n")
+    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey", handed)
+    task = PasskeyTask(
+        lengths=("2x",),
+        depths=(0.5,),
+        trials=3,
+        seed=7,
+        template=str(tmp_path / "mine.yaml"),
+        distractors=2,
+        queries=2,
+    )
+    with pytest.raises(HandedError) as caught:
+        list(measure(Suite(models=("tiny",), to=("2x",), tasks=(task,))))
+    options = caught.value.args[-1]
+    assert options.pop("progress")
+    assert options.pop("template").needle == "{name} has {key}."
+    given = {"lengths": [512], "depths": (0.5,), "trials": 3, "seed": 7, "distractors": 2, "queries": 2}
+    assert options == given
+
+
+def test_the_bundled_words_name_the_keys_where_there_are_several(tiny):
+    for distractors in (0, 2):
+        task = PasskeyTask(distractors=distractors)
+        material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+        assert ("{name}" in material.template.needle) == bool(distractors)
+
+
+def test_a_result_holds_the_words_of_its_template(tiny, tmp_path):
+    (tmp_path / "mine.yaml").write_text("needle: 'A {key}.'\n")
+    task = PasskeyTask(template=str(tmp_path / "mine.yaml"))
+    material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+    assert material.parameters["template"]["needle"] == "A {key}."
+
+
+def test_a_length_counts_as_read_from_the_threshold_of_the_task_on(monkeypatch):
+    half = PasskeyGrid(
+        {(512, 0.5): Passkey(1, 2)}, PasskeyTemplate(), seed=0, trials=2, distractors=0, queries=1
+    )
+    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey", lambda *args, **options: half)
+    for threshold, length in ((0.5, 512), (0.51, None)):
+        task = PasskeyTask(lengths=("2x",), depths=(0.5,), trials=2, threshold=threshold)
+        (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+        assert result.tables["effective_length"] == [{"length": length, "threshold": threshold}]
+
+
+def test_every_setting_of_lm_eval_is_handed_on(monkeypatch):
+    monkeypatch.setattr("ropepatch.evaluation.harness.run_tasks", handed)
+    task = LmEvalTask(tasks=("mine",), metadata={"depths": [0.5]}, limit=3)
+    with pytest.raises(HandedError) as caught:
+        list(measure(Suite(models=("tiny",), to=("2x",), tasks=(task,))))
+    *_, tasks, options = caught.value.args
+    assert tasks == ("mine",)
+    assert options["metadata"] == {"max_seq_lengths": [512], "depths": [0.5]}
+    assert (options["limit"], options["max_length"]) == (3, 512)
+
+
+def test_the_lengths_that_a_task_of_lm_eval_is_given_go_before_the_target(tiny):
+    task = LmEvalTask(tasks=("mine",), metadata={"max_seq_lengths": [64]})
+    material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+    assert material.parameters["metadata"] == {"max_seq_lengths": [64]}
+
+
+def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
+    monkeypatch.setattr("ropepatch.evaluation.tasks.stream_documents", handed)
+    task = PerplexityTask(text="some/books", field="body", split="train")
+    with pytest.raises(HandedError) as caught:
+        prepare(task, "tiny", tiny[1], trained=256, to=512)
+    assert caught.value.args == ("some/books", {"field": "body", "split": "train"})
+
+
+def test_the_batches_are_dealt_to_all_processes(monkeypatch):
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", handed)
+    with pytest.raises(HandedError) as caught:
+        list(measure(replace(SUITE, methods=(), tasks=(SHORT,))))
+    assert caught.value.args[-1]["split"] is True
+
+
+def test_documents_go_before_windows(tiny):
+    material = prepare(PerplexityTask(documents=2), "tiny", tiny[1], trained=256, to=512)
+    assert material.parameters["pieces"] == 2
+
+
+@pytest.mark.parametrize("options", [{"documents": 1}, {"windows": 1}])
+def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
+    task = PerplexityTask(text=str(stranger.parent / "text.txt"), lengths=(16, 64, 128), **options)
+    material = prepare(task, "model", load_tokenizer(stranger), trained=64, to=256)
+    assert [len(piece) for piece in material.pieces] == [128]
+
+
+@pytest.mark.parametrize("bos", ["document", "none"])
+def test_documents_begin_with_the_token_for_it_if_it_is_wanted(stranger, bos):
+    tokenizer = load_tokenizer(stranger)
+    task = PerplexityTask(text=str(stranger.parent / "text.txt"), documents=1, bos=bos)
+    material = prepare(task, "model", tokenizer, trained=64, to=64)
+    assert (material.pieces[0][0] == tokenizer.bos_token_id) == (bos == "document")
+
+
+def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
+    tokenizer, digests = load_tokenizer(stranger), []
+    for end in ("rope", "sail"):
+        file = tmp_path / f"{end}.txt"
+        file.write_text("a small story about a long rope. " * 5 + end * 10)
+        task = PerplexityTask(text=str(file), windows=None, lengths=(10,))
+        material = prepare(task, "model", tokenizer, trained=64, to=64)
+        assert material.parameters["pieces"] > 1
+        digests.append(material.parameters["digest"])
+    assert digests[0] != digests[1]

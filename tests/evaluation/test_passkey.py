@@ -1,0 +1,564 @@
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby, pairwise, product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from passkey_cases import (
+    ACCENTED,
+    CHECKPOINT,
+    TEMPLATE,
+    TOKENIZERS,
+    Known,
+    copied,
+    llama3,
+    read,
+    reading,
+    within,
+)
+from tiny_models import tiny_model
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from ropepatch.data.prompts import PasskeyTemplate, passkey_prompt
+from ropepatch.data.templates import NAMED
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.passkey import Passkey, PasskeyGrid, draw_needles, passkey
+from ropepatch.settings import seed_of
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return TOKENIZERS["bundled"]()
+
+
+GRID = {"lengths": (80, 113, 160), "depths": (0.0, 0.3, 1.0)}
+CELLS = list(product(*GRID.values()))
+
+
+def counts(grid: PasskeyGrid) -> dict[tuple[int, float], int]:
+    return {cell: read.correct for cell, read in grid.cells.items()}
+
+
+def test_a_model_that_always_answers_gets_every_key(tokenizer):
+    grid = passkey(Known(copied), tokenizer, trials=7, **GRID)
+    assert grid.cells == dict.fromkeys(CELLS, Passkey(7, 7))
+
+
+def test_a_model_that_never_answers_gets_no_key(tokenizer):
+    grid = passkey(Known(lambda ids: [0] * len(ids)), tokenizer, trials=7, **GRID)
+    assert grid.cells == dict.fromkeys(CELLS, Passkey(0, 7))
+
+
+@pytest.mark.parametrize("wrong", range(6))
+def test_a_model_that_says_one_token_of_the_answer_wrong_gets_no_key(tokenizer, wrong):
+    def says(ids: list[int]) -> list[int]:
+        said = copied(ids)
+        said[wrong - 7] += 1  # a space and five digits: said after the last but 6 tokens and on
+        return said
+
+    assert set(counts(passkey(Known(says), tokenizer, **GRID)).values()) == {0}
+
+
+@pytest.mark.parametrize("elsewhere", [-1, -8, -9, -40])
+def test_what_a_model_says_before_or_after_the_answer_does_not_count(tokenizer, elsewhere):
+    def says(ids: list[int]) -> list[int]:
+        said = copied(ids)
+        said[elsewhere] += 1
+        return said
+
+    assert set(counts(passkey(Known(says), tokenizer, trials=3, **GRID)).values()) == {3}
+
+
+@pytest.mark.parametrize(("late", "correct"), [(-1, 0), (0, 3), (1, 0)])
+def test_a_model_that_says_the_answer_a_token_early_or_late_gets_no_key(tokenizer, late, correct):
+    def says(ids: list[int]) -> list[int]:
+        return torch.tensor(copied(ids)).roll(late).tolist()
+
+    assert set(counts(passkey(Known(says), tokenizer, trials=3, **GRID)).values()) == {correct}
+
+
+def test_a_model_that_repeats_its_input_gets_no_key(tokenizer):
+    assert set(counts(passkey(Known(lambda ids: ids), tokenizer, **GRID)).values()) == {0}
+
+
+@pytest.mark.parametrize("window", [75, 90, 128])
+def test_a_model_with_a_window_gets_the_keys_of_exactly_the_cells_within(tokenizer, window):
+    begins = {
+        (length, depth): passkey_prompt(tokenizer, length=length, depth=depth, key="48213").needle[0]
+        for length, depth in CELLS
+    }
+    expected = {cell: 2 * (cell[0] - begin <= window) for cell, begin in begins.items()}
+    assert set(expected.values()) == {0, 2}
+    assert counts(passkey(Known(within(window)), tokenizer, trials=2, **GRID)) == expected
+
+
+def test_retrieved_keys_are_counted_one_by_one(tokenizer):
+    def says(ids: list[int]) -> list[int]:
+        return [0] * len(ids) if ids[-1] % 2 else copied(ids)
+
+    with reading(model := Known(says)) as rows:
+        grid = passkey(model, tokenizer, trials=10, **GRID)
+    even = [row[-1] % 2 == 0 for row in rows]
+    assert counts(grid) == {cell: sum(even[10 * i : 10 * i + 10]) for i, cell in enumerate(CELLS)}
+    assert len(set(counts(grid).values())) > 2
+
+
+# Teacher forcing is greedy decoding
+
+
+def generated(model: PreTrainedModel, rows: list[Tensor], answer: int) -> list[bool]:
+    """Whether greedy decoding from each row without its answer gives just the answer."""
+    prompts, answers = torch.stack(rows).split([len(rows[0]) - answer, answer], dim=1)
+    said = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=False,
+        max_new_tokens=answer,
+        pad_token_id=0,
+    )
+    said = F.pad(said[:, prompts.shape[1] :], (0, answer))[:, :answer]  # all may have ended early
+    return (said == answers).all(dim=1).tolist()
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(CHECKPOINT).eval()
+
+
+def greedy_verdicts(model: PreTrainedModel, rows: list[Tensor], answer: int) -> list[bool]:
+    by_length = [list(group) for _, group in groupby(rows, key=len)]
+    return [verdict for group in by_length for verdict in generated(model, group, answer)]
+
+
+def test_verdicts_on_the_bundled_checkpoint_are_those_of_greedy_decoding(checkpoint, tokenizer):
+    lengths, depths = (128, 256, 320, 1024), (0.0, 0.3, 0.6, 1.0)
+    with reading(checkpoint) as rows:
+        grid = passkey(checkpoint, tokenizer, lengths=lengths, depths=depths, trials=1, share_prefixes=False)
+    verdicts = [bool(read.correct) for read in grid.cells.values()]
+    assert verdicts == greedy_verdicts(checkpoint, rows, answer=6)
+    assert any(verdicts[:4])
+    assert not all(verdicts[-4:])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma2", "gemma4_text"])
+def test_verdicts_on_a_random_model_that_says_a_digit_are_those_of_greedy_decoding(family):
+    model, tokenizer = tiny_model(family), TOKENIZERS["whole_words"]()
+    digits = set(tokenizer.convert_tokens_to_ids([*"0123456789"]))
+    others = torch.tensor([token for token in range(model.config.vocab_size) if token not in digits])
+    model.get_output_embeddings().register_forward_hook(lambda _, __, out: out.index_fill(-1, others, -1e9))
+    with reading(model) as rows:
+        grid = passkey(
+            model,
+            tokenizer,
+            lengths=range(70, 78),
+            depths=[place / 12 for place in range(12)],
+            trials=1,
+            template=PasskeyTemplate(digits=1),
+            share_prefixes=False,
+        )
+    verdicts = [bool(read.correct) for read in grid.cells.values()]
+    assert verdicts == greedy_verdicts(model, rows, answer=1)
+    assert any(verdicts)
+
+
+# A parser of what is generated
+
+
+class Speaking(Known):
+    """Generates a text after each prompt, made from the prompt's text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, says: Callable[[str], str]) -> None:
+        super().__init__(copied)
+        self.tokenizer, self.text, self.asked, self.calls = tokenizer, says, [], 0
+
+    def generate(self, ids, *, attention_mask, do_sample, num_beams, max_new_tokens, pad_token_id):
+        assert attention_mask.all()
+        assert attention_mask.shape == ids.shape
+        assert (do_sample, num_beams, self.training) == (False, 1, False)
+        self.asked += ids.tolist()
+        self.calls += 1
+        texts = [self.text(self.tokenizer.decode(row)) for row in ids]
+        said = self.tokenizer(texts, add_special_tokens=False).input_ids
+        padded = [row + [self.tokenizer.eos_token_id] + [pad_token_id] * 99 for row in said]
+        return torch.cat([ids, torch.tensor([row[:max_new_tokens] for row in padded])], dim=1)
+
+
+def hidden(text: str) -> str:
+    """The key of a prompt, as the needle says it."""
+    return text.split("The pass key is ")[1].split(".")[0]
+
+
+PARSED = PasskeyTemplate(keys=(1, 50_000), parse=r"\d+", answer_tokens=8)
+SHORTER = replace(PARSED, keys=(5, 300))  # of one digit to three
+
+
+@pytest.mark.parametrize(
+    ("says", "right"),
+    [
+        (lambda text: f" {hidden(text)}.", True),
+        (lambda text: f" a, {hidden(text)} 7", True),
+        (lambda text: f" 7 {hidden(text)}", False),
+        (lambda text: f" {hidden(text)}0", False),
+        (lambda text: " none", False),
+        (lambda text: "", False),
+        (lambda text: f" so it is said: {hidden(text)}.", False),  # after the 8 tokens that are generated
+    ],
+)
+def test_the_first_match_of_the_parser_in_what_is_generated_must_be_the_key(tokenizer, says, right):
+    model = Speaking(tokenizer, says)
+    grid = passkey(model, tokenizer, lengths=[90, 120], depths=[0.0, 1.0], trials=8, template=PARSED)
+    assert {cell.correct for cell in grid.cells.values()} == {8 * right}
+
+
+def test_parsed_keys_of_all_lengths_are_counted_in_their_own_cells(tokenizer):
+    model = Speaking(tokenizer, lambda text: hidden(text) if int(hidden(text)) % 2 else "")
+    told = []
+    grid = passkey(
+        model,
+        tokenizer,
+        lengths=[90, 120],
+        depths=[0.0, 0.5, 1.0],
+        trials=12,
+        template=SHORTER,
+        tokens_per_batch=400,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    keys = {}
+    for length, depth in grid.cells:
+        seeds = (seed_of("passkey", 0, length, depth, trial) for trial in range(12))
+        keys[length, depth] = [int(draw_needles(SHORTER, depth, 0, seed)[0].key) for seed in seeds]
+    assert counts(grid) == {cell: sum(key % 2 for key in drawn) for cell, drawn in keys.items()}
+    assert len({len(row) for row in model.asked}) > 2
+    assert len(model.asked) == 72
+    batches = {len(row): 400 // (90 if len(row) < 90 else 120) for row in model.asked}
+    sizes = Counter(map(len, model.asked))
+    assert model.calls == sum(math.ceil(count / batches[size]) for size, count in sizes.items())
+    assert told[-1] == (72, 72)
+    assert all(later > earlier for (earlier, _), (later, _) in pairwise(told))
+
+
+def test_a_special_token_is_no_answer():
+    tokenizer = llama3()
+    tokenizer.add_special_tokens({"eos_token": "<7>"})
+    ask = functools.partial(passkey, lengths=[160], depths=[0.5], template=replace(PARSED, keys=(7, 7)))
+    assert ask(Speaking(tokenizer, lambda text: " 7"), tokenizer).at(160) == Passkey(4, 4)
+    assert ask(Speaking(tokenizer, lambda text: " so"), tokenizer).at(160) == Passkey(0, 4)
+
+
+def test_a_parsed_prompt_ends_before_the_key_where_a_forced_one_has_it(tokenizer):
+    model = Speaking(tokenizer, hidden)
+    passkey(model, tokenizer, lengths=[100], depths=[0.5], trials=3, template=PARSED)
+    with reading(forced := Known(copied)) as rows:
+        passkey(
+            forced,
+            tokenizer,
+            lengths=[100],
+            depths=[0.5],
+            trials=3,
+            template=replace(PARSED, parse=None, answer_tokens=None),
+        )
+    forced_rows = [row.tolist() for row in rows]
+    assert all(any(row[: len(prompt)] == prompt for row in forced_rows) for prompt in model.asked)
+    assert {len(row) for row in forced_rows} == {100}
+    assert all(tokenizer.decode(prompt).endswith("The pass key is") for prompt in model.asked)
+
+
+def test_a_parser_finds_what_teacher_forcing_finds_on_the_bundled_checkpoint(checkpoint, tokenizer):
+    ask = functools.partial(passkey, checkpoint, tokenizer, lengths=(128, 320), depths=(0.2, 0.9), trials=4)
+    grid = ask(template=PasskeyTemplate(parse=r"\d{5}", answer_tokens=6))
+    assert counts(grid) == counts(ask())
+    assert 0 < sum(counts(grid).values()) < 16
+
+
+# Order, batches, seeds
+
+
+def key_of(tokenizer: PreTrainedTokenizerFast, row: Tensor) -> str:
+    return read(tokenizer, row)[-5:]
+
+
+def test_the_size_of_the_batches_changes_nothing(checkpoint, tokenizer):
+    ask = functools.partial(passkey, checkpoint, tokenizer, depths=(0.1, 0.6), trials=2)
+    grids = [ask(lengths=(128, 1024), tokens_per_batch=tokens) for tokens in (1, 128, 3000, 10**6)]
+    assert all(grid == grids[0] for grid in grids)
+    assert grids[0].at(128).correct > grids[0].at(1024).correct
+
+
+def test_no_batch_has_more_tokens_than_allowed_but_for_a_single_prompt(tokenizer):
+    model, shapes = Known(copied), []
+    model.head.register_forward_pre_hook(lambda _, logits: shapes.append(logits[0].shape[0]))
+    passkey(model, tokenizer, lengths=(80, 160), depths=(0.0, 1.0), trials=3, tokens_per_batch=330)
+    assert shapes == [4, 2, 2, 2, 2]
+    passkey(model, tokenizer, lengths=(80,), depths=(0.0, 1.0), trials=1, tokens_per_batch=79)
+    assert shapes[5:] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt2"])
+def test_answers_of_different_numbers_of_tokens_are_read_in_one_batch(name):
+    tokenizer = TOKENIZERS[name]()
+    model = Known(copied, len(tokenizer))
+    with reading(model) as rows:
+        grid = passkey(model, tokenizer, lengths=[160], depths=[0.2], trials=16, tokens_per_batch=10**6)
+    answers = {len(tokenizer.encode(" " + key_of(tokenizer, row), add_special_tokens=False)) for row in rows}
+    assert len(answers) > 1
+    assert grid.at(160) == Passkey(16, 16)
+
+
+def test_the_order_and_company_of_lengths_and_depths_changes_nothing(tokenizer):
+    def ask(lengths, depths):
+        with reading(model := Known(within(90))) as rows:
+            cells = passkey(model, tokenizer, lengths=lengths, depths=depths, trials=2).cells
+        prompts = [tuple(row.tolist()) for row in rows]
+        return {cell: (cells[cell], prompts[2 * i : 2 * i + 2]) for i, cell in enumerate(cells)}
+
+    whole = ask((80, 113, 160), (0.0, 0.3, 1.0))
+    assert ask((160, 80, 113), (1.0, 0.0, 0.3)) == whole
+    assert ask((113,), (0.3,)) == {(113, 0.3): whole[113, 0.3]}
+
+
+def test_more_trials_begin_with_the_fewer(tokenizer):
+    keys = []
+    for trials in (2, 5):
+        with reading(model := Known(copied)) as rows:
+            passkey(model, tokenizer, lengths=[80], depths=[0.5], trials=trials)
+        keys.append([key_of(tokenizer, row) for row in rows])
+    assert keys[0] == keys[1][:2]
+    assert len(set(keys[1])) == 5
+
+
+def test_lengths_and_depths_given_twice_or_as_other_numbers_are_the_same(tokenizer):
+    def ask(**asked):
+        with reading(model := Known(copied)) as rows:
+            return passkey(model, tokenizer, trials=2, **asked), [row.tolist() for row in rows]
+
+    expected = ask(lengths=[80, 113], depths=[0.0, 1.0])
+    assert ask(lengths=[80, 113, 80], depths=[1, 0, 0.0, 1.0]) == expected
+    assert ask(lengths=np.array([80, 113]), depths=np.array([0.0, 1.0])) == expected
+
+
+def test_every_cell_and_every_seed_has_keys_of_its_own(tokenizer):
+    keys = []
+    for seed in (0, 1):
+        with reading(model := Known(copied)) as rows:
+            passkey(model, tokenizer, trials=2, seed=seed, **GRID)
+        keys += [key_of(tokenizer, row) for row in rows]
+    assert len(set(keys)) == len(keys) == 36
+
+
+def test_the_keys_of_a_seed_are_the_same_in_every_release(tokenizer):
+    with reading(model := Known(copied)) as rows:
+        passkey(model, tokenizer, lengths=[1024], depths=[0.0, 0.25], trials=3)
+    keys = [key_of(tokenizer, row) for row in rows]
+    assert keys == ["50498", "11992", "20779", "28596", "12634", "68427"]
+
+
+def test_a_template_of_ones_own_is_what_the_model_reads(tokenizer):
+    with reading(model := Known(copied)) as rows:
+        passkey(model, tokenizer, lengths=[180], depths=[1.0], trials=1, template=replace(ACCENTED, digits=3))
+    text = tokenizer.decode(rows[0])
+    key = text[-3:]
+    assert text.startswith(f"<s>{ACCENTED.intro}")
+    assert text.endswith(f"Nul ne répond… La clé est {key} ; retenez-la — {key}. {ACCENTED.question} {key}")
+
+
+def test_progress_is_told_after_each_batch_up_to_all_prompts(tokenizer):
+    told = []
+    passkey(
+        Known(copied),
+        tokenizer,
+        lengths=(80, 100),
+        depths=(0.0, 1.0),
+        trials=3,
+        tokens_per_batch=320,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == [(4, 12), (6, 12), (9, 12), (12, 12)]
+
+
+# Models of other makes
+
+
+class WithoutKeeping(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None):
+        return super().forward(input_ids, use_cache=use_cache)
+
+
+class IgnoresKeeping(LlamaForCausalLM):
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        return super().forward(input_ids, use_cache=use_cache)
+
+
+@pytest.mark.parametrize("model_class", [WithoutKeeping, IgnoresKeeping])
+def test_a_model_that_gives_all_logits_is_scored_the_same(checkpoint, tokenizer, model_class):
+    model = model_class(checkpoint.config).eval()
+    model.load_state_dict(checkpoint.state_dict())
+    grids = [passkey(each, tokenizer, lengths=(128, 1024), trials=1) for each in (checkpoint, model)]
+    assert grids[0] == grids[1]
+    assert grids[0].at(128).correct > grids[0].at(1024).correct
+
+
+class Wrapper(nn.Module):
+    """Passes keywords on, as PEFT's models do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def forward(self, *args, **kwargs):
+        return self.model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, Wrapper, lambda model: Wrapper(Wrapper(model))])
+def test_a_model_is_asked_for_the_logits_of_the_answer_alone_and_for_no_cache(tokenizer, wrap):
+    model, calls = Known(copied), []
+    model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    passkey(wrap(model), tokenizer, lengths=[160], depths=[0.5], trials=1)
+    ((args, kwargs),) = calls
+    assert not args
+    assert kwargs.keys() == {"input_ids", "use_cache", "logits_to_keep"}
+    assert kwargs["use_cache"] is False
+    assert kwargs["logits_to_keep"] == 7
+    assert kwargs["input_ids"].shape == (1, 160)
+
+
+def test_a_model_with_an_offloaded_embedding_gets_its_tokens_on_the_cpu(tokenizer):
+    model = Known(copied)
+    model.embed = nn.Embedding(100_000, 1, device="meta")
+    assert passkey(model, tokenizer, lengths=[80]).at(80) == Passkey(20, 20)
+
+
+def test_logits_that_are_no_numbers_are_an_error(tokenizer):
+    model = Known(copied)
+    model.head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, torch.tensor([7]), math.nan))
+    with pytest.raises(RopepatchError, match="Known gave logits that are no numbers") as refusal:
+        passkey(model, tokenizer, lengths=[80])
+    assert refusal.value.hint
+
+
+def test_tokens_that_a_model_forbids_are_no_error(tokenizer):
+    model = Known(copied)
+    model.head.register_forward_hook(
+        lambda _, __, logits: logits.index_fill(-1, torch.tensor([7]), -math.inf)
+    )
+    assert passkey(model, tokenizer, lengths=[80]).at(80) == Passkey(20, 20)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tokenizer):
+    with pytest.raises(
+        RopepatchError, match=r"the tokenizer gives token \d+, the model knows 0 to"
+    ) as refusal:
+        passkey(tiny_model("llama"), tokenizer, lengths=[80])
+    assert refusal.value.hint
+
+
+# The model is left as it was
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modes_are_put_back_module_by_module_also_after_an_exception(fails, tokenizer):
+    model, modes = Known(copied).train(), []
+    model.head.eval()
+
+    def watch(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        modes.extend(part.training for part in model.modules())
+        if fails:
+            raise KeyboardInterrupt
+
+    handle = model.head.register_forward_pre_hook(watch)
+    before = [(part.training, set(vars(part))) for part in model.modules()]
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            passkey(model, tokenizer, lengths=[80])
+    else:
+        passkey(model, tokenizer, lengths=[80])
+    assert [(part.training, set(vars(part))) for part in model.modules()] == before
+    assert modes
+    assert not any(modes)
+    handle.remove()
+
+
+def test_no_gradients_are_kept(checkpoint, tokenizer):
+    recorded = []
+    hook = checkpoint.lm_head.register_forward_hook(
+        lambda _, __, logits: recorded.append(logits.requires_grad)
+    )
+    passkey(checkpoint, tokenizer, lengths=[80], depths=[0.5], trials=1)
+    hook.remove()
+    assert recorded == [False]
+
+
+# Requests that ask for nothing
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"lengths": []}, r"lengths must be a list of numbers, got \[\]"),
+        ({"lengths": 128}, "lengths must be a list of numbers, got 128"),
+        ({"lengths": np.array(128)}, "lengths must be a list of numbers, got array"),
+        ({"lengths": "128"}, "lengths must be a list of numbers, got '128'"),
+        ({"lengths": [128, 128.5]}, "a length must be a whole number of at least 1, got 128.5"),
+        ({"lengths": [True]}, "a length must be a whole number of at least 1, got True"),
+        ({"lengths": ["128"]}, "a length must be a whole number of at least 1, got '128'"),
+        ({"lengths": [0]}, "a length must be a whole number of at least 1, got 0"),
+        ({"depths": ()}, r"depths must be a list of numbers, got \(\)"),
+        ({"depths": 0.5}, "depths must be a list of numbers, got 0.5"),
+        ({"depths": ["middle"]}, "a depth must be a number from 0 to 1, got 'middle'"),
+        ({"depths": [math.nan]}, "depth must be from 0 to 1, got nan"),
+        ({"trials": 0}, "trials must be a whole number of at least 1, got 0"),
+        ({"trials": -1}, "trials must be a whole number of at least 1, got -1"),
+        ({"trials": 2.0}, "trials must be a whole number of at least 1, got 2.0"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch must be a whole number of at least 1, got 0"),
+        ({"distractors": -1}, "distractors must be a whole number of at least 0, got -1"),
+        ({"queries": 0}, "queries must be a whole number of at least 1, got 0"),
+        ({"queries": 2}, "queries must be from 1 to the number of needles, 1, got 2"),
+        ({"distractors": 2, "queries": 4}, "queries must be from 1 to the number of needles, 3, got 4"),
+        ({"distractors": 1, "template": TEMPLATE}, r"distractors need a template with \{name\}"),
+        ({"distractors": 64}, "64 distractors and the needle .* has 64 names and 100000 keys"),
+        ({"distractors": 2, "template": replace(NAMED, keys=(8, 9))}, "the template has 64 names and 2 keys"),
+        (
+            {
+                "distractors": 1,
+                "queries": 2,
+                "template": replace(NAMED, parse=r"\d+", answer_tokens=6),
+            },
+            "a template with a parser takes one query, got 2",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_is_read(tokenizer, asked, message):
+    with (
+        reading(model := Known(copied)) as rows,
+        pytest.raises(RopepatchError, match=message) as refusal,
+    ):
+        passkey(model, tokenizer, **({"lengths": [600]} | asked))
+    assert refusal.value.hint
+    assert "\n" not in str(refusal.value)
+    assert not rows
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"lengths": [1000, 80, 30]}, "a pass key prompt of 30 tokens has no room"),
+        ({"lengths": [1000, 80], "depths": [0.0, 1.5]}, "depth must be from 0 to 1, got 1.5"),
+    ],
+)
+def test_a_prompt_that_cannot_be_made_is_found_before_any_is_read(tokenizer, asked, message):
+    with reading(model := Known(copied)) as rows, pytest.raises(RopepatchError, match=message):
+        passkey(model, tokenizer, **asked)
+    assert not rows

@@ -1,0 +1,171 @@
+"""One measurement by several processes, which are real ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import loss_models
+import pytest
+import torch
+from loss_models import build, tokens
+
+from ropepatch.evaluation import processes
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.processes import dealt
+from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
+
+LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)
+PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+sys.path[:0] = {tests!r}
+from loss_models import build, tokens
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.perplexity import perplexity
+from test_processes import LENGTHS, PROTOCOLS, passes_of
+
+torch.set_num_threads(1)
+PartialState(cpu=True)
+rank, out = dist.get_rank(), Path(sys.argv[1])
+model = build()
+found = {{"ranks": dist.get_world_size(), "shares": []}}
+for protocol in PROTOCOLS:
+    options = dict(protocol=protocol, tokens_per_batch=70, split=True)
+    count = passes_of(model)
+    found[protocol.label] = perplexity(model, None, tokens(*LENGTHS), **options).nll
+    found["shares"].append(count())
+found["one batch"] = perplexity(model, None, tokens(9), split=True).nll
+found["stream"] = perplexity(model, None, iter(tokens(*LENGTHS)), tokens_per_batch=70, split=True).nll
+found["kept"] = perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept").nll
+count = passes_of(model)
+perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept")
+found["read again"] = count()
+
+def failing(done, total):
+    if rank == 1:
+        raise ValueError("the disk of rank 1")
+
+found["errors"] = []
+for documents, progress in ((tokens(*LENGTHS), failing), (tokens(9 + rank, 30), None)):
+    try:
+        perplexity(model, None, documents, split=True, progress=progress)
+    except Exception as error:
+        found["errors"].append(f"{{type(error).__name__}}: {{error}}")
+torch.save(found, out / f"{{rank}}.pt")
+dist.destroy_process_group()
+"""
+
+
+def passes_of(model):
+    """Counts forward passes of the decoder from now until it is called."""
+    counted = []
+    hook = model.model.layers[0].register_forward_hook(lambda *_: counted.append(None))
+
+    def count() -> int:
+        hook.remove()
+        return len(counted)
+
+    return count
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory) -> list[dict]:
+    """What each of two processes found, started by torchrun and joined by accelerate."""
+    out = tmp_path_factory.mktemp("ranks")
+    script = out / "script.py"
+    script.write_text(
+        SCRIPT.format(tests=[str(Path(__file__).parent), str(Path(loss_models.__file__).parent)])
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, str(script), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(out / f"{rank}.pt") for rank in range(2)]
+
+
+def test_two_processes_really_run_and_each_reads_its_share(launched):
+    assert [found["ranks"] for found in launched] == [2, 2]
+    shares = list(zip(*(found["shares"] for found in launched), strict=True))
+    assert all(abs(first - second) <= 1 and second > 0 for first, second in shares)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.label)
+def test_every_rank_returns_what_one_process_does_to_the_bit(launched, protocol):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes: sums of another number of threads round differently
+    try:
+        alone = perplexity(build(), None, tokens(*LENGTHS), protocol=protocol, tokens_per_batch=70).nll
+    finally:
+        torch.set_num_threads(threads)
+    for found in launched:
+        assert len(found[protocol.label]) == len(alone)
+        assert all(map(torch.equal, found[protocol.label], alone))
+
+
+@pytest.mark.parametrize("name", ["one batch", "stream", "kept"])
+def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_read(launched, name):
+    first, second = (found[name] for found in launched)
+    assert [len(nll) for nll in first] == ([8] if name == "one batch" else [n - 1 for n in LENGTHS])
+    assert all(map(torch.equal, first, second))
+
+
+def test_ranks_find_what_they_kept(launched):
+    assert [found["read again"] for found in launched] == [0, 0]
+
+
+def test_an_error_on_one_rank_ends_the_call_on_all(launched):
+    (first, _), (second, _) = (found["errors"] for found in launched)
+    assert first == "RopepatchError: rank 1 failed: ValueError: the disk of rank 1"
+    assert second == "ValueError: the disk of rank 1"
+
+
+def test_ranks_with_other_documents_are_told_so(launched):
+    (_, first), (_, second) = (found["errors"] for found in launched)
+    assert first == "RopepatchError: rank 1 reads other documents than rank 0"
+    assert second == "RopepatchError: rank 0 reads other documents than rank 1"
+
+
+# Without other processes
+
+
+def test_a_split_without_other_processes_is_the_whole():
+    model, documents = build(), tokens(*LENGTHS)
+    split, whole = (perplexity(model, None, documents, split=split).nll for split in (True, False))
+    assert all(map(torch.equal, split, whole))
+
+
+def test_work_is_not_split_unless_asked_for(monkeypatch):
+    monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(processes.dist, "get_rank", lambda: 1)
+    assert dealt([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
+    assert processes.rank_and_ranks(True) == (1, 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, world, count):
+    items = list(range(count))
+
+    def gather(told: list, own: tuple) -> None:
+        told[:] = [
+            ([str(i) for i in items], [i * i for i in items[rank::world]], None) for rank in range(world)
+        ]
+        assert told[rank_here] == own
+
+    monkeypatch.setattr(processes.dist, "all_gather_object", gather)
+    for rank_here in range(world):
+        monkeypatch.setattr(processes, "rank_and_ranks", lambda split, rank=rank_here: (rank, world))
+        assert dealt(items, lambda i: i * i, key=str, split=True) == [i * i for i in items]

@@ -1,0 +1,390 @@
+"""The ranking of scalings, on results whose order is known."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.suites import PerplexityTask
+from ropepatch.evaluation.tasks import Reading
+
+TRAINED, TARGET, DOCUMENTS = 256, 1024, 12
+NOISE = torch.randn(DOCUMENTS, generator=torch.Generator().manual_seed(0)).double()
+
+
+def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Result:
+    """A loss that differs from document to document, alike for all labels but for ``own`` noise."""
+    generator = torch.Generator().manual_seed(sum(map(ord, label)))
+    noise = spread * NOISE + own * torch.randn(DOCUMENTS, generator=generator).double()
+    losses = (nats + noise - noise.mean()).tolist()
+    tokens = TARGET - 1
+    within = (inside + spread * NOISE - spread * NOISE.mean()).tolist()
+    return Result(
+        task="perplexity",
+        label=label,
+        model={"name": "m", "trained": TRAINED},
+        scaling=None,
+        target=TARGET,
+        parameters={"digest": digest},
+        tables={
+            "by_document": [{"nats": loss * tokens, "tokens": tokens} for loss in losses],
+            "by_document_inside": [{"nats": loss * (TRAINED - 1), "tokens": TRAINED - 1} for loss in within],
+            "by_position": [
+                {"begin": 0, "end": 128, "nats": inside + 0.1, "tokens": 127},
+                {"begin": 128, "end": 256, "nats": inside - 127 / 1280, "tokens": 128},
+                {"begin": 256, "end": 1024, "nats": 9.0, "tokens": 768},
+            ],
+        },
+        env={},
+    )
+
+
+def keys(label, correct, of=20, inside=None) -> Result:
+    rows = [
+        {"length": 128, "correct": of if inside is None else inside, "n": of},
+        {"length": TARGET, "correct": correct, "n": of},
+    ]
+    return Result(
+        task="passkey",
+        label=label,
+        model={},
+        scaling=None,
+        target=TARGET,
+        parameters={},
+        tables={"by_length": rows},
+        env={},
+    )
+
+
+def ranked(*results):
+    return rank(results, base="base", ignored=["floor"])
+
+
+def test_scalings_are_ranked_by_their_loss():
+    ranking = ranked(reading("base", 3.0), reading("b", 1.2), reading("a", 1.0), reading("floor", 0.1))
+    assert [row.label for row in ranking.rows] == ["a", "b", "base"]
+    assert [row.nats for row in ranking.rows] == pytest.approx([1.0, 1.2, 3.0])
+    assert [row.behind for row in ranking.rows] == pytest.approx([0.0, 0.2, 2.0])
+    assert ranking.recommended == "a"
+    assert "2.000 nats per token less than the model as it is over 1024 tokens" in ranking.advice[0]
+
+
+def test_the_difference_is_taken_document_by_document():
+    """The documents differ far more than the scalings do, and yet these are told apart."""
+    first, second, _ = ranked(reading("base", 9.0), reading("a", 1.0), reading("b", 1.05)).rows
+    assert first.interval[1] > second.interval[0]
+    assert second.behind_interval == pytest.approx((0.05, 0.05))
+    assert not second.tied
+
+
+def test_scalings_that_the_text_does_not_tell_apart_are_tied():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    ranking = ranked(*results)
+    assert [row.tied for row in ranking.rows] == [True, True, False]
+    assert "does not tell it from b" in ranking.advice[1]
+
+
+def test_of_tied_scalings_the_one_that_finds_more_keys_is_recommended():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("b", 19))
+    assert ranking.recommended == "b"
+    assert "finds the most pass keys" in ranking.advice[1]
+    assert [row.keys for row in ranking.rows] == [(17, 20), (19, 20), (0, 20)]
+
+
+def test_of_tied_scalings_with_the_same_keys_the_one_that_costs_least_inside_is_recommended():
+    results = [
+        reading("base", 9.0),
+        reading("a", 1.0, own=0.5, inside=0.6),
+        reading("b", 1.05, own=0.5, inside=0.55),
+    ]
+    ranking = ranked(*results, keys("base", 0), keys("a", 19), keys("b", 19))
+    assert ranking.recommended == "b"
+    assert "loses the least within 256 tokens" in ranking.advice[1]
+    assert ranking.advice[2] == (
+        "Its price: +0.050 nats within the first 256 tokens (95 % interval +0.050 to +0.050)."
+    )
+
+
+def test_more_keys_do_not_outweigh_a_loss_that_is_clearly_worse():
+    results = [reading("base", 9.0), reading("a", 1.0), reading("b", 1.5)]
+    assert ranked(*results, keys("base", 0), keys("a", 17), keys("b", 20)).recommended == "a"
+
+
+def test_keys_that_are_lost_are_said():
+    results = [reading("base", 9.0), reading("a", 1.0)]
+    assert "train it" in ranked(*results, keys("base", 0), keys("a", 17)).advice[-1]
+    assert not any("train it" in line for line in ranked(*results, keys("base", 0), keys("a", 18)).advice)
+
+
+def test_a_scaling_that_loses_nothing_inside_has_no_price():
+    assert not any("price" in line for line in ranked(reading("base", 3.0), reading("a", 1.0)).advice)
+
+
+def test_exactly_the_share_of_keys_that_counts_as_reading_is_enough():
+    advice = ranked(reading("base", 9.0), reading("a", 1.0), keys("a", 107, of=125)).advice
+    assert 107 / 125 == 0.856
+    assert not any("train it" in line for line in advice)
+
+
+def test_the_gain_is_that_of_the_scaling_that_is_recommended():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    advice = ranked(*results, keys("base", 0), keys("a", 17), keys("b", 19)).advice
+    assert advice[0].startswith("Take b: 7.950 nats")
+
+
+def test_the_interval_of_a_scaling_is_that_of_its_own_mean():
+    for row in ranked(reading("base", 3.0), reading("b", 1.2), reading("a", 1.0)).rows:
+        assert sum(row.interval) / 2 == pytest.approx(row.nats, abs=0.01)
+
+
+def test_a_model_that_finds_no_keys_within_its_own_context_is_not_blamed_for_the_rest():
+    results = [reading("base", 9.0), reading("a", 1.0)]
+    advice = ranked(*results, keys("base", 0, inside=17), keys("a", 0, inside=20)).advice
+    assert advice[-1] == "Pass keys tell nothing: as it is, the model does not find them within 256 tokens."
+    assert "train it" in ranked(*results, keys("base", 0, inside=18), keys("a", 0)).advice[-1]
+
+
+def test_a_tied_scaling_must_itself_beat_the_model_as_it_is():
+    noisy = [reading("base", 1.2, spread=0.1), reading("a", 1.0, spread=0.1)]
+    worse = reading("b", 1.05, own=1.0, inside=0.4, spread=0.1)
+    ranking = ranked(*noisy, worse, keys("base", 0), keys("a", 18), keys("b", 20))
+    assert ranking.rows[1].tied
+    assert ranking.recommended == "a"
+
+
+def test_one_piece_of_text_gives_no_verdict():
+    def single(label, nats):
+        result = reading(label, nats)
+        return replace(result, tables=result.tables | {"by_document": result.tables["by_document"][:1]})
+
+    ranking = ranked(single("base", 9.0), single("a", 1.0))
+    assert ranking.recommended is None
+    assert "give more" in ranking.advice[0]
+
+
+@pytest.mark.parametrize("nats", [1.0, 1.5])
+def test_where_no_scaling_beats_the_model_as_it_is_the_advice_is_not_to_extend(nats):
+    ranking = ranked(reading("base", 1.0), reading("a", nats), reading("b", 2.0))
+    assert ranking.recommended is None
+    assert ranking.advice[0].startswith("Do not extend")
+    assert f"(a by {1.0 - nats:+.3f} nats" in ranking.advice[0]
+
+
+def test_a_gain_within_the_doubt_is_no_reason_to_extend():
+    assert ranked(reading("base", 1.0, own=0.5), reading("a", 0.95, own=0.5)).recommended is None
+
+
+def test_the_loss_within_the_trained_context_is_weighted_by_tokens():
+    (first, _) = ranked(reading("base", 3.0), reading("a", 1.0, inside=0.5)).rows
+    assert first.inside == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([], "nothing to rank"),
+        ([reading("base", 1.0)], "nothing to rank"),
+        ([reading("base", 1.0), reading("floor", 0.5)], "nothing to rank"),
+        ([reading("a", 1.0), reading("b", 1.0)], "nothing to rank"),
+        ([reading("base", 1.0), reading("a", 1.0, digest="other")], "different texts"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(results, message):
+    with pytest.raises(RopepatchError, match=message):
+        ranked(*results)
+
+
+# With scalings that were trained
+
+
+def trained(result):
+    return replace(result, model=result.model | {"weights": "after", "adapted_from": "before"})
+
+
+def test_a_model_that_was_trained_already_is_told_to_train_longer():
+    results = [reading("base", 9.0), reading("a", 2.0), trained(reading("a + mine", 1.0))]
+    advice = ranked(*results, keys("base", 0), keys("a", 3), keys("a + mine", 17)).advice
+    assert advice[0].startswith("Take a + mine: 8.000 nats")
+    assert advice[-1] == (
+        "It finds 17 of 20 pass keys at 1024 tokens: train longer, or choose a nearer target."
+    )
+
+
+def test_nobody_is_told_to_train_what_was_trained_in_vain():
+    results = [reading("base", 9.0), reading("a", 1.0), trained(reading("a + mine", 2.0))]
+    ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("a + mine", 3))
+    assert ranking.recommended == "a"
+    assert "train longer, or" in ranking.advice[-1]
+
+
+def test_where_training_does_not_help_either_the_advice_says_so():
+    results = [reading("base", 1.0), reading("a", 1.5), trained(reading("a + mine", 1.2))]
+    advice = ranked(*results).advice
+    assert advice[0].startswith(
+        "Do not extend: over 1024 tokens none of these scalings, trained or not, is seen"
+    )
+    untrained = [result for result in results if not result.adapted]
+    assert "none of these scalings is seen" in ranked(*untrained).advice[0]
+
+
+def test_weights_that_were_only_copied_were_not_trained():
+    copied = reading("a", 2.0)
+    copied = replace(copied, model=copied.model | {"weights": "before", "adapted_from": "before"})
+    assert not copied.adapted
+    advice = ranked(reading("base", 9.0), copied, keys("base", 0), keys("a", 3)).advice
+    assert "train it, or" in advice[-1]
+
+
+# The price within the trained context
+
+
+def without_inside(result):
+    tables = {name: rows for name, rows in result.tables.items() if name != "by_document_inside"}
+    return replace(result, tables=tables)
+
+
+def test_the_price_is_taken_document_by_document():
+    (row, base) = ranked(reading("base", 3.0, spread=2.0), reading("a", 1.0, inside=0.55, spread=2.0)).rows
+    assert row.price == pytest.approx(0.05)
+    assert row.price_interval == pytest.approx((0.05, 0.05))
+    assert (base.price, base.price_interval) == (0.0, (0.0, 0.0))
+
+
+def test_the_price_has_the_doubt_of_the_texts_within_the_trained_context():
+    costs = torch.linspace(-0.02, 0.04, DOCUMENTS).double()
+    result = reading("a", 1.0)
+    rows = [
+        {"nats": row["nats"] + cost * row["tokens"], "tokens": row["tokens"]}
+        for row, cost in zip(result.tables["by_document_inside"], costs.tolist(), strict=True)
+    ]
+    result = replace(result, tables=result.tables | {"by_document_inside": rows})
+    (row, _) = ranked(reading("base", 3.0), result).rows
+    error = 1.96 * costs.std(unbiased=False).item() / DOCUMENTS**0.5
+    assert row.price == pytest.approx(0.01)
+    assert row.price_interval == pytest.approx((0.01 - error, 0.01 + error), abs=0.002)
+
+
+def test_results_without_the_sums_within_the_trained_context_have_a_price_without_an_interval():
+    old = [without_inside(reading("base", 3.0)), without_inside(reading("a", 1.0, inside=0.55))]
+    for results in (old, [old[0], reading("a", 1.0, inside=0.55)]):
+        ranking = ranked(*results)
+        assert ranking.rows[0].price == pytest.approx(0.05)
+        assert ranking.rows[0].price_interval == (-math.inf, math.inf)
+        assert ranking.advice[1] == "Its price: +0.050 nats within the first 256 tokens."
+
+
+def test_what_is_measured_holds_the_sums_of_each_text_within_the_trained_context():
+    losses = [torch.rand(1023, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    pieces = [torch.zeros(1024, dtype=torch.long)] * 3
+    task = PerplexityTask(text="books")
+    read = Reading(task, pieces, lengths=[512, 1024], trained=256, parameters={}, floor=None)
+    rows = read.tables(LossCurve(tuple(losses)))["by_document_inside"]
+    assert [row["tokens"] for row in rows] == [255, 255, 255]
+    assert [row["nats"] for row in rows] == pytest.approx([loss[:255].sum().item() for loss in losses])
+
+
+# The Pareto front
+
+
+def front(ranking):
+    return {row.label for row in ranking.rows if row.front}
+
+
+def test_who_is_beaten_in_everything_is_not_on_the_front():
+    results = [
+        reading("base", 3.0, inside=0.5),
+        reading("a", 1.0, inside=0.7),
+        reading("b", 1.1, inside=0.6),
+        reading("c", 1.2, inside=0.65),
+    ]
+    assert front(ranked(*results)) == {"base", "a", "b"}
+
+
+def test_who_finds_the_most_keys_is_on_the_front_whatever_its_losses():
+    results = [reading("base", 3.0), reading("a", 1.0), reading("b", 1.1, inside=0.6)]
+    assert front(ranked(*results, keys("base", 0), keys("a", 3), keys("b", 4))) == {"a", "b"}
+
+
+def test_who_is_equal_in_everything_is_not_beaten():
+    assert front(ranked(reading("base", 3.0), reading("a", 1.0), reading("b", 1.0))) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [keys("base", 0, inside=17), keys("a", 3, inside=20), keys("b", 20)],
+        [keys("base", 0), keys("b", 20)],
+        [keys("a", 3), keys("b", 20)],
+    ],
+    ids=["the model finds none", "one was not asked", "the model was not asked"],
+)
+def test_keys_that_tell_nothing_bring_nobody_on_the_front(asked):
+    results = [reading("base", 3.0), reading("a", 1.0), reading("b", 1.1, inside=0.6)]
+    assert front(ranked(*results, *asked)) == {"a"}
+
+
+def drawn(seed):
+    """Results whose figures fall on a coarse grid, so that some are equal, and whose losses are noisy."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def grid(low, high):
+        return torch.randint(low, high, (), generator=generator).item()
+
+    results = [reading("base", 2.0), keys("base", 0, inside=grid(15, 21))]
+    for label in "abcde":
+        noise, inside = grid(0, 3) / 10, 0.5 + grid(0, 4) / 100
+        results.append(reading(label, 1 + grid(0, 4) / 20, own=noise, inside=inside))
+        results.append(keys(label, grid(15, 19)))
+    return results
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_front_and_the_choice_are_what_the_definitions_say(seed):
+    results = drawn(seed)
+    ranking = ranked(*results)
+    retrieves = results[1].tables["by_length"][0]["correct"] >= 0.856 * 20
+    figures = {
+        row.label: torch.tensor([row.nats, row.inside, -row.keys[0] * retrieves], dtype=torch.float64)
+        for row in ranking.rows
+    }
+    beaten = {
+        mine
+        for mine, other in itertools.product(figures, repeat=2)
+        if (figures[other] <= figures[mine]).all() and (figures[other] < figures[mine]).any()
+    }
+    assert front(ranking) == figures.keys() - beaten
+    left = [row for row in ranking.rows if row.label != "base" and row.behind_interval[0] <= 0]
+    for measure in (lambda row: -row.keys[0] * retrieves, lambda row: row.inside, lambda row: row.nats):
+        best = min(map(measure, left))
+        left = [row for row in left if measure(row) == best]
+    assert ranking.recommended == left[0].label
+
+
+def test_keys_do_not_choose_for_a_model_that_cannot_find_them():
+    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
+    ranking = ranked(*results, keys("base", 0, inside=17), keys("a", 17), keys("b", 19))
+    assert ranking.recommended == "a"
+    assert ranking.advice[1].endswith("of these, it loses the least within 256 tokens.")
+
+
+def test_the_distance_to_the_next_is_said_where_the_choice_is_clear():
+    ranking = ranked(reading("base", 9.0), reading("a", 1.0), reading("b", 1.25))
+    assert ranking.advice[1] == "The next, b, loses 0.250 nats more (95 % interval 0.250 to 0.250)."
+
+
+def test_a_scaling_that_finds_more_keys_than_the_chosen_one_is_named():
+    results = [reading("base", 9.0), reading("a", 1.0), reading("b", 1.5), reading("c", 1.25)]
+    asked = [keys("base", 0), keys("a", 18), keys("b", 20), keys("c", 19)]
+    assert ranked(*results, *asked).advice[2] == (
+        "The most pass keys are found by b, 20 against 18, for +0.500 nats over the target."
+    )
+    blind = [keys("base", 0, inside=0), *asked[1:]]
+    for others in (asked[:2], blind):
+        assert not any("The most" in line for line in ranked(*results, *others).advice)

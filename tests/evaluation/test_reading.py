@@ -1,0 +1,207 @@
+"""What the tasks of a suite read: the right tokens, and a mistake found before anything is measured."""
+
+import json
+import math
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from checkpoint_folders import edit_json
+
+import ropepatch
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.protocols import Disjoint, Sliding
+from ropepatch.evaluation.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
+from ropepatch.evaluation.tasks import Reading, prepare
+from ropepatch.model.source import TINY
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory, tiny):
+    """Documents without a beginning-of-sequence token, of 600 tokens each."""
+    tokenizer = tiny[1]
+    tales = held_out_tales(tokenizer, length=601, count=3)
+    lines = [json.dumps({"body": tokenizer.decode(tale.ids[1:])}) for tale in tales]
+    file = tmp_path_factory.mktemp("text") / "tales.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def task(jsonl, **options) -> PerplexityTask:
+    return PerplexityTask(text=str(jsonl), field="body", windows=None, documents=2, **options)
+
+
+def prepared(given, tokenizer, *, to=256) -> Reading:
+    return prepare(given, "model", tokenizer, trained=256, to=to)
+
+
+def suite(given, **options) -> Suite:
+    return Suite(models=("tiny",), to=("1x",), tasks=(given,), **options)
+
+
+@pytest.mark.parametrize("protocol", ["sliding", "disjoint"])
+def test_windows_move_over_pieces_of_twice_the_greatest_window(jsonl, tiny, protocol):
+    options = {"stride": 64} if protocol == "sliding" else {}
+    ready = prepared(task(jsonl, protocol=protocol, lengths=(128, 256), **options), tiny[1])
+    assert {len(piece) for piece in ready.pieces} == {512}
+    assert ready.parameters["read"] == 512
+
+
+def test_the_greatest_window_slides(jsonl, tiny):
+    model, tokenizer = tiny
+    ready = prepared(task(jsonl, protocol="sliding", stride=64, lengths=(256,)), tokenizer)
+    (row,) = ready.run(model, tokenizer, None, lambda done, total: None)["by_length"]
+    slow = ropepatch.perplexity(model, None, ready.pieces, protocol=Sliding(256, 64))
+    assert row["tokens"] == 2 * 511
+    assert row["nats"] == pytest.approx(torch.cat(slow.nll).mean().item())
+    assert row["nats"] < ropepatch.perplexity(model, None, ready.pieces).between(0, 512).mean - 0.05
+
+
+def test_how_much_is_read_can_be_said(jsonl, tiny):
+    ready = prepared(task(jsonl, protocol="disjoint", lengths=(128,), read="1x"), tiny[1])
+    assert {len(piece) for piece in ready.pieces} == {256}
+    with pytest.raises(RopepatchError, match="read is 100 tokens, less than a window of 128"):
+        prepared(task(jsonl, protocol="disjoint", lengths=(128,), read=100), tiny[1])
+
+
+@pytest.mark.parametrize("bos", ["document", "window", "none"])
+def test_a_window_has_its_length_wherever_the_first_token_stands(jsonl, tiny, bos):
+    model, tokenizer = tiny
+    ready = prepared(task(jsonl, protocol="truncated", lengths=(128,), bos=bos), tokenizer)
+    (row,) = ready.run(model, tokenizer, None, lambda done, total: None)["by_length"]
+    assert (row["tokens"], row["documents"]) == (2 * 127, 2)
+    begins = {piece[0].item() == tokenizer.bos_token_id for piece in ready.pieces}
+    assert begins == {bos == "document"}
+
+
+def test_disjoint_windows_that_begin_anew_leave_no_token_over(jsonl, tiny):
+    model, tokenizer = tiny
+    ready = prepared(task(jsonl, protocol="disjoint", lengths=(128,), read=128, bos="window"), tokenizer)
+    (row,) = ready.run(model, tokenizer, None, lambda done, total: None)["by_length"]
+    assert row["tokens"] == 2 * 127
+    curve = ropepatch.perplexity(model, tokenizer, ready.pieces, protocol=Disjoint(128), bos="window")
+    assert row["nats"] == pytest.approx(torch.cat(curve.nll).mean().item())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bos": "none"}, "bos none needs documents that are not joined"),
+        ({"read": 100}, "read needs the protocol sliding or disjoint"),
+        ({"text": 5}, "text must be a text, got 5"),
+        ({"field": 5}, "field must be a text, got 5"),
+        ({"gain": "sure"}, "gain must be true or false, got 'sure'"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options, message):
+    with pytest.raises(RopepatchError, match=message):
+        PerplexityTask(**options)
+
+
+def test_the_tales_of_tiny_have_their_first_token():
+    given = PerplexityTask(documents=2, windows=None, bos="none")
+    with pytest.raises(RopepatchError, match="begin with its beginning-of-sequence token"):
+        measure(suite(given))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 0}, "a threshold above 0"),
+        ({"depths": ()}, "need depths"),
+        ({"queries": 3, "distractors": 1}, "3 queries need as many keys, got 2"),
+        ({"template": 5}, "template must be a file"),
+    ],
+)
+def test_pass_keys_that_cannot_be_asked_are_refused_when_the_suite_is_read(options, message):
+    with pytest.raises(RopepatchError, match=message):
+        PasskeyTask(**options)
+
+
+def test_a_length_without_room_for_a_prompt_is_refused_before_anything_is_measured():
+    with pytest.raises(RopepatchError, match="has no room for its filler"):
+        measure(suite(PasskeyTask(lengths=(24, 256))))
+
+
+def test_of_the_usual_lengths_those_without_room_are_left_out(tiny):
+    lengths = prepare(PasskeyTask(), "tiny", tiny[1], trained=48, to=192).lengths
+    assert lengths == [96, 192]
+
+
+def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a rope has no end until it is cut. " * 40)
+    given = LmEvalTask(tasks=("ropepatch_long_perplexity",), metadata={"text": str(text)})
+    out = tmp_path / "out"
+    list(measure(suite(given), out=out))
+    text.write_text("a knot is what holds until it is cut. " * 40)
+    with pytest.raises(RopepatchError, match=r"other settings \(parameters\)"):
+        measure(suite(given), out=out)
+
+
+def test_the_spelling_of_a_path_is_no_other_setting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("a rope has no end until it is cut. " * 200)
+    shutil.copytree(TINY, tmp_path / "model")
+    first = suite(PerplexityTask(text="text.txt", windows=2))
+    list(measure(replace(first, models=("model",)), out=tmp_path / "out"))
+    again = suite(PerplexityTask(text="./text.txt", windows=2))
+    list(measure(replace(again, models=("./model/",)), out=tmp_path / "out", progress=_never))
+
+
+@contextmanager
+def _never(name):
+    raise AssertionError(f"{name} is measured again")
+    yield
+
+
+def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
+    """Both are called model; the second one's configuration gives it other frequencies."""
+    text = tmp_path / "text.txt"
+    text.write_text("a rope has no end until it is cut. " * 300)
+    given = suite(PerplexityTask(text=str(text), windows=3))
+    folders = [tmp_path / name / "model" for name in ("a", "b")]
+    for folder in folders:
+        shutil.copytree(TINY, folder)
+    rope = json.loads((TINY / "config.json").read_text())["rope_parameters"]
+    edit_json(folders[1] / "config.json", rope_parameters=rope | {"rope_theta": 500.0}, rope_theta=500.0)
+
+    @contextmanager
+    def once(name):
+        def stop(done, total):
+            raise KeyboardInterrupt
+
+        yield stop
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        list(measure(replace(given, models=(str(folders[0]),)), out=out, progress=once))
+    second = replace(given, models=(str(folders[1]),))
+    (resumed,), (fresh,) = list(measure(second, out=out)), list(measure(second))
+    assert resumed.tables == fresh.tables
+    assert [file.name for file in out.iterdir() if file.suffix == ".partial"] == []
+
+
+def test_a_list_of_numbers_is_short_in_a_label():
+    label = Method(name="custom", parameters={"divisors": (1.5,) * 64}).label
+    assert label.startswith("custom (divisors=64 numbers ")
+    assert len(label) < 40
+    assert label != Method(name="custom", parameters={"divisors": (1.5,) * 63 + (2.0,)}).label
+
+
+def test_a_target_that_is_named_twice_is_measured_once():
+    given = suite(PerplexityTask(windows=2))
+    results = list(measure(replace(given, to=("1x", 256))))
+    assert [result.label for result in results] == ["floor", "as it is"]
+
+
+def test_stretches_of_a_tiny_context_hold_a_token_each(tiny):
+    ready = prepare(PerplexityTask(windows=2, lengths=(16,)), "tiny", tiny[1], trained=4, to=16)
+    assert ready.edges == sorted(set(ready.edges))
+    assert 1 not in ready.edges
+    assert not math.isnan(ready.floor_tables["by_position"][0]["nats"])

@@ -1,0 +1,185 @@
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.suites import (
+    LmEvalTask,
+    Method,
+    PasskeyTask,
+    PerplexityTask,
+    Suite,
+    read_suite,
+    suite_names,
+)
+from ropepatch.settings import relative_length
+
+SUITE = """
+models: [tiny]
+methods: [ntk, {name: yarn, beta_fast: 16}]
+to: [1k, 4x]
+tasks:
+  - {task: perplexity, windows: 3, lengths: [256, 1k, 4x]}
+  - {task: passkey, depths: [0, 0.5], trials: 2}
+  - {task: lm-eval, tasks: [some_task], metadata: {seed: 3}}
+"""
+
+
+@pytest.fixture
+def suite_file(tmp_path):
+    def write(text: str) -> str:
+        file = tmp_path / "mine.yaml"
+        file.write_text(textwrap.dedent(text))
+        return str(file)
+
+    return write
+
+
+def test_a_suite_is_read_as_written(suite_file):
+    assert read_suite(suite_file(SUITE)) == Suite(
+        models=("tiny",),
+        methods=(Method(name="ntk"), Method(name="yarn", parameters={"beta_fast": 16})),
+        to=("1k", "4x"),
+        tasks=(
+            PerplexityTask(windows=3, lengths=(256, "1k", "4x")),
+            PasskeyTask(depths=(0, 0.5), trials=2),
+            LmEvalTask(tasks=("some_task",), metadata={"seed": 3}),
+        ),
+    )
+
+
+def test_a_method_is_called_by_its_name_and_what_it_was_given():
+    assert Method(name="yarn", parameters={"beta_fast": 16}).label == "yarn (beta_fast=16)"
+    assert Method(name="yarn").label == "yarn"
+    both = {"beta_fast": 16, "beta_slow": 2}
+    assert Method(name="yarn", parameters=both).label == "yarn (beta_fast=16, beta_slow=2)"
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_suite_that_comes_with_ropepatch_is_read(name):
+    suite = read_suite(name)
+    assert suite.methods or name == "encodings"  # whose models may have no rope to scale
+    assert suite.tasks
+
+
+def test_the_suites_of_the_project_are_there():
+    assert suite_names() == ["demo", "encodings", "harness", "paper", "standard"]
+
+
+def test_the_first_lines_of_a_suite_are_its_command():
+    for file in (Path(__file__).parents[2] / "eval" / "suites").glob("*.yaml"):
+        assert "ropepatch eval" in file.read_text().split("\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("to: [1k, 4x]", "to: 1k"), "to must be a list"),
+        (("to: [1k, 4x]", "to: []"), "to must be a list of lengths"),
+        (("to: [1k, 4x]", "to: [far]"), "'far' is not a length"),
+        (("to:", "too:"), "unknown suite key 'too'"),
+        (("to: [1k, 4x]\n", ""), "a suite must have the key to"),
+        (("ntk,", "ntkk,"), "unknown method 'ntkk'"),
+        (("[ntk, {name: yarn, beta_fast: 16}]", "[ntk, ntk]"), "two methods are the same"),
+        (("[ntk, {name: yarn, beta_fast: 16}]", "[[ntk]]"), "a method must be a name"),
+        (("windows: 3", "windows: 0"), "windows must be a whole number above 0"),
+        (("windows: 3", "windoes: 3"), "unknown perplexitytask key 'windoes'"),
+        (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
+        (("windows: 3", "protocol: slidingg"), "protocol must be one of one-pass, sliding"),
+        (("windows: 3", "protocol: sliding"), "protocol sliding with stride None"),
+        (("windows: 3", "stride: 4"), "protocol one-pass with stride 4"),
+        (("windows: 3", "protocol: truncated, gain: true"), "gain needs the protocol one-pass"),
+        (("windows: 3", "bos: window"), "bos window needs a protocol with windows"),
+        (("windows: 3", "bos: often"), "bos must be one of"),
+        (("lengths: [256, 1k, 4x]", "lengths: 256"), "lengths must be a list"),
+        (("depths: [0, 0.5]", "depths: [0, 2]"), "from 0 to 1, got 2"),
+        (("depths: [0, 0.5]", "depths: 0.5"), "depths must be a list"),
+        (("trials: 2", "trials: 2.5"), "trials must be a whole number"),
+        (("trials: 2", "seed: -1"), "seed must be a whole number from 0"),
+        (("tasks: [some_task]", "tasks: []"), "tasks must be names"),
+        (("tasks: [some_task]", "tasks: some_task"), "tasks must be a list"),
+        (("metadata: {seed: 3}", "metadata: 3"), "metadata must be a mapping"),
+        (("{task: passkey, depths: [0, 0.5], trials: 2}", "passkey"), "a task must be a mapping"),
+        (("windows: 3", "documents: 0"), "documents must be a whole number above 0"),
+        (("windows: 3", "protocol: disjoint, bos: window"), "bos window needs documents"),
+        (("depths: [0, 0.5]", "depths: [true]"), "from 0 to 1, got True"),
+        (("trials: 2", "threshold: 1.5"), "from 0 to 1, got 1.5"),
+        (("trials: 2", "queries: 0"), "queries must be a whole number above 0"),
+        (("trials: 2", "distractors: -1"), "distractors must be a whole number from 0"),
+        (("metadata: {seed: 3}", "limit: 0"), "limit must be a whole number above 0"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(suite_file, change, message):
+    assert change[0] in SUITE
+    with pytest.raises(RopepatchError, match=r"mine\.yaml: ") as caught:
+        read_suite(suite_file(SUITE.replace(*change)))
+    assert message in str(caught.value)
+
+
+def test_a_mistake_keeps_its_hint(suite_file):
+    with pytest.raises(RopepatchError) as caught:
+        read_suite(suite_file(SUITE.replace("windows: 3", "protocol: sliding")))
+    assert caught.value.hint == "sliding takes a stride: 256, say"
+
+
+def test_a_suite_without_a_task_is_refused():
+    with pytest.raises(RopepatchError, match="at least one target and one task"):
+        Suite(to=("1x",), tasks=())
+
+
+def test_a_suite_may_be_a_yml_file(tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text(SUITE)
+    assert read_suite(str(file)).models == ("tiny",)
+
+
+def test_two_tasks_may_differ_in_their_settings_only(suite_file):
+    twice = SUITE + "  - {task: passkey, depths: [0, 0.5], trials: 3}\n"
+    assert len(read_suite(suite_file(twice)).tasks) == 4
+    with pytest.raises(RopepatchError, match="two tasks are the same"):
+        read_suite(suite_file(SUITE + "  - {task: passkey, depths: [0, 0.5], trials: 2}\n"))
+
+
+def test_an_unknown_suite_is_answered_with_the_nearest():
+    with pytest.raises(RopepatchError, match="unknown suite 'demmo'") as caught:
+        read_suite("demmo")
+    assert caught.value.hint == "did you mean demo?"
+
+
+def test_a_missing_file_is_no_suite(tmp_path):
+    with pytest.raises(RopepatchError, match="is not a suite"):
+        read_suite(str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4x", 1024), ("1.5x", 384), (300, 300), ("2k", 2048), ("0.3x", 77), ("1.25x", 320)]
+)
+def test_lengths_may_be_multiples_of_the_trained_context(text, tokens):
+    assert relative_length(text, 256) == tokens
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3000) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200, database=None)
+@given(
+    key=st.sampled_from(["models", "methods", "to", "tasks"]),
+    value=JSON
+    | st.lists(st.fixed_dictionaries({"task": st.sampled_from(["perplexity", "passkey"])}), max_size=2),
+)
+def test_whatever_a_suite_holds_is_a_suite_or_one_error(tmp_path_factory, key, value):
+    import yaml
+
+    file = tmp_path_factory.mktemp("suite") / "hostile.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(SUITE) | {key: value}), encoding="utf-8")
+    try:
+        assert isinstance(read_suite(str(file)), Suite)
+    except RopepatchError as error:
+        assert "\n" not in str(error)  # noqa: PT017

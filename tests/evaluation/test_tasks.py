@@ -1,0 +1,399 @@
+"""The tasks of eval/tasks, against what they say they measure."""
+
+import copy
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from passkey_cases import CHECKPOINT, TOKENIZERS
+from tiny_models import tiny_model
+from tokenizers import decoders
+
+import ropepatch
+from ropepatch.data.prompts import passkey_prompt
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.harness import run_tasks
+from ropepatch.evaluation.protocols import Sliding
+
+TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
+
+
+@pytest.fixture(scope="module")
+def helpers():
+    spec = importlib.util.spec_from_file_location("ropepatch_tasks", TASKS / "ropepatch_tasks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tales(tiny, tmp_path_factory):
+    """A file of three documents of about 290 tokens."""
+    _, tokenizer = tiny
+    documents = held_out_tales(tokenizer, length=290, count=3)
+    file = tmp_path_factory.mktemp("texts") / "tales.txt"
+    file.write_text("<|endoftext|>".join(tokenizer.decode(tale.ids[1:]).strip() for tale in documents))
+    return file
+
+
+def scores(tiny, task, *, max_length, **metadata):
+    model, tokenizer = tiny
+    rows = run_tasks(
+        model, tokenizer, [task], include_path=TASKS, metadata=metadata, max_length=max_length, batch_size=3
+    )
+    return {row["metric"]: row for row in rows}
+
+
+def log_probs(model, ids):
+    """Of every token but the first, one forward pass with full logits."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1].double()
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None]).flatten()
+
+
+# Pass keys
+
+
+def test_every_cell_has_as_many_keys_found_as_ropepatch_passkey(tiny):
+    grid = {"depths": [0.0, 0.5, 1.0], "trials": 3, "seed": 7}
+    found = scores(tiny, "ropepatch_passkey", max_length=512, max_seq_lengths=[128, 288, 320], **grid)
+    expected = ropepatch.passkey(*tiny, lengths=[128, 288, 320], **grid)
+    cells = {f"acc_{length}_{depth:g}": cell for (length, depth), cell in expected.cells.items()}
+    assert {name: (row["value"] * row["n"], row["n"]) for name, row in found.items() if name != "acc"} == {
+        name: (pytest.approx(cell.correct), cell.n) for name, cell in cells.items()
+    }
+    correct = sum(cell.correct for cell in expected.cells.values())
+    assert 9 < correct < 27  # some and not all, or equality would say little
+    assert (found["acc"]["value"], found["acc"]["n"]) == (pytest.approx(correct / 27), 27)
+
+
+def test_the_prompts_are_those_that_ropepatch_passkey_reads(tiny, helpers):
+    model, tokenizer = tiny
+    read = []
+
+    def record(module, args, kwargs):
+        read.extend(kwargs["input_ids"].tolist())
+
+    grid = {"depths": [1, 0.25], "trials": 2, "seed": 3}
+    hook = model.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        ropepatch.passkey(model, tokenizer, lengths=[128, 96], share_prefixes=False, **grid)
+    finally:
+        hook.remove()
+    rows = helpers.passkey_trials(max_seq_lengths=[128, 96], tokenizer=str(CHECKPOINT), **grid)["test"]
+    ours = [tokenizer.encode(row["prompt"] + row["answer"], add_special_tokens=False) for row in rows]
+    assert sorted(ours) == sorted(read)
+
+
+@pytest.mark.parametrize("name", ["bundled", "llama3", "gpt2", "single_bytes", "metaspace", "llama2"])
+def test_the_harness_reads_exactly_the_tokens_of_the_prompt(name, helpers):
+    from lm_eval.models.huggingface import HFLM
+
+    tokenizer = copy.deepcopy(TOKENIZERS[name]())
+    tokenizer.eos_token = "<s>"
+    harness = HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
+    for length, depth in product((700, 701, 733), (0.0, 0.4, 1.0)):
+        prompt = passkey_prompt(tokenizer, length=length, depth=depth, key="01234")
+        ids = prompt.ids.tolist()
+        read = harness._encode_pair(*helpers._written(tokenizer, prompt))
+        assert read == (ids[: -prompt.answer], ids[-prompt.answer :])
+
+
+def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_path):
+    tokenizer = copy.deepcopy(TOKENIZERS["llama3"]())
+    writes_less = [decoders.Replace("wheel", "heel"), decoders.ByteLevel()]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(writes_less)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(RopepatchError, match="do not come back from its text"):
+        helpers.passkey_trials(max_seq_lengths=[256], tokenizer=str(tmp_path))
+
+
+def test_a_length_beyond_the_window_of_the_config_is_refused(helpers):
+    given = {"pretrained": str(CHECKPOINT), "trials": 1, "depths": [0.5]}
+    assert len(helpers.passkey_trials(max_seq_lengths=[256], **given)["test"]) == 1
+    with pytest.raises(RopepatchError, match="asks for 257 tokens, but the model's max_length is 256"):
+        helpers.passkey_trials(max_seq_lengths=[128, 257], **given)
+
+
+def test_max_length_goes_before_the_config(helpers):
+    given = {"pretrained": str(CHECKPOINT), "trials": 1, "depths": [0.5]}
+    assert len(helpers.passkey_trials(max_seq_lengths=[300], max_length=300, **given)["test"]) == 1
+    with pytest.raises(RopepatchError, match="asks for 201 tokens, but the model's max_length is 200"):
+        helpers.passkey_trials(max_seq_lengths=[201], max_length=200, **given)
+
+
+# Long documents
+
+
+def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
+    model, tokenizer = tiny
+    file = tmp_path / "tales.txt"
+    file.write_text(tales.read_text().replace(". ", ".\nDéjà vu ! ", 1), encoding="utf-8")
+    documents = file.read_text(encoding="utf-8").split("<|endoftext|>")
+    total, tokens = 0.0, 0
+    for document in documents:
+        ids = tokenizer.encode(document, add_special_tokens=False)
+        tokens += len(ids)
+        row = [tokenizer.bos_token_id, *ids]
+        for begin in range(0, len(ids), 100):
+            predicted = ids[begin : begin + 100]
+            end = begin + len(predicted)
+            read = row[end - 100 : end + 1]  # the last window is moved back until it is full
+            total += log_probs(model, read)[-len(predicted) :].sum().item()
+        assert len(ids) % 100
+    found = scores(tiny, "ropepatch_long_perplexity", max_length=100, text=str(file))
+    units = {
+        "token": tokens,
+        "word": sum(len(document.split()) for document in documents),
+        "byte": sum(len(document.encode()) for document in documents),
+    }
+    assert {name: row["value"] for name, row in found.items()} == {
+        f"{unit}_perplexity": pytest.approx(math.exp(-total / count), rel=1e-5)
+        for unit, count in units.items()
+    }
+    assert {row["n"] for row in found.values()} == {3}
+
+
+def test_of_full_windows_long_perplexity_is_the_sliding_protocol_with_its_window_as_stride(tiny, tmp_path):
+    model, tokenizer = tiny
+    texts = [tokenizer.decode(tale.ids[1:]) for tale in held_out_tales(tokenizer, length=300, count=6)]
+    documents = [text.strip() for text in texts if len(tokenizer.encode(text.strip())) == 301]
+    assert len(documents) > 1
+    file = tmp_path / "tales.txt"
+    file.write_text("<|endoftext|>".join(documents))
+    curve = ropepatch.perplexity(model, tokenizer, documents, protocol=Sliding(101, stride=100))
+    nll = torch.cat([losses.double() for losses in curve.nll])
+    found = scores(tiny, "ropepatch_long_perplexity", max_length=100, text=str(file))
+    assert found["token_perplexity"]["value"] == pytest.approx(nll.mean().exp().item(), rel=1e-5)
+
+
+def test_a_tokenizer_that_adds_a_token_to_texts_needs_add_bos_token_false(helpers, tales):
+    given = {"text": str(tales), "tokenizer": str(CHECKPOINT)}
+    assert len(helpers.long_documents(add_bos_token=False, **given)["test"]) == 3
+    for added in ({}, {"add_bos_token": True}):
+        with pytest.raises(RopepatchError, match="would count the special tokens") as error:
+            helpers.long_documents(**given, **added)
+        assert "add_bos_token=False" in error.value.hint
+
+
+# Key tokens
+
+
+def test_key_tokens_are_those_that_gain_by_the_definition(tiny, helpers):
+    model, tokenizer = tiny
+    tale = held_out_tales(tokenizer, length=110, count=6)[-1]
+    short, ids = 40, tale.ids.tolist()
+    expected = set()
+    for at in range(1 + short, len(ids)):
+        before = short + (at - 1 - short) % 10  # grows by one per token, up to the next multiple of short / 4
+        far = log_probs(model, ids[: at + 1])[-1]
+        near = log_probs(model, [ids[0], *ids[at - before : at + 1]])[-1]
+        if far - near > 2 and far > -2:
+            expected.add(at)
+    text = tokenizer.decode(ids[1:])
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+    runs = helpers._key_tokens(model, tokenizer, text, short)
+    assert expected
+    assert expected == {
+        at + 1
+        for at, (begin, end) in enumerate(offsets)
+        if any(first <= begin and end <= last for first, last in runs)
+    }
+
+
+def test_a_key_token_gains_more_than_2_nats_and_loses_less_than_2(helpers, monkeypatch):
+    """Made-up log-probabilities for `a b c d e f g h`; the evaluator reads the first four to begin with."""
+    tokenizer = TOKENIZERS["single_bytes"]()
+    far = torch.tensor([0.0] * 4 + [-1.9, -1.9, -2.1, -1.9])  # with all text before
+    near = torch.tensor([0.0] * 4 + [-4.0, -3.8, -9.9, -4.0])
+    asked = []
+
+    def log_probs(model, documents):
+        asked.extend(documents)
+        return [far] if len(documents) == 1 else [near[at : at + 5] for at in range(4)]
+
+    monkeypatch.setattr(helpers, "_log_probs", log_probs)
+    assert helpers._key_tokens(None, tokenizer, "abcdefgh", 4) == [(4, 5), (7, 8)]
+    whole = tokenizer.encode("<s>abcdefgh")
+    assert asked == [whole, *([whole[0], *whole[1 + at : 6 + at]] for at in range(4))]
+
+
+def test_the_short_context_grows_to_a_quarter_more_and_begins_anew(helpers, monkeypatch):
+    tokenizer = TOKENIZERS["single_bytes"]()
+    asked = []
+
+    def log_probs(model, documents):
+        asked.append(documents)
+        return [torch.zeros(len(ids) - 1) for ids in documents]
+
+    monkeypatch.setattr(helpers, "_log_probs", log_probs)
+    text = "abcdefghijklmnopqrstuvwxyz"
+    assert helpers._key_tokens(None, tokenizer, text, 12) == []
+    pieces = ["abcdefghijklmno", "defghijklmnopqr", "ghijklmnopqrstu", "jklmnopqrstuvwx", "mnopqrstuvwxyz"]
+    assert asked == [[tokenizer.encode(f"<s>{text}")], [tokenizer.encode(f"<s>{piece}") for piece in pieces]]
+
+
+def test_key_tokens_of_a_tale_repeat_what_was_told_before_the_short_context(tiny, helpers):
+    model, tokenizer = tiny
+    short, marked, due = 64, 0, 0
+    for tale in held_out_tales(tokenizer, length=256, count=6):
+        text = tokenizer.decode(tale.ids[1:])
+        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
+        runs = helpers._key_tokens(model, tokenizer, text, short)
+        for at, (begin, end) in enumerate(offsets, start=1):
+            is_key = any(first <= begin and end <= last for first, last in runs)
+            told = tale.distance[at].item()  # tokens back
+            assert not is_key or told > short
+            is_due = at > told > short + short // 4 and tale.prior[at] < -2
+            due += is_due
+            marked += is_key and is_due
+    assert marked >= 0.8 * due > 4
+
+
+def test_key_perplexity_is_that_of_the_spans_by_hand(tiny, helpers, tales):
+    model, tokenizer = tiny
+    given = {"text": str(tales), "max_seq_lengths": [128, 256], "short": 48, "evaluator": "tiny"}
+    rows = helpers.key_spans(tokenizer=str(CHECKPOINT), **given)["test"]
+    total, tokens, greedy = 0.0, 0, 0
+    for row in rows:
+        ids = tokenizer.encode(row["context"] + row["span"], add_special_tokens=False)
+        kept = len(ids) - len(tokenizer.encode(row["context"], add_special_tokens=False))
+        total += log_probs(model, ids)[-kept:].sum().item()
+        tokens += kept
+        with torch.no_grad():
+            said = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+        greedy += said[-kept - 1 : -1] == ids[-kept:]
+    found = scores(tiny, "ropepatch_key_tokens", max_length=256, **given)
+    assert found["key_perplexity"]["value"] == pytest.approx(math.exp(-total / tokens), rel=1e-5)
+    assert (found["key_acc"]["value"], found["key_acc"]["n"]) == (
+        pytest.approx(greedy / len(rows)),
+        len(rows),
+    )
+    assert tokens > 4
+
+
+def test_the_log_likelihood_of_a_span_counts_for_all_its_tokens(helpers):
+    scored = helpers.key_scores({"tokens": 3}, [(-1.5, True)])
+    assert scored == {"key_perplexity": (-1.5, 3), "key_acc": 1.0}
+
+
+def test_key_spans_are_pieces_of_the_first_tokens_with_all_the_text_before_them(helpers, tiny, tales):
+    _, tokenizer = tiny
+    rows = helpers.key_spans(
+        text=str(tales), max_seq_lengths=[256], short=48, evaluator="tiny", tokenizer=str(CHECKPOINT)
+    )["test"]
+    documents = tales.read_text().split("<|endoftext|>")
+    for row in rows:
+        read = row["context"] + row["span"]
+        assert any(f"<s>{document}".startswith(read) for document in documents)
+        assert len(tokenizer.encode(read, add_special_tokens=False)) <= 256
+        assert not row["context"][-1].isspace()
+    assert len({row["context"] for row in rows}) == len(rows)
+
+
+def test_at_most_so_many_spans_of_a_document_are_asked_for_evenly_spread(helpers, tales, monkeypatch):
+    places = [(at, at + 9) for at in range(100, 170, 10)]
+    monkeypatch.setattr(helpers, "_key_tokens", lambda *arguments: places)
+    given = {"text": str(tales), "max_seq_lengths": [256], "short": 48, "evaluator": "tiny"}
+    given["tokenizer"] = str(CHECKPOINT)
+    every = helpers.key_spans(**given)["test"]["context"]
+    assert len(every) == 3 * 7
+    few = helpers.key_spans(spans=3, **given)["test"]["context"]
+    assert few == [every[document * 7 + index] for document in range(3) for index in (0, 2, 4)]
+
+
+@pytest.mark.parametrize("name", ["bundled", "gpt2", "llama2"])
+def test_a_span_has_the_white_space_before_it_and_the_tokens_that_the_harness_counts(name, helpers):
+    from lm_eval.models.huggingface import HFLM
+
+    tokenizer = copy.deepcopy(TOKENIZERS[name]())
+    tokenizer.eos_token = "<s>"
+    harness = HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
+    text = "The mill wheel turns\nand turns."
+    words = [match.span() for match in re.finditer(r"\w+", text)][1:]
+    rows = helpers._spans_of(tokenizer, text, words)
+    bos = tokenizer.bos_token or ""
+    assert [row["span"] for row in rows] == [" mill", " wheel", " turns", "\nand", " turns"]
+    for row in rows:
+        assert f"{bos}{text}".startswith(row["context"] + row["span"])
+        assert row["tokens"] == len(harness._encode_pair(row["context"], row["span"])[1])
+
+
+def test_texts_without_a_key_token_are_refused(helpers, tmp_path):
+    file = tmp_path / "noise.txt"
+    file.write_text("The mill wheel turns and turns. " * 60)
+    with pytest.raises(RopepatchError, match="finds no key token in 1 documents"):
+        helpers.key_spans(
+            text=str(file), max_seq_lengths=[200], short=100, evaluator="tiny", tokenizer=str(CHECKPOINT)
+        )
+
+
+def test_documents_shorter_than_the_length_are_left_out(helpers, tiny, tales):
+    tokenizer = tiny[1]
+    long, short = "The mill wheel turns and turns. " * 40, "Bread cools."
+    cut = helpers._beginnings(tokenizer, [short, long], 50)
+    assert [len(tokenizer.encode(text)) for text in cut] == [50]
+    assert long.startswith(cut[0])
+    with pytest.raises(RopepatchError, match="no document has 50 tokens: the longest has"):
+        helpers._beginnings(tokenizer, [short], 50)
+
+
+# What a task cannot do without
+
+
+@pytest.mark.parametrize(
+    ("builder", "metadata", "message"),
+    [
+        ("passkey_trials", {}, "ropepatch_passkey needs max_seq_lengths"),
+        ("passkey_trials", {"max_seq_lengths": [128]}, "needs the model's tokenizer"),
+        ("long_documents", {"tokenizer": str(CHECKPOINT), "add_bos_token": False}, "needs a text"),
+        ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
+        ("key_spans", {"text": "x", "max_seq_lengths": [128], "short": 64}, "needs an evaluator"),
+        (
+            "key_spans",
+            {"text": "x", "max_seq_lengths": [128], "evaluator": "tiny"},
+            "short must be from 4 to 127",
+        ),
+        ("key_spans", {"text": "x", "max_seq_lengths": [512], "max_length": 256}, "asks for 512 tokens"),
+    ],
+)
+def test_what_a_task_needs_and_is_not_given_is_named(helpers, builder, metadata, message):
+    with pytest.raises(RopepatchError, match=message):
+        getattr(helpers, builder)(**metadata)
+
+
+# Plain lm-eval
+
+
+def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
+    tasks = ["ropepatch_passkey", "ropepatch_long_perplexity", "ropepatch_key_tokens"]
+    metadata = {
+        "max_seq_lengths": [128, 256],
+        "depths": [0.0, 1.0],
+        "trials": 2,
+        "text": str(tales),
+        "evaluator": "tiny",
+        "short": 48,
+    }
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"]
+    command += ["--model_args", f"pretrained={CHECKPOINT},add_bos_token=False"]
+    command += ["--include_path", str(TASKS), "--tasks", ",".join(tasks), "--metadata", json.dumps(metadata)]
+    command += ["--output_path", str(tmp_path)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    (file,) = tmp_path.rglob("results*.json")
+    plain = json.loads(file.read_text())["results"]
+    rows = run_tasks(*tiny, tasks, include_path=TASKS, metadata=metadata, max_length=256)
+    assert len(rows) == 5 + 3 + 2
+    for row in rows:
+        assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(row["value"], rel=1e-5)

@@ -1,0 +1,438 @@
+"""What `ropepatch plan` says of other engines is what their rules make of the config.json it would write."""
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import second_mlx
+import second_transformers
+import torch
+from checkpoint_folders import edit_json, write_checkpoint
+from engine_rules import RULES, SWITCHES, Reading, plain, transformers_4
+from installed import Answers, installed, read_by
+from methods import GEOMETRIES, STATIC, example
+from readme import README, block, updating, write_block
+from second_transformers import ACROSS, STEPS, TARGET, WINDOW, read, tokens
+from tiny_models import tiny_config, tiny_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import ropepatch
+from ropepatch.extension.engines import IGNORED_BY_4, REFUSED_BY_4, EngineSupport, engine_support
+from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.model.survey import Survey, survey, survey_folder
+from ropepatch.scaling import METHODS, make_scaling
+from ropepatch.scaling.rope import Rope
+
+FACTORS = (4.0, 8.0)
+ROPES = {name: GEOMETRIES[name] for name in ("llama-2", "babyllama")}
+LLAMA_2 = ROPES["llama-2"]
+RISING = tuple(1 + i / 16 for i in range(64))
+# Settings of the parameters that change what an engine makes of a method.
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("yarn", {"attention_factor": 1.0}),
+    ("yarn", {"attention_factor": 1.3}),
+    ("yarn", {"attention_factor": 1.1387}),  # the usual one is 1.13863
+    ("yarn", {"mscale": 0.707, "mscale_all_dim": 1.2}),
+    ("yarn", {"truncate": False}),
+    ("yarn", {"truncate": False, "attention_factor": 0.8}),
+    ("yarn", {"ramp": "rotations"}),
+    ("yarn", {"ramp": "wavelength", "attention_factor": 1.0}),
+    ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
+    ("yarn", {"factor": 2.0}),
+    ("yarn", {"factor": 1.0, "attention_factor": 1.2}),
+    ("linear", {"factor": 1.0}),
+    ("ntk-by-parts", {"beta": 16.0}),
+    ("p-rope", {"partial": 0.0}),
+    ("p-rope", {"partial": 0.5}),
+    ("longrope", {"long_factor": RISING, "attention_factor": 1.0}),
+    ("longrope", {"long_factor": RISING, "attention_factor": 1.4}),
+    ("longrope", {"long_factor": RISING, "attention_factor": 1.0802}),  # the derived one is 1.08012
+    ("longrope", {"long_factor": RISING, "factor": 2.0}),
+    ("custom", {"divisors": RISING, "attention_factor": 1.2}),
+    ("resonance", {"over": "linear"}),
+    ("dynamic", {"form": "transformers"}),
+    ("dynamic", {"form": "transformers", "factor": 2.0}),
+    ("longrope-switch", {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1}),
+]
+# Architectures that transformers 4 reads like LLaMA, one that ignores a scaling, and those that refuse it.
+FAMILIES = ("gpt_neox", "stablelm", *sorted(IGNORED_BY_4 | REFUSED_BY_4 - {"llama4", "phi4_multimodal"}))
+SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
+# What a model that is scaled already says of it, and methods that compose with that.
+SCALED = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"attention_factor": 1.13},
+    "linear": {},
+}
+
+
+def llama(rope: Rope, **rope_parameters: Any) -> dict[str, Any]:
+    """The config.json of a LLaMA with that rope."""
+    parameters = {"rope_type": "default", "rope_theta": rope.rope_theta} | rope_parameters
+    d = rope.rotary_dim
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": d,
+        "intermediate_size": d,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+        "vocab_size": 8,
+        "max_position_embeddings": rope.original_max_position_embeddings,
+        "rope_parameters": parameters,
+    }
+
+
+@functools.cache
+def surveyed(name: str) -> Survey:
+    return survey(llama(ROPES[name]))
+
+
+def planned(found: Survey, method: str, times: float = 4.0, **parameters: Any) -> Plan:
+    """A plan to so many windows, of a method with that factor unless the parameters say another."""
+    window = found.rope.original_max_position_embeddings
+    if parameters:
+        scaling = make_scaling(method, **({"factor": times} | parameters))
+    else:
+        scaling = example(method, found.rope.num_pairs, times)
+    return plan_scaling(found, "a llama", None, scaling, int(times * window))
+
+
+def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Equal to 1e-6; a pair that turns less than 1e-20 radians per token stands still."""
+    ours, theirs = (np.where(row < 1e-20, 0, row) for row in (ours, theirs))
+    return np.allclose(theirs, ours, rtol=1e-6, atol=0)
+
+
+def transformers_5(config: dict[str, Any], length: int, served: int | None = None) -> Reading:
+    """Stock transformers itself."""
+    module = LlamaRotaryEmbedding(LlamaConfig(**config))
+    module(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))
+    return Reading(module.inv_freq.double().numpy(), module.attention_scaling)
+
+
+class Judged:
+    """What one engine makes of one plan, by its rule: `reads`, and what a note must and must not say."""
+
+    def __init__(self, engine: str, plan: Plan) -> None:
+        rule = ({"transformers 5.x": transformers_5} | RULES)[engine]
+        config, target = plan.apply(plan.survey.raw), plan.target
+        window = plan.rope.original_max_position_embeddings
+        default = rule(config, target)
+        assert default is not None, f"{engine} refuses it"
+        reading, switch = default, ""
+        if default.reach not in (None, target) and engine in SWITCHES:
+            told = rule(config, target, target)
+            if told.reach == target:
+                reading, switch = told, f"{SWITCHES[engine]} {target}"
+        served = target if switch else None
+        within = rule(config, window, served)
+        ours, ours_within = (
+            plan.scaling.frequencies(plan.rope, length).inv_freq.double().numpy()
+            for length in (target, window)
+        )
+        a = plan.scaling.frequencies(plan.rope, target).attention_factor
+        ignored = not same(ours, reading.inv_freq) and same(
+            reading.inv_freq, plain(plan.rope.rope_theta, plan.rope.rotary_dim)
+        )
+        short = reading.reach is not None and reading.reach < target
+        moves = not same(reading.inv_freq, within.inv_freq)
+        other = not (same(ours, reading.inv_freq) and same(ours_within, within.inv_freq))
+        other_factor = not np.isclose(reading.attention_factor, a, rtol=1e-6, atol=0)
+        self.reads = "yes"
+        if ignored:
+            self.reads = "no"
+        elif short or moves or other or other_factor or reading.misplaced:
+            self.reads = "partly"
+        # (words, whether the note must have them; where it need not, it must not)
+        self.words = [
+            (switch or SWITCHES.get(engine, "--max"), bool(switch)),
+            (f"{reading.reach} tokens", short),
+            ("stale", moves),
+            *((f"position {p} as position 0", True) for p in reading.misplaced),
+        ]
+        if self.reads == "partly":
+            says = f"takes {reading.attention_factor:.4f} for the attention factor"
+            self.words.append((says, other_factor))
+        self.needs_note = self.reads != "yes"
+
+    def contradicts(self, stated: EngineSupport) -> str:
+        """What is wrong with a statement; empty if nothing."""
+        if stated.reads != self.reads:
+            return f"reads: {self.reads}, stated {stated.reads}"
+        if self.needs_note and not stated.note:
+            return "no word of what is off"
+        for words, needed in self.words:
+            if (words in stated.note) != needed:
+                return f"{words!r} {'missing in' if needed else 'wrongly in'} {stated.note!r}"
+        return ""
+
+
+def check(plan: Plan) -> None:
+    stated = plan.engines
+    assert [line.engine for line in stated] == ["transformers 5.x", *RULES]
+    for line in stated:
+        assert Judged(line.engine, plan).contradicts(line) == "", line
+
+
+@pytest.mark.parametrize("geometry", ROPES)
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_plan_says_what_every_engine_makes_of_a_method(method, factor, geometry):
+    plan = planned(surveyed(geometry), method, factor)
+    if not plan.exportable:
+        assert plan.engines == []
+        return
+    check(plan)
+
+
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS, ids=lambda value: str(value)[:60])
+def test_the_plan_says_what_every_engine_makes_of_a_setting(method, parameters):
+    check(planned(surveyed("llama-2"), method, **parameters))
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "p-rope", "custom", "cope"])
+@pytest.mark.parametrize("kind", SCALED)
+def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already(kind, method):
+    already = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024} | SCALED[kind]
+    check(planned(survey(llama(LLAMA_2, **already)), method))
+
+
+@pytest.mark.parametrize("method", STATIC)
+def test_every_static_method_is_read_whole_by_both_generations_of_transformers_and_by_vllm(method):
+    stated = {line.engine: line.reads for line in planned(surveyed("llama-2"), method).engines}
+    assert stated["transformers 5.x"] == stated["transformers 4.x"] == stated["vLLM"] == "yes"
+
+
+@pytest.mark.parametrize("engine", ["SGLang", "mlx-lm"])
+@pytest.mark.parametrize("method", STATIC)
+def test_a_static_method_without_an_attention_factor_is_read_whole_by_sglang_and_mlx_lm(method, engine):
+    plan = planned(surveyed("llama-2"), method)
+    if plan.frequencies().attention_factor == 1 or method == "yarn":
+        assert {line.engine: line.reads for line in plan.engines}[engine] == "yes"
+
+
+def test_the_notes_fit_into_the_table_of_a_plan():
+    for method in METHODS:
+        for line in planned(surveyed("llama-2"), method).engines:
+            assert len(line.note) < 100
+
+
+# What engines compute that run here, from the same checkpoints.
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> dict[str, Plan]:
+    """A plan of every method that can be saved, for one small random LLaMA."""
+    found = survey_folder(source := write_checkpoint(tmp_path_factory.mktemp("engines") / "source"))
+    assert found.rope.original_max_position_embeddings == WINDOW
+    made = {
+        name: plan_scaling(found, str(source), None, example(name, found.rope.num_pairs), TARGET)
+        for name in METHODS
+    }
+    return {name: plan for name, plan in made.items() if plan.exportable}
+
+
+@pytest.fixture(scope="module")
+def folders(plans, tmp_path_factory) -> list[Path]:
+    """Their checkpoints."""
+    root = tmp_path_factory.mktemp("extended")
+    return [ropepatch.extend(plan, root / name) for name, plan in plans.items()]
+
+
+@pytest.fixture(scope="module")
+def measured(plans) -> Answers:
+    """What the patched model computes, held at the length it reads."""
+    (source,) = {plan.model for plan in plans.values()}
+    model = AutoModelForCausalLM.from_pretrained(source).eval()
+    return {
+        name: {str(n): patched(model, plan, n) for n in (WINDOW, ACROSS, TARGET)}
+        for name, plan in plans.items()
+    }
+
+
+@torch.inference_mode()
+def patched(model: Any, plan: Plan, length: int) -> Tensor:
+    held = {"length": length} if plan.scaling.length_dependent else {}
+    with ropepatch.patch(model, plan, **held):
+        return model(tokens(model.config.vocab_size)[:, :length], use_cache=False).logits[0]
+
+
+@pytest.fixture(scope="module")
+def by_transformers_5(folders) -> Answers:
+    return {folder.name: read(folder) for folder in folders}
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory) -> dict[str, Plan]:
+    """Plans of other architectures, by the folders of their checkpoints, which are extended."""
+    root, plans = tmp_path_factory.mktemp("families"), {}
+    for model_type in FAMILIES:
+        tiny_model(model_type).save_pretrained(root / "sources" / model_type)
+        if model_type in SHARES:
+            half = tiny_config(model_type).rope_parameters | {"partial_rotary_factor": 0.5}
+            edit_json(root / "sources" / model_type / "config.json", rope_parameters=half)
+        # llama4 is read otherwise by transformers 4 before it is scaled
+        for method in ("linear",) if model_type == "llama4_text" else ("linear", "ntk"):
+            plan = ropepatch.plan(root / "sources" / model_type, to=TARGET, method=method)
+            plans[str(ropepatch.extend(plan, root / f"{model_type}-{method}"))] = plan
+    return plans
+
+
+def agrees(answers: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Whether an engine computes what was measured, at once and token by token."""
+    pairs = [
+        (answers["window"], right[str(WINDOW)]),
+        (answers["target"], right[str(TARGET)]),
+        (answers["decoded"], right[str(ACROSS)][-STEPS:]),
+    ]
+    return all((one - other).abs().max() < 1e-5 * other.abs().max() for one, other in pairs)
+
+
+def check_run(engine: str, column: str, answers: Answers, plans: dict[str, Plan], measured: Answers) -> None:
+    """An engine that ran computes what was measured where the plan says "yes", and there alone."""
+    stated = {
+        name: next(line.reads for line in plan.engines if line.engine == engine)
+        for name, plan in plans.items()
+    }
+    assert {name: agrees(answers[name], measured[name]) for name in plans} == {
+        name: reads == "yes" for name, reads in stated.items()
+    }
+    check_column(column, {name: f"{reads}, run" for name, reads in stated.items()})
+
+
+def test_transformers_5_computes_what_the_plan_and_the_readme_say(by_transformers_5, plans, measured):
+    check_run("transformers 5.x", "transformers 5", by_transformers_5, plans, measured)
+
+
+def test_transformers_4_computes_the_same_bits_and_what_the_plan_and_the_readme_say(
+    by_transformers_5, plans, folders, families, measured, tmp_path
+):
+    script = Path(second_transformers.__file__)
+    everything = [*folders, *map(Path, families)]
+    answers = read_by(script, second_transformers.PACKAGES, everything, tmp_path)
+    for folder, plan in families.items():
+        computed = answers.pop(Path(folder).name)
+        alike = bool(computed) and torch.equal(computed["target"], read(Path(folder))["target"])
+        parameters, rope, kind = plan.rope_parameters, plan.rope, plan.model_type
+        stated = {line.engine: line.reads for line in engine_support(parameters, rope, TARGET, kind)}
+        assert stated["transformers 4.x"] == ("yes" if alike else "no"), folder
+    for name, computed in answers.items():
+        for what, value in computed.items():
+            assert torch.equal(value, by_transformers_5[name][what]), (name, what)
+        rule = transformers_4(plans[name].apply(plans[name].survey.raw), TARGET)
+        assert same(computed["inv_freq"].double().numpy(), rule.inv_freq), name
+        assert computed["attention_factor"] == pytest.approx(rule.attention_factor, rel=1e-6)
+    check_run("transformers 4.x", "transformers 4.57", answers, plans, measured)
+
+
+def test_mlx_lm_computes_what_the_plan_and_the_readme_say(plans, folders, measured, tmp_path):
+    answers = read_by(Path(second_mlx.__file__), second_mlx.PACKAGES, folders, tmp_path)
+    check_run("mlx-lm", "mlx-lm", answers, plans, measured)
+
+
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang", "llama.cpp"])
+def test_the_readme_says_what_the_rules_of_an_engine_give(engine):
+    stated = {name: planned(surveyed("llama-2"), name).engines for name in METHODS}
+    lines = [(name, line) for name in METHODS for line in stated[name] if line.engine == engine]
+    check_column(engine, {name: f"{line.reads}, derived" for name, line in lines})
+
+
+def test_the_readme_says_of_gguf_files_what_llama_cpp_computed():
+    file = README.parent / "eval" / "results" / "llama-cpp.json"
+    ran = json.loads(file.read_text())["methods"] if file.exists() else {}
+    cells = {name: f"{'yes' if one['agrees'] else 'no'}, run" for name, one in ran.items()}
+    saved = [name for name in METHODS if METHODS[name].saved_as != "–"]
+    check_column(GGUF, {name: cells.get(name, "not run") for name in saved})
+
+
+@pytest.mark.parametrize(
+    ("in_ci", "outcome"), [(True, pytest.fail.Exception), (False, pytest.skip.Exception)]
+)
+def test_an_engine_that_pip_cannot_fetch_is_skipped_and_in_ci_a_failure(
+    tmp_path, monkeypatch, in_ci, outcome
+):
+    monkeypatch.setattr("installed._cache", lambda: tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("ROPEPATCH_REQUIRE_SHARED", raising=False)
+    if in_ci:
+        monkeypatch.setenv("ROPEPATCH_REQUIRE_SHARED", "1")
+    with pytest.raises(outcome, match="pip cannot install no-such-engine==1"):
+        installed("no-such-engine==1")
+    assert [path.suffix for path in tmp_path.iterdir()] in ([], [".lock"])
+
+
+def test_an_engine_is_installed_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("installed._cache", lambda: tmp_path)
+    folder = tmp_path / f"an-engine-1-python-{sys.version_info.major}.{sys.version_info.minor}"
+    folder.mkdir()
+    assert installed("an-engine==1", "what-it-needs==2") == folder
+
+
+# The table of the README, column by column: where an engine cannot be had, the other columns are checked.
+
+GGUF = "llama.cpp, `export --gguf`"
+COLUMNS = ("transformers 5", "transformers 4.57", "vLLM", "SGLang", "llama.cpp", GGUF, "mlx-lm")
+Cells = dict[str, str]  # by method
+
+
+def columns_of(text: str) -> dict[str, Cells]:
+    """The columns of a table."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    if not rows:
+        return {}
+    (_, *heads), _, *lines = rows
+    return {
+        head: {line[0].strip("`"): line[i] for line in lines if line[i] != "–"}
+        for i, head in enumerate(heads, 1)
+    }
+
+
+def table_of(columns: dict[str, Cells]) -> str:
+    """A row per method; – where it cannot be saved."""
+    lines = [f"| method | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+    for name in METHODS:
+        cells = (columns.get(column, {}).get(name, "–") for column in COLUMNS)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def check_column(column: str, cells: Cells, file: Path = README) -> None:
+    if updating():
+        write_block("engines", table_of(columns_of(block("engines", file)) | {column: cells}), file)
+    assert columns_of(block("engines", file)).get(column) == cells
+
+
+def test_a_column_of_the_readme_is_rewritten_alone(tmp_path, monkeypatch):
+    file = tmp_path / "README.md"
+    file.write_text("before\n<!-- engines -->\n<!-- /engines -->\nafter\n")
+    monkeypatch.setenv("ROPEPATCH_UPDATE", "1")
+    check_column("vLLM", {"yarn": "yes, derived"}, file)
+    check_column("mlx-lm", {"yarn": "partly, run", "ntk": "yes, run"}, file)
+    assert columns_of(block("engines", file))["vLLM"] == {"yarn": "yes, derived"}
+    monkeypatch.delenv("ROPEPATCH_UPDATE")
+    check_column("mlx-lm", {"yarn": "partly, run", "ntk": "yes, run"}, file)
+    for wrong in ({"yarn": "yes, run", "ntk": "yes, run"}, {"ntk": "yes, run"}, {}):
+        with pytest.raises(AssertionError):
+            check_column("mlx-lm", wrong, file)
+    assert file.read_text().startswith("before\n")
+    assert file.read_text().endswith("after\n")
+
+
+# Sabotage: what the checks above see if a statement or a rule is wrong.
+
+
+@pytest.mark.parametrize("method", ["linear", "yarn", "longrope", "resonance", "dynamic", "longrope-switch"])
+def test_a_wrong_statement_is_noticed(method):
+    for line in planned(surveyed("llama-2"), method).engines:
+        judged = Judged(line.engine, planned(surveyed("llama-2"), method))
+        for wrong in {"yes", "partly", "no"} - {line.reads}:
+            assert judged.contradicts(line._replace(reads=wrong))
+        if line.reads != "yes":
+            assert judged.contradicts(line._replace(note=""))

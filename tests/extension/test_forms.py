@@ -1,0 +1,441 @@
+"""From a scaling to `rope_parameters`: stock transformers computes from them what we said, to the bit."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from methods import GEOMETRIES, LENGTH_DEPENDENT, STATIC, example
+from transformers import GPTNeoXConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from ropepatch.extension.forms import STOPPED, Export, as_longrope, forms
+from ropepatch.scaling import METHODS, make_scaling
+from ropepatch.scaling.rope import Frequencies, Rope
+
+LLAMA_2, PARTIAL = GEOMETRIES["llama-2"], GEOMETRIES["partial"]
+WHOLE_HEADS = {name: rope for name, rope in GEOMETRIES.items() if rope is not PARTIAL}
+SCALED = Rope(
+    128,
+    1e4,
+    16384,
+    carried=tuple(make_scaling("yarn", factor=4.0).frequencies(LLAMA_2).inv_freq.tolist()),
+    carried_attention_factor=1.1386294361119891,
+)
+KEYS_OF_OLDER_SCALINGS = [
+    "type",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "short_mscale",
+    "long_mscale",
+    "low_freq_factor",
+    "high_freq_factor",
+]
+EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
+EVERY_STATIC = pytest.mark.parametrize("name", STATIC)
+EVERY_GEOMETRY = pytest.mark.parametrize("rope", WHOLE_HEADS.values(), ids=WHOLE_HEADS)
+
+
+def plain(rope: Rope, **own: Any) -> dict[str, Any]:
+    """The `rope_parameters` of a model before it is scaled."""
+    return {"rope_type": "default", "rope_theta": rope.rope_theta} | own
+
+
+def target_of(rope: Rope, factor: float) -> int:
+    return int(factor * rope.original_max_position_embeddings)
+
+
+def every_form(name: str, rope: Rope, factor: float = 4.0, **own: Any) -> list[Export]:
+    scaling = example(name, rope.num_pairs, factor)
+    return list(forms(scaling, rope, plain(rope, **own), target_of(rope, factor)))
+
+
+def stock_llama(parameters: dict[str, Any], rope: Rope, reach: int) -> Frequencies:
+    """What a stock Llama of that head dimension computes, with `reach` as its max_position_embeddings."""
+    d = rope.rotary_dim
+    sizes = {"hidden_size": d, "num_attention_heads": 1, "head_dim": d}
+    config = LlamaConfig(**sizes, max_position_embeddings=reach, rope_parameters=dict(parameters))
+    module = LlamaRotaryEmbedding(config)
+    if parameters["rope_type"] == "longrope":  # the table beyond L, if it were another
+        beyond, _ = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=reach + 1)
+        assert torch.equal(beyond, module.inv_freq)
+    return Frequencies(module.inv_freq, module.attention_scaling)
+
+
+def assert_equal(stock: Frequencies, ours: Frequencies) -> None:
+    assert torch.equal(stock.inv_freq, ours.inv_freq)
+    assert stock.attention_factor == ours.attention_factor
+
+
+@EVERY_GEOMETRY
+@EVERY_STATIC
+def test_stock_llama_computes_every_form_to_the_bit(name, rope):
+    for factor in (1.5, 4.0, 16.0):
+        for export in every_form(name, rope, factor):
+            stock = stock_llama(export.rope_parameters, rope, target_of(rope, factor))
+            assert_equal(stock, export.frequencies)
+
+
+@EVERY_STATIC
+def test_a_model_with_partly_rotating_heads_computes_every_form_to_the_bit(name):
+    for export in every_form(name, PARTIAL, partial_rotary_factor=0.5):
+        config = GPTNeoXConfig(
+            hidden_size=64,
+            num_attention_heads=1,
+            max_position_embeddings=8192,
+            rope_parameters=dict(export.rope_parameters),
+        )
+        module = GPTNeoXRotaryEmbedding(config)
+        assert_equal(Frequencies(module.inv_freq, module.attention_scaling), export.frequencies)
+
+
+@pytest.mark.parametrize("name", [name for name in STATIC if name not in ("longrope", "abf")])
+def test_a_scaled_model_computes_its_one_form_to_the_bit(name):
+    composing = {"yarn": {"ramp": "rotations"}, "resonance": {"over": "linear"}}.get(name, {})
+    scaling = METHODS[name](factor=4.0, **(example(name, 64).parameters() | composing))
+    current = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32}
+    (export,) = forms(scaling, SCALED, current, 65536)
+    assert export.rope_parameters["rope_type"] == "longrope"
+    assert "beta_fast" not in export.rope_parameters
+    assert_equal(stock_llama(export.rope_parameters, SCALED, 65536), export.frequencies)
+    a = scaling.frequencies(SCALED).attention_factor
+    assert export.frequencies.attention_factor == a
+    assert a == pytest.approx(1.1386294361 * (1.1386294361 if name == "yarn" else 1.0))
+
+
+@EVERY_GEOMETRY
+@EVERY_STATIC
+def test_the_last_form_is_longrope_within_rounding_of_the_target(name, rope):
+    for factor in (1.5, 4.0, 40.0):
+        target = example(name, rope.num_pairs, factor).frequencies(rope)
+        *native, last = every_form(name, rope, factor)
+        assert last.rope_parameters["rope_type"] == "longrope"
+        moving = target.inv_freq != 0
+        table = last.frequencies.inv_freq.double()
+        torch.testing.assert_close(table[moving], target.inv_freq[moving].double(), rtol=3.0e-7, atol=0)
+        assert (table[~moving] < 1e-29).all()
+        for export in native:
+            assert torch.equal(export.frequencies.inv_freq, target.inv_freq)
+        for export in (*native, last):
+            assert export.frequencies.attention_factor == target.attention_factor
+
+
+@EVERY_METHOD
+def test_the_first_form_has_the_rope_type_that_the_method_announces(name):
+    kinds = [export.rope_parameters["rope_type"] for export in every_form(name, LLAMA_2)]
+    assert METHODS[name].saved_as == (kinds[0] if kinds else "–")
+    assert len(kinds) <= 2
+
+
+@EVERY_METHOD
+def test_every_form_is_json_without_infinities(name):
+    for rope in GEOMETRIES.values():
+        for export in every_form(name, rope):
+            text = json.dumps(export.rope_parameters, allow_nan=False)
+            assert json.loads(text) == export.rope_parameters
+
+
+@EVERY_METHOD
+def test_every_form_names_the_base_and_an_explicit_temperature(name):
+    for export in every_form(name, LLAMA_2):
+        parameters = export.rope_parameters
+        assert isinstance(parameters["rope_theta"], float)
+        if parameters["rope_type"] in ("yarn", "longrope"):
+            assert type(parameters["attention_factor"]) is float
+            assert parameters["attention_factor"] == export.frequencies.attention_factor
+            assert type(parameters["factor"]) is float
+        else:  # types without a temperature hold methods without one
+            assert export.frequencies.attention_factor == 1
+
+
+# What the lengths beside longrope's lists say to engines that derive an attention factor from them.
+
+
+@EVERY_GEOMETRY
+@EVERY_STATIC
+def test_the_lengths_beside_equal_lists_say_the_attention_factor_or_else_two_keys_do(name, rope):
+    target = target_of(rope, 8.0)
+    for export in every_form(name, rope, 8.0):
+        parameters = export.rope_parameters
+        if parameters["rope_type"] != "longrope":
+            continue
+        a = export.frequencies.attention_factor
+        window = parameters["original_max_position_embeddings"]
+        derived = math.sqrt(1 + math.log(target / window) / math.log(window))
+        for key in ("short_mscale", "long_mscale"):
+            assert parameters.get(key, derived) == pytest.approx(a, rel=1e-9)
+        assert ("short_mscale" in parameters) == (a != pytest.approx(derived, rel=1e-9))
+        assert parameters["factor"] * window == target
+        assert type(window) is int
+
+
+def test_the_true_window_stands_beside_the_list_only_where_the_attention_factor_follows_from_it():
+    def window_of(name: str, **parameters: Any) -> int:
+        scaling = make_scaling(name, factor=4, **parameters)
+        *_, last = forms(scaling, LLAMA_2, plain(LLAMA_2), 16384)
+        return last.rope_parameters["original_max_position_embeddings"]
+
+    ones = (1.0,) * 64
+    assert window_of("longrope", long_factor=ones) == 4096
+    assert window_of("longrope", long_factor=ones, attention_factor=1.0) == 16384
+    assert window_of("longrope", long_factor=ones, attention_factor=1.2) == 16384
+    assert window_of("ntk-fixed") == window_of("yarn") == window_of("p-rope") == 16384
+
+
+def test_a_list_for_short_sequences_keeps_the_window_at_which_it_ends():
+    (export,) = every_form("longrope-switch", LLAMA_2)
+    parameters = export.rope_parameters
+    assert parameters["original_max_position_embeddings"] == 4096
+    assert parameters["factor"] == 4.0
+    assert parameters["short_mscale"] == parameters["long_mscale"] == parameters["attention_factor"]
+
+
+@pytest.mark.parametrize("to", [1, 100, 4096])
+def test_a_target_within_the_window_has_an_attention_factor_of_one_to_derive(to):
+    scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64)
+    for export in forms(scaling, LLAMA_2, plain(LLAMA_2), to):
+        assert export.rope_parameters["original_max_position_embeddings"] == to
+        assert_equal(stock_llama(export.rope_parameters, LLAMA_2, max(to, 2)), export.frequencies)
+
+
+def test_below_the_window_nothing_is_derived_and_the_attention_factor_is_written():
+    a = math.sqrt(1 + math.log(100 / 4096) / math.log(4096))  # what the formula would give there
+    scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
+    for export in forms(scaling, LLAMA_2, plain(LLAMA_2), 100):
+        assert export.rope_parameters["long_mscale"] == a
+
+
+@pytest.mark.parametrize("a", [0.5, 1.0, 1.138629436111989, 1.3])
+def test_any_frequencies_with_any_attention_factor_become_longrope_to_the_bit(a):
+    inv_freq = LLAMA_2.inv_freq() / torch.linspace(1, 5, 64)
+    export = as_longrope(Frequencies(inv_freq, a), LLAMA_2, 16384, {"mrope_section": [1]})
+    assert export.rope_parameters["mrope_section"] == [1]
+    assert_equal(stock_llama(export.rope_parameters, LLAMA_2, 16384), export.frequencies)
+    assert export.frequencies.attention_factor == a
+    torch.testing.assert_close(export.frequencies.inv_freq, inv_freq, rtol=3.0e-7, atol=0)
+
+
+@pytest.mark.parametrize("to", [8192, 16384])
+@pytest.mark.parametrize("name", METHODS)
+def test_stock_transformers_has_no_more_to_warn_of_than_two_keys_of_other_engines(name, to, caplog):
+    caplog.set_level("WARNING", logger="transformers")
+    scaling = example(name, 64, to / 4096)
+    for export in forms(scaling, LLAMA_2, plain(LLAMA_2), to):
+        reach = 4096 if export.rope_parameters["rope_type"] == "dynamic" else to
+        caplog.clear()
+        LlamaConfig(max_position_embeddings=reach, rope_parameters=dict(export.rope_parameters))
+        expected = "short_mscale" in export.rope_parameters
+        assert {record.getMessage()[:20] for record in caplog.records} == (
+            {"Unrecognized keys in"} if expected else set()
+        )
+
+
+# YaRN's attention factor, for engines that read mscale and mscale_all_dim in place of it.
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"attention_factor": 1.0},
+        {"attention_factor": 0.7},
+        {"attention_factor": 1.5, "truncate": False},
+        {"mscale": 0.707, "mscale_all_dim": 1.2},
+    ],
+    ids=str,
+)
+def test_an_unusual_temperature_of_yarn_is_said_in_both_ways(parameters):
+    scaling = make_scaling("yarn", factor=4, **parameters)
+    export = next(forms(scaling, LLAMA_2, plain(LLAMA_2), 16384))
+    saved = export.rope_parameters
+    assert saved["attention_factor"] == export.frequencies.attention_factor == scaling.temperature
+    assert 0.1 * saved["mscale"] * math.log(4) + 1 == pytest.approx(scaling.temperature, rel=1e-12)
+    assert saved["mscale_all_dim"] == 0  # attention that reads it, DeepSeek's, is left alone by 0
+    assert_equal(stock_llama(saved, LLAMA_2, 16384), export.frequencies)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"attention_factor": 0.1 * math.log(4) + 1}, {"mscale": 1.0, "mscale_all_dim": 1e-300}],
+    ids=str,
+)
+def test_the_usual_temperature_of_yarn_needs_no_second_way(parameters):
+    saved = next(
+        forms(make_scaling("yarn", factor=4, **parameters), LLAMA_2, plain(LLAMA_2), 16384)
+    ).rope_parameters
+    assert not {"mscale", "mscale_all_dim"} & saved.keys()
+
+
+def test_a_factor_of_one_has_no_logarithm_to_say_a_temperature_with():
+    scaling = make_scaling("yarn", factor=1, attention_factor=1.2)
+    saved = next(forms(scaling, LLAMA_2, plain(LLAMA_2), 16384)).rope_parameters
+    assert "mscale" not in saved
+
+
+@EVERY_STATIC
+def test_longrope_lists_are_equal_and_have_a_number_per_pair(name):
+    for rope in (LLAMA_2, PARTIAL, GEOMETRIES["babyllama"]):
+        parameters = every_form(name, rope)[-1].rope_parameters
+        assert parameters["short_factor"] == parameters["long_factor"]
+        assert len(parameters["long_factor"]) == rope.num_pairs
+        assert all(type(divisor) is float and divisor > 0 for divisor in parameters["long_factor"])
+
+
+@pytest.mark.parametrize(("name", "stopped"), [("p-rope", 16), ("cope", 1), ("giraffe-truncated", 4)])
+def test_a_pair_that_does_not_rotate_is_divided_by_1e30(name, stopped):
+    export = every_form(name, LLAMA_2)[-1]
+    target = example(name, 64).frequencies(LLAMA_2).inv_freq
+    divisors = export.rope_parameters["long_factor"]
+    assert (target == 0).sum() == stopped
+    assert [d == STOPPED == 1e30 for d in divisors] == (target == 0).tolist()
+    angles = export.frequencies.inv_freq[-stopped:] * 1_000_000
+    assert angles.cos().tolist() == [1.0] * stopped
+    assert (angles.sin() <= 1e-23).all()
+
+
+def test_a_base_so_large_that_1e30_overflows_still_stops_the_pair():
+    rope = Rope(128, 1e10, 4096)
+    export = every_form("p-rope", rope)[-1]
+    assert export.frequencies.inv_freq[48:].max() < 1e-35
+    assert_equal(stock_llama(export.rope_parameters, rope, 16384), export.frequencies)
+
+
+def test_the_divisors_of_yarn_are_the_golden_ones():
+    divisors = every_form("yarn", LLAMA_2, 16.0)[-1].rope_parameters["long_factor"]
+    golden = {0: 1, 20: 1, 21: 1.037406484, 33: 1.882352941, 45: 10.146341463, 46: 16, 63: 16}
+    assert [divisors[i] for i in golden] == pytest.approx(list(golden.values()), rel=1e-6)
+
+
+def test_the_native_parameters_are_the_documented_ones():
+    def first(name: str, rope: Rope = LLAMA_2, **parameters: Any) -> dict[str, Any]:
+        scaling = make_scaling(name, factor=4, **parameters)
+        return next(forms(scaling, rope, plain(rope), 16384)).rope_parameters
+
+    theta, scaled = {"rope_theta": 1e4}, {"factor": 4.0, "original_max_position_embeddings": 4096}
+    a = {"attention_factor": 1.138629436111989}
+    assert first("none") == {"rope_type": "default"} | theta
+    assert first("linear") == {"rope_type": "linear", "factor": 4.0} | theta
+    assert first("ntk") == {"rope_type": "default", "rope_theta": pytest.approx(40889.9424)}
+    assert first("abf", rope_theta=2e5) == {"rope_type": "default", "rope_theta": 2e5}
+    lists = {"short_factor": [1e30] * 64, "long_factor": [1e30] * 64}
+    assert first("p-rope", partial=0) == (
+        {"rope_type": "longrope", "attention_factor": 1.0, "factor": 1.0} | lists | theta
+        | {"original_max_position_embeddings": 16384}
+    )  # fmt: skip
+    assert first("ntk-by-parts") == (
+        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 32.0} | scaled | theta
+    )
+    yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0} | scaled | theta
+    assert first("yarn") == yarn | {"attention_factor": pytest.approx(a["attention_factor"])}
+    none = {"attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
+    assert first("yarn", truncate=False, attention_factor=1) == yarn | none | {"truncate": False}
+    assert first("dynamic") == {"rope_type": "dynamic", "factor": 1.0} | theta
+    assert first("dynamic", form="transformers") == {"rope_type": "dynamic", "factor": 4.0} | theta
+
+
+@EVERY_METHOD
+def test_the_models_own_keys_are_carried_over_and_those_of_a_scaling_are_not(name):
+    own = {"partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3], "some_future_key": {"x": 1}}
+    stale = dict.fromkeys(KEYS_OF_OLDER_SCALINGS, "stale")
+    for export in forms(example(name, PARTIAL.num_pairs), PARTIAL, plain(PARTIAL) | own | stale, 8192):
+        parameters = export.rope_parameters
+        assert {key: parameters[key] for key in own} == own
+        assert "stale" not in parameters.values()
+
+
+def test_the_models_own_parameters_are_left_alone():
+    current = plain(LLAMA_2, partial_rotary_factor=0.5)
+    before = dict(current)
+    for name in METHODS:
+        list(forms(example(name, 64), LLAMA_2, current, 16384))
+    assert current == before
+
+
+# Length-dependent methods.
+
+
+@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
+def test_a_length_dependent_method_has_its_native_form_or_none(name):
+    exports = every_form(name, LLAMA_2)
+    assert len(exports) == (example(name, 64).native(LLAMA_2) is not None)
+    for export in exports:
+        assert torch.equal(export.frequencies.inv_freq, example(name, 64).frequencies(LLAMA_2, 4096).inv_freq)
+
+
+@pytest.mark.parametrize("form", ["paper", "transformers"])
+def test_stock_dynamic_starts_from_the_exported_table_when_its_window_is_kept(form):
+    scaling = make_scaling("dynamic", factor=4.0, form=form)
+    (export,) = forms(scaling, LLAMA_2, plain(LLAMA_2), 4096)
+    assert_equal(stock_llama(export.rope_parameters, LLAMA_2, 4096), export.frequencies)
+
+
+def test_stock_longrope_switches_between_the_two_lists_after_the_window():
+    scaling = example("longrope-switch", 64)
+    (export,) = forms(scaling, LLAMA_2, plain(LLAMA_2), 16384)
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=1,
+        max_position_embeddings=16384,
+        rope_parameters=export.rope_parameters,
+    )
+    for length in (1, 4096, 4097, 16384):
+        stock = Frequencies(*ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length))
+        assert_equal(stock, scaling.frequencies(LLAMA_2, length))
+
+
+@pytest.mark.parametrize("length", [100, 8192, 16384])
+@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
+def test_held_at_one_length_it_is_as_static_as_any(name, length):
+    scaling = example(name, 64)
+    *_, export = forms(scaling.at(LLAMA_2, length), LLAMA_2, plain(LLAMA_2, mrope_section=[1]), length)
+    target = scaling.frequencies(LLAMA_2, length)
+    assert export.rope_parameters["rope_type"] == "longrope"
+    assert export.rope_parameters["mrope_section"] == [1]
+    assert export.rope_parameters["short_factor"] == export.rope_parameters["long_factor"]
+    assert_equal(stock_llama(export.rope_parameters, LLAMA_2, length), export.frequencies)
+    torch.testing.assert_close(export.frequencies.inv_freq, target.inv_freq, rtol=3.0e-7, atol=0)
+    assert export.frequencies.attention_factor == target.attention_factor
+
+
+# Sabotage: what the checks above would see if a key were wrong.
+
+
+def sabotaged(name: str, **changes: Any) -> tuple[Frequencies, Frequencies]:
+    """(what stock makes of the longrope form after these changes, what it should)."""
+    export = every_form(name, LLAMA_2)[-1]
+    wrong = {k: v for k, v in (export.rope_parameters | changes).items() if v is not None}
+    return stock_llama(wrong, LLAMA_2, 16384), export.frequencies
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("yarn", {"attention_factor": None}),
+        ("yarn", {"attention_factor": 1.0}),
+        ("yarn", {"rope_theta": 5e5}),
+        ("yarn", {"short_factor": [1.0] * 64}),
+        ("yarn", {"long_factor": [4.0] * 64}),
+    ],
+    ids=str,
+)
+def test_a_wrong_or_missing_key_is_noticed(name, changes):
+    assert_equal(*sabotaged(name))
+    with pytest.raises(AssertionError):
+        assert_equal(*sabotaged(name, **changes))
+
+
+def test_infinity_in_place_of_1e30_would_not_be_json():
+    parameters = every_form("cope", LLAMA_2)[-1].rope_parameters
+    infinite = [float("inf") if d == STOPPED else d for d in parameters["long_factor"]]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json.dumps(parameters | {"long_factor": infinite}, allow_nan=False)

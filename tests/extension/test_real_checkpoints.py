@@ -1,0 +1,55 @@
+"""A model that reads, measured by others: ../shared/checkpoints/README.md and methods.md 9.7."""
+
+from pathlib import Path
+
+import pytest
+
+import ropepatch
+from ropepatch.data.texts import read_documents, windows
+from ropepatch.model.loading import load_model, load_tokenizer
+
+# Perplexity of positions 0 to T/2, T/2 to T, T to 2T, 2T to 4T; T = 256, the first 64 windows of 4T tokens.
+PUBLISHED = {
+    ("none", ()): (2.22, 2.24, 13.28, 92.67),
+    ("linear", ()): (54.95, 63.93, 64.05, 62.14),
+    ("ntk", ()): (2.31, 2.40, 2.29, 7.32),
+    ("ntk-fixed", ()): (3.04, 3.20, 3.11, 7.70),
+    ("ntk-mixed", ()): (5.48, 5.96, 5.94, 9.87),
+    ("ntk-by-parts", ()): (4.43, 5.23, 5.08, 5.22),
+    ("llama3", ()): (2.70, 3.35, 3.35, 3.44),
+    ("p-rope", (("partial", 0.0),)): (72.49, 89.64, 93.17, 91.33),
+    ("yarn", ()): (2.42, 2.57, 2.48, 2.55),
+    ("yarn", (("truncate", False),)): (2.51, 2.75, 2.65, 2.71),
+    ("yarn", (("ramp", "rotations"),)): (4.36, 5.09, 4.90, 5.02),
+    ("yarn", (("ramp", "wavelength"),)): (3.60, 4.07, 3.93, 4.01),
+    ("yarn", (("attention_factor", 1.0),)): (2.40, 2.58, 2.53, 2.64),
+    ("yarn", (("attention_factor", 1 / 1.138629436),)): (2.67, 3.14, 3.39, 3.79),
+}
+
+
+@pytest.fixture(scope="module")
+def babyllama(shared: Path):
+    folder = shared / "checkpoints" / "babyllama-361"
+    stories = read_documents(shared / "texts" / "tinystories")
+    return load_model(folder), windows(load_tokenizer(folder), stories, length=1024, count=None)
+
+
+@pytest.mark.parametrize(("method", "parameters"), PUBLISHED)
+def test_perplexity_by_position_is_what_others_measured(babyllama, method, parameters):
+    model, stories = babyllama
+    plan = ropepatch.plan(model, to=1024, method=method, **dict(parameters))
+    with ropepatch.patch(model, plan):
+        curve = ropepatch.perplexity(model, None, stories[:64])
+    buckets = (0, 128), (128, 256), (256, 512), (512, 1024)
+    measured = [curve.between(*bucket).value for bucket in buckets]
+    assert measured == pytest.approx(PUBLISHED[method, parameters], abs=0.0051, rel=1e-4)
+
+
+def test_the_first_24_windows_give_the_nats_of_the_readme(babyllama):
+    model, stories = babyllama
+    published = {"none": (3.080, 4.554, 0.693), "ntk": (1.335, 2.851, 0.746), "yarn": (0.825, 0.838, 0.792)}
+    for method, nats in published.items():
+        with ropepatch.patch(model, ropepatch.plan(model, to=1024, method=method)):
+            curve = ropepatch.perplexity(model, None, stories[:24])
+        measured = [curve.between(*span).mean for span in ((0, 1024), (768, 1024), (0, 256))]
+        assert measured == pytest.approx(nats, abs=0.015), method

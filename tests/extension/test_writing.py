@@ -1,0 +1,709 @@
+"""Extended checkpoints: what stock transformers makes of them, what they say, what a failure leaves."""
+
+import errno
+import functools
+import json
+import os
+import resource
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, write_checkpoint
+from methods import example
+from tiny_models import tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, MixtralConfig
+
+import ropepatch
+from ropepatch import METHODS, RopepatchError
+from ropepatch.extension import writing as checkpoint_module
+from ropepatch.model import weights as weights_module
+from ropepatch.model.weights import fingerprint, read_headers
+
+TARGET = 256
+SAVED = [name for name, method in METHODS.items() if method.saved_as != "–"]
+UNSAVED = [name for name in METHODS if name not in SAVED]
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
+
+
+@pytest.fixture
+def source(template, tmp_path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "source"))
+
+
+@pytest.fixture(scope="module")
+def extended(template, tmp_path_factory):
+    """The template extended by a method, once for all the tests that only read it."""
+    folder = tmp_path_factory.mktemp("extended")
+    return functools.cache(lambda method: extend(template, folder / method, method))
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+def plan(source: Path, method: str = "yarn", **parameters) -> ropepatch.Plan:
+    given = example(method, PAIRS).parameters()
+    return ropepatch.plan(source, to=TARGET, method=method, **(given | parameters))
+
+
+def extend(source: Path, out: Path, method: str = "yarn", **options) -> Path:
+    return ropepatch.extend(plan(source, method), out, **options)
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def logits(model, length: int = TARGET) -> torch.Tensor:
+    ids = torch.randint(3, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return model(ids, use_cache=False).logits
+
+
+def load(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def left(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.iterdir())
+
+
+# --- what stock transformers computes ---
+
+
+@pytest.mark.parametrize("method", SAVED)
+def test_every_saveable_method_reloads_in_stock_transformers_as_patched(template, extended, method):
+    patched = load(template)
+    with ropepatch.patch(patched, plan(template, method)):
+        expected = logits(patched)
+    assert torch.equal(logits(load(extended(method))), expected)
+    assert ((expected - logits(patched)).abs().max() > 1e-3) == (method != "none")
+
+
+@pytest.mark.parametrize("method", UNSAVED)
+def test_a_method_that_no_stock_rope_type_holds_is_not_saved(source, out, method, tmp_path):
+    with pytest.raises(RopepatchError, match=f"no stock rope type can hold {method}"):
+        extend(source, out, method)
+    assert left(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("model_type", ["phi3", "gemma3_text"])
+@pytest.mark.parametrize("method", ["yarn", "linear", "giraffe-power"])
+def test_other_families_reload_in_stock_transformers_as_patched(tmp_path, out, model_type, method):
+    tiny_model(model_type).save_pretrained(tmp_path / "source")
+    made = plan(tmp_path / "source", method)
+    ropepatch.extend(made, out)
+    patched = load(tmp_path / "source")
+    ropepatch.patch(patched, made)
+    ids = torch.randint(3, 120, (1, TARGET), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        assert torch.equal(load(out)(ids, use_cache=False).logits, patched(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("head_dim", [{"head_dim": None}, {}])
+@pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
+def test_a_llama_without_a_head_dim_extends_like_one_with_it(source, out, extended, method, head_dim):
+    edit_json(source / "config.json", drop=("head_dim",), **head_dim)
+    extend(source, out, method)
+    assert torch.equal(logits(load(out)), logits(load(extended(method))))
+
+
+def test_a_head_dim_of_null_that_yarn_cannot_read_is_written_as_a_number(tmp_path, out):
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+        max_position_embeddings=WINDOW,
+        sliding_window=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "source")
+    edit_json(tmp_path / "source/config.json", head_dim=None)
+    made = plan(tmp_path / "source")
+    ropepatch.extend(made, out)
+    assert read(out / "config.json")["head_dim"] == 2 * PAIRS
+    patched = load(tmp_path / "source")
+    ropepatch.patch(patched, made)
+    assert torch.equal(logits(load(out)), logits(patched))
+
+
+def test_a_sharded_checkpoint_keeps_its_shards_and_its_index(tmp_path, out):
+    sharded = write_checkpoint(tmp_path / "source", max_shard_size="10KB")
+    made = plan(sharded)
+    ropepatch.extend(made, out)
+    shards = sorted(path.name for path in sharded.glob("*.safetensors*"))
+    assert len(shards) > 3
+    assert sorted(path.name for path in out.glob("*.safetensors*")) == shards
+    assert all((out / name).read_bytes() == (sharded / name).read_bytes() for name in shards)
+    patched = load(sharded)
+    ropepatch.patch(patched, made)
+    assert torch.equal(logits(load(out)), logits(patched))
+
+
+def test_a_bfloat16_checkpoint_stays_bfloat16_and_reloads_equal(tmp_path, out):
+    write_checkpoint(tmp_path / "float32")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "source")
+    extend(tmp_path / "source", out)
+    assert AutoModelForCausalLM.from_pretrained(out, dtype="auto").dtype == torch.bfloat16
+    assert read(out / "ropepatch.json")["verified"]["logits"] == "equal"
+
+
+def test_on_an_extended_checkpoint_linear_composes(source, out, tmp_path):
+    once = extend(source, tmp_path / "once")
+    made = ropepatch.plan(once, to=4 * TARGET, method="linear")
+    ropepatch.extend(made, out)
+    patched = load(once)
+    ropepatch.patch(patched, made)
+    assert torch.equal(logits(load(out), 4 * TARGET), logits(patched, 4 * TARGET))
+    expected = plan(source).frequencies().inv_freq / 4
+    torch.testing.assert_close(made.frequencies().inv_freq, expected, rtol=1e-6, atol=0)
+
+
+def test_on_an_extended_checkpoint_yarn_is_refused(source, tmp_path):
+    once = extend(source, tmp_path / "once")
+    with pytest.raises(RopepatchError, match="already scaled"):
+        ropepatch.plan(once, to=4 * TARGET, method="yarn")
+
+
+# --- what the files say ---
+
+
+@pytest.mark.parametrize("method", SAVED)
+def test_the_older_and_the_newer_keys_say_the_same(extended, method):
+    config = read(extended(method) / "config.json")
+    parameters = config["rope_parameters"]
+    assert config["rope_theta"] == parameters["rope_theta"]
+    if parameters["rope_type"] == "default":
+        assert config.get("rope_scaling") is None
+    else:
+        stated = {key: value for key, value in parameters.items() if key != "rope_theta"}
+        assert config["rope_scaling"] == stated | {"type": parameters["rope_type"]}
+
+
+@pytest.mark.parametrize("method", SAVED)
+def test_a_reader_of_the_older_keys_alone_computes_the_same(extended, tmp_path, method):
+    older = tmp_path / "older"
+    shutil.copytree(extended(method), older)
+    edit_json(older / "config.json", drop=("rope_parameters",))
+    newer = Path(shutil.copytree(extended(method), tmp_path / "newer"))
+    edit_json(newer / "config.json", drop=("rope_scaling", "rope_theta"))
+    assert torch.equal(logits(load(older)), logits(load(newer)))
+
+
+def test_the_older_keys_replace_those_that_a_checkpoint_came_with(source, out):
+    older = {"rope_theta": 10000.0, "rope_scaling": None}
+    edit_json(source / "config.json", drop=("rope_parameters",), **older)
+    config = read(extend(source, out) / "config.json")
+    assert config["rope_scaling"]["type"] == config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "longrope"])
+def test_the_window_becomes_the_target_as_an_integer(extended, method):
+    config = read(extended(method) / "config.json")
+    assert config["max_position_embeddings"] == TARGET
+    assert type(config["max_position_embeddings"]) is int
+
+
+@pytest.mark.parametrize("method", ["yarn", "llama3", "longrope"])
+def test_the_original_window_stands_at_both_levels(extended, method):
+    config = read(extended(method) / "config.json")
+    assert config["original_max_position_embeddings"] == WINDOW
+    assert config["rope_parameters"]["original_max_position_embeddings"] == WINDOW
+
+
+def test_dynamic_keeps_the_window_from_which_stock_transformers_starts_to_scale(extended):
+    assert read(extended("dynamic") / "config.json")["max_position_embeddings"] == WINDOW
+
+
+def test_everything_else_in_config_json_stays_as_it_was(source, out):
+    edit_json(source / "config.json", a_stranger="keeps its key", architectures=["LlamaForCausalLM"])
+    before, after = read(source / "config.json"), read(extend(source, out) / "config.json")
+    changed = {key for key in before | after if before.get(key) != after.get(key)}
+    assert changed == {
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+    }
+
+
+def test_the_tokenizer_and_the_generation_follow_the_target(source, out):
+    extend(source, out)
+    assert AutoTokenizer.from_pretrained(out).model_max_length == TARGET
+    assert GenerationConfig.from_pretrained(out).max_length == TARGET
+    assert AutoConfig.from_pretrained(out).max_position_embeddings == TARGET
+    tokenizers = [read(folder / "tokenizer_config.json") for folder in (source, out)]
+    assert tokenizers[0] | {"model_max_length": TARGET} == tokenizers[1]
+
+
+def test_a_generation_length_chosen_by_hand_stays(source, out):
+    edit_json(source / "generation_config.json", max_length=20, temperature=0.5, do_sample=True)
+    assert read(extend(source, out) / "generation_config.json") == read(source / "generation_config.json")
+
+
+def test_a_checkpoint_without_tokenizer_and_generation_config_gets_none(source, out):
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (source / name).unlink()
+    assert left(extend(source, out)) == ["config.json", WEIGHTS, "ropepatch.json"]
+
+
+def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, out):
+    made = plan(source)
+    ropepatch.extend(made, out)
+    record = read(out / "ropepatch.json")
+    assert record == json.loads(made.to_json()) | {
+        "verified": {"frequencies": "equal", "logits": "equal"},
+        "versions": record["versions"],
+        "base": {},
+        "weights": fingerprint(read_headers(source)),
+    }
+    assert record["versions"].keys() == {"ropepatch", "transformers", "torch"}
+    assert (record["method"], record["target"], record["model"]) == ("yarn", TARGET, str(source))
+    assert record["original_max_position_embeddings"] == WINDOW
+    written = read(out / "config.json")
+    assert {key: written[key] for key in record["config_changes"]} == record["config_changes"]
+
+
+def test_the_record_of_an_earlier_extension_stays_inside_the_new_one(source, out, tmp_path):
+    once = extend(source, tmp_path / "once")
+    ropepatch.extend(ropepatch.plan(once, to=4 * TARGET, method="linear"), out)
+    assert read(out / "ropepatch.json")["earlier"] == read(once / "ropepatch.json")
+
+
+@pytest.mark.parametrize("method", SAVED)
+def test_every_written_json_file_is_json_to_a_strict_reader(extended, method):
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    files = [*extended(method).glob("*.json")]
+    assert all(json.loads(file.read_text(), parse_constant=refuse) for file in files)
+    assert len(files) == 5
+
+
+def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_out(source, out):
+    for name in ("pytorch_model.bin", "model.gguf", "README.md", ".gitattributes", "flax_model.msgpack"):
+        (source / name).write_text("not to be copied")
+    (source / "LICENSE").write_text("copied")
+    (source / "chat_template.jinja").write_text("copied")
+    (source / "original").mkdir()
+    files = left(extend(source, out))
+    assert set(files) == {
+        "LICENSE",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        WEIGHTS,
+        "ropepatch.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+# --- the source, and how the weights travel ---
+
+
+CARD = (
+    "---\nlicense: llama2\nlanguage: [en, de]\nlicense_link: https://example.org/l\nprice: 3\n---\n# A card\n"
+)
+
+
+def test_the_licence_and_the_language_of_the_base_are_passed_on(source, out, tmp_path):
+    (source / "README.md").write_text(CARD)
+    extend(source, out)
+    passed_on = {"license": "llama2", "language": ["en", "de"], "license_link": "https://example.org/l"}
+    assert read(out / "ropepatch.json")["base"] == passed_on
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        None,
+        b"no front matter",
+        b"---\nlicense: [\n---\n",
+        b"---\n- a\n---\n",
+        b"\xff",
+        b"---\nlicense: 3\n---\n",
+    ],
+)
+def test_a_base_whose_card_says_nothing_readable_passes_nothing_on(source, out, card):
+    if card is not None:
+        (source / "README.md").write_bytes(card)
+    extend(source, out)
+    assert read(out / "ropepatch.json")["base"] == {}
+
+
+def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tmp_path):
+    (tmp_path / "secret.txt").write_text("a secret")
+    (source / "vocab.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(RopepatchError, match=r"vocab\.txt is a link that leads out of the checkpoint"):
+        extend(source, out)
+    assert left(tmp_path) == ["secret.txt", "source"]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "generation_config.json", "ropepatch.json", "README.md"]
+)
+def test_a_file_that_is_written_anew_is_not_read_through_a_link_that_leads_out(source, out, tmp_path, name):
+    (tmp_path / "secret.json").write_text('{"auths": "a secret"}')
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "secret.json")
+    with pytest.raises(RopepatchError, match="is a link that leads out of the checkpoint"):
+        extend(source, out)
+    assert left(tmp_path) == ["secret.json", "source"]
+
+
+def test_an_adapter_beside_the_model_is_refused(source, out, tmp_path):
+    (source / "adapter_config.json").write_text("{}")
+    with pytest.raises(RopepatchError, match="holds a PEFT adapter beside a model"):
+        extend(source, out)
+    assert left(tmp_path) == ["source"]
+
+
+def test_named_chat_templates_are_carried_over(source, out):
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
+    extend(source, out)
+    assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ messages }}"
+
+
+def test_a_link_within_the_checkpoint_is_followed(source, out):
+    (source / "vocab.txt").symlink_to(source / "tokenizer.json")
+    extend(source, out)
+    assert (out / "vocab.txt").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("link_weights", [False, True])
+def test_the_source_is_never_touched(source, out, link_weights):
+    before = contents(source), source.stat().st_mtime_ns
+    extend(source, out, link_weights=link_weights)
+    assert (contents(source), source.stat().st_mtime_ns) == before
+
+
+def test_a_copy_shares_nothing_with_the_source(source, out):
+    extend(source, out)
+    assert (out / WEIGHTS).stat().st_ino != (source / WEIGHTS).stat().st_ino
+    assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+
+
+def test_link_weights_makes_hard_links_of_the_weights_alone(source, out):
+    extend(source, out, link_weights=True)
+    assert (out / WEIGHTS).samefile(source / WEIGHTS)
+    others = [path for path in out.iterdir() if path.name != WEIGHTS and (source / path.name).exists()]
+    assert others
+    assert not any(path.samefile(source / path.name) for path in others)
+
+
+def test_a_reflink_is_taken_where_the_file_system_makes_one(source, out, monkeypatch):
+    import fcntl
+
+    def clone(target: int, request: int, origin: int) -> None:
+        assert request == 0x40049409
+        os.write(target, os.pread(origin, 1 << 20, 0))
+
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    monkeypatch.setattr(weights_module, "_copy", lambda *files: pytest.fail("copied instead"))
+    seen = []
+    extend(source, out, progress=lambda done, total: seen.append((done, total)))
+    size = (source / WEIGHTS).stat().st_size
+    assert seen == [(size, size)]
+    assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+
+
+def test_progress_rises_to_the_size_of_all_files(tmp_path, out, monkeypatch):
+    monkeypatch.setattr(weights_module, "BLOCK", 4096)
+    sharded = write_checkpoint(tmp_path / "source", max_shard_size="10KB")
+    seen = []
+    extend(sharded, out, progress=lambda done, total: seen.append((done, total)))
+    total = sum(path.stat().st_size for path in sharded.glob("*.safetensors*"))
+    assert {of for _, of in seen} == {total}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (total, total)
+
+
+@pytest.mark.parametrize("link_weights", [False, True])
+def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_path, out, link_weights):
+    """Files there are relative links to blobs."""
+    snapshot = tmp_path / "models--a--b/snapshots/1234"
+    snapshot.mkdir(parents=True)
+    blobs = Path(shutil.copytree(template, tmp_path / "models--a--b/blobs"))
+    for blob in blobs.iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
+    extend(snapshot, out, link_weights=link_weights)
+    assert not any(path.is_symlink() for path in out.iterdir())
+    assert (out / WEIGHTS).samefile(blobs / WEIGHTS) is link_weights
+    assert torch.isfinite(logits(load(out))).all()
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tmp_path, monkeypatch, code):
+    def refuse(*paths) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(RopepatchError, match=f"cannot hard-link {WEIGHTS}: {os.strerror(code)}"):
+        extend(source, out, link_weights=True)
+    assert left(tmp_path) == ["source"]
+
+
+def test_the_weights_are_never_loaded_to_write_them(source, out, monkeypatch):
+    """Verification aside, which is stock transformers' load."""
+    import safetensors.torch
+
+    monkeypatch.setattr(checkpoint_module, "verify", lambda *arguments: {})
+    monkeypatch.setattr(torch.Tensor, "__new__", lambda *a, **k: pytest.fail("a tensor of the weights"))
+    for name in ("load_file", "load", "save_file"):
+        monkeypatch.setattr(safetensors.torch, name, lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("weights were loaded")
+    )
+    extend(source, out)
+    assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+
+
+def test_remote_code_is_left_out_with_a_warning_and_never_run(source, out, tmp_path):
+    (source / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Model: pass\n")
+    edit_json(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    plan = ropepatch.plan(source, to=256)
+    assert any("remote code" in warning for warning in plan.warnings)
+    assert not (extend(source, out) / "modeling.py").exists()
+    assert "auto_map" not in read(out / "config.json")
+    assert left(tmp_path) == ["out", "source"]
+
+
+def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
+    edit_json(source / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    extend(source, out)
+    verified = read(out / "ropepatch.json")["verified"]
+    assert verified == {"frequencies": "equal", "logits": "not compared: quantised weights"}
+
+
+def test_weights_too_large_for_the_memory_are_compared_by_their_frequencies_alone(source, out, monkeypatch):
+    monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: 1000)
+    extend(source, out)
+    assert "do not fit into memory" in read(out / "ropepatch.json")["verified"]["logits"]
+
+
+# --- sabotage: a written checkpoint that differs is refused ---
+
+
+def sabotage(monkeypatch, name: str, damage) -> None:
+    """Damage one file between being written and being judged."""
+    write = checkpoint_module.write_json
+
+    def write_damaged(path: Path, content: dict) -> None:
+        write(path, damage(content) if path.name == name else content)
+
+    monkeypatch.setattr(checkpoint_module, "write_json", write_damaged)
+
+
+def with_rope(content: dict, **values) -> dict:
+    both = {"rope_parameters", "rope_scaling"} & content.keys()
+    return content | {key: content[key] | values for key in both}
+
+
+@pytest.mark.parametrize(
+    ("method", "damage"),
+    [
+        ("yarn", lambda content: with_rope(content, factor=4.5)),
+        ("yarn", lambda content: with_rope(content, attention_factor=1.1)),
+        ("yarn", lambda content: with_rope(content, beta_fast=31.0, beta_slow=2.0)),
+        ("yarn", lambda content: content | {"original_max_position_embeddings": 32}),
+        ("linear", lambda content: content | {"rope_theta": 5e5, "rope_parameters": content["rope_scaling"]}),
+        ("linear", lambda content: {k: v for k, v in content.items() if not k.startswith("rope_")}),
+        ("dynamic", lambda content: content | {"rope_theta": 10001.0, "rope_parameters": None}),
+    ],
+)
+def test_other_frequencies_in_the_written_config_are_refused(
+    source, out, tmp_path, monkeypatch, method, damage
+):
+    sabotage(monkeypatch, "config.json", damage)
+    with pytest.raises(RopepatchError, match="other frequencies from what was written"):
+        extend(source, out, method)
+    assert left(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("method", "damage"),
+    [
+        ("yarn", lambda content: content | {"rms_norm_eps": 0.1}),
+        ("yarn", lambda content: content | {"hidden_act": "gelu"}),
+        ("dynamic", lambda content: content | {"max_position_embeddings": TARGET}),
+    ],
+)
+def test_other_logits_from_the_written_config_are_refused(source, out, tmp_path, monkeypatch, method, damage):
+    sabotage(monkeypatch, "config.json", damage)
+    with pytest.raises(RopepatchError, match="other logits from what was written"):
+        extend(source, out, method)
+    assert left(tmp_path) == ["source"]
+
+
+def test_weights_damaged_while_being_copied_are_refused(source, out, tmp_path, monkeypatch):
+    copy = weights_module._copy
+
+    def copy_and_damage(origin: Path, target: Path):
+        yield from copy(origin, target)
+        with target.open("r+b") as file:
+            file.seek(-4000, os.SEEK_END)
+            file.write(b"\x3f" * 2000)
+
+    monkeypatch.setattr(weights_module, "_copy", copy_and_damage)
+    with pytest.raises(RopepatchError, match="other logits from what was written"):
+        extend(source, out)
+    assert left(tmp_path) == ["source"]
+
+
+def test_a_result_that_stock_transformers_cannot_load_is_refused(source, out, tmp_path, monkeypatch):
+    sabotage(monkeypatch, "config.json", lambda content: content | {"hidden_act": "no such function"})
+    with pytest.raises(RopepatchError, match="transformers cannot load"):
+        extend(source, out)
+    assert left(tmp_path) == ["source"]
+
+
+# --- failures leave nothing ---
+
+
+def test_an_interruption_leaves_nothing(source, tmp_path):
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extend(source, tmp_path / "new/parents/out", progress=interrupt)
+    assert left(tmp_path) == ["source"]
+
+
+def test_the_folder_takes_its_name_only_when_all_is_verified(source, out, tmp_path, monkeypatch):
+    verify = checkpoint_module.verify
+
+    def watch(written: Path, *arguments):
+        assert not out.exists()
+        assert written.parent == tmp_path
+        assert written.name.startswith(".out.")
+        return verify(written, *arguments)
+
+    monkeypatch.setattr(checkpoint_module, "verify", watch)
+    assert extend(source, out) == out
+    assert left(tmp_path) == ["out", "source"]
+
+
+def test_parents_are_made_and_on_failure_removed_again(source, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    extend(source, tmp_path / "a/b/out")
+    sabotage(monkeypatch, "config.json", lambda content: with_rope(content, factor=5.0))
+    with pytest.raises(RopepatchError):
+        extend(source, tmp_path / "there/c/d/out")
+    with pytest.raises(RopepatchError):
+        extend(source, tmp_path / "a/b/again")
+    assert left(tmp_path) == ["a", "source", "there"]
+    assert left(tmp_path / "there") == []
+    assert left(tmp_path / "a/b") == ["out"]
+
+
+def test_a_folder_that_appears_meanwhile_is_not_overwritten(source, out, tmp_path):
+    def meanwhile(done: int, total: int) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "precious").write_text("kept")
+
+    with pytest.raises(RopepatchError, match="cannot write"):
+        extend(source, out, progress=meanwhile)
+    assert left(tmp_path) == ["out", "source"]
+    assert left(out) == ["precious"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
+def test_a_target_that_exists_is_refused_before_the_source_is_looked_for(source, out, kind):
+    made = plan(source)
+    shutil.rmtree(source)
+    if kind == "folder":
+        out.mkdir()
+    elif kind == "file":
+        out.touch()
+    else:
+        out.symlink_to("nowhere")
+    with pytest.raises(RopepatchError, match="already exists"):
+        ropepatch.extend(made, out)
+
+
+@pytest.mark.parametrize("inside", ["out", "a/b/out", "../alias/out"])
+def test_a_target_inside_the_source_is_refused(source, tmp_path, inside):
+    (tmp_path / "alias").symlink_to(source)
+    before = contents(source)
+    with pytest.raises(RopepatchError, match="lies inside the source"):
+        extend(source, source / inside)
+    assert contents(source) == before
+
+
+def test_a_plan_made_before_the_source_changed_is_refused(source, out, tmp_path):
+    made = plan(source)
+    edit_json(source / "config.json", max_position_embeddings=2 * WINDOW)
+    with pytest.raises(RopepatchError, match="has changed since the plan was made"):
+        ropepatch.extend(made, out)
+    assert left(tmp_path) == ["source"]
+
+
+def test_too_little_space_is_noticed_before_anything_is_copied(source, out, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(checkpoint_module, "clone_files", lambda *a, **k: pytest.fail("copied"))
+    with pytest.raises(RopepatchError, match=r"needs 0\.0 GB") as caught:
+        extend(source, out)
+    assert "--link-weights" in caught.value.hint
+    assert left(tmp_path) == ["source"]
+
+
+def test_hard_links_need_no_space(source, out, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert extend(source, out, link_weights=True).is_dir()
+
+
+@contextmanager
+def largest_file(num_bytes: int):
+    """The system's own limit: a write beyond it fails half-way, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
+    made = plan(source)
+    size = (source / WEIGHTS).stat().st_size
+    with largest_file(size // 2), pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)):
+        ropepatch.extend(made, tmp_path / "new/out")
+    assert left(tmp_path) == ["source"]
+
+
+FULL, READ_ONLY, CLOSED = errno.ENOSPC, errno.EROFS, errno.EACCES
+
+
+@pytest.mark.parametrize("code", [FULL, READ_ONLY, CLOSED, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("step", ["mkdir", "copyfile", "write_text", "_copy", "rename"])
+def test_a_disk_that_fails_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, code, step):
+    def fail(*arguments, **options):
+        raise OSError(code, os.strerror(code))
+
+    made = plan(source)
+    owner = {"copyfile": shutil, "_copy": weights_module}.get(step, Path)
+    monkeypatch.setattr(owner, step, fail)
+    with pytest.raises(RopepatchError) as caught:
+        ropepatch.extend(made, out)
+    assert str(caught.value) == f"cannot write {out}: {os.strerror(code)}"
+    assert caught.value.hint
+    assert left(tmp_path) == ["source"]

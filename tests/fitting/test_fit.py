@@ -1,0 +1,259 @@
+"""`ropepatch.fit` and `ropepatch fit`: from a checkpoint to frequencies that stock transformers reads."""
+
+import json
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import ropepatch
+from ropepatch.cli import app
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+from ropepatch.fitting import Objective, course, material, published
+from ropepatch.fitting.problem import Problem
+from ropepatch.fitting.searches import SEARCHES
+
+TO = 320
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Little to read, so that a fit takes a second."""
+    monkeypatch.setattr(material, "TALES", 6)
+    monkeypatch.setattr(material, "HELD_OUT", 2)
+    monkeypatch.setattr(course, "MIXTURES", 2)
+    monkeypatch.setattr(course, "BATCH_TOKENS", TO)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(material, "TALES", 6)
+        patched.setattr(material, "HELD_OUT", 2)
+        patched.setattr(course, "MIXTURES", 2)
+        patched.setattr(course, "BATCH_TOKENS", TO)
+        return ropepatch.fit("tiny", to=TO, steps=6)
+
+
+def test_a_fit_is_a_plan_of_custom_divisors(fitted):
+    assert fitted.plan.scaling.name == "custom"
+    assert fitted.plan.target == TO
+    assert len(fitted.scaling.divisors) == 16
+
+
+def test_a_fitted_checkpoint_gives_the_fitted_logits_in_stock_transformers(fitted, tmp_path, tiny):
+    model, tokenizer = tiny
+    ids = held_out_tales(tokenizer, length=TO, count=1)[0].ids[None]
+    with torch.no_grad(), ropepatch.patch(model, fitted.plan):
+        expected = model(ids).logits
+    folder = ropepatch.extend(fitted.plan, tmp_path / "out")
+    stock = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        assert torch.equal(stock(ids).logits, expected)
+
+
+def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, tiny):
+    held = fitted.record["held_out"]
+    tales = material.read_material(tiny[1], None, field="text", split="", length=TO, spare=0)
+    pieces = list(tales.unseen)
+
+    def loss(scaling):
+        with ropepatch.patch(tiny[0], scaling):
+            return ropepatch.perplexity(tiny[0], None, pieces).at(TO).mean
+
+    assert held["windows"] == 2
+    assert held["after"] == pytest.approx(loss(fitted.plan), abs=1e-5)
+    start = ropepatch.make_scaling(fitted.record["start"], factor=TO / 256)
+    assert held["before"] == pytest.approx(loss(start), abs=1e-5)
+    assert held["gain"] == pytest.approx(held["before"] - held["after"], abs=1e-6)
+
+
+def test_no_published_method_reads_the_windows_that_decide_better(fitted, tiny):
+    tales = material.read_material(tiny[1], None, field="text", split="", length=TO, spare=0)
+
+    def loss(scaling):
+        with ropepatch.patch(tiny[0], scaling):
+            return ropepatch.perplexity(tiny[0], None, list(tales.held_out)).at(TO).mean
+
+    decided = fitted.record["decided_by"]
+    assert decided["after"] == pytest.approx(loss(fitted.plan), abs=1e-5)
+    methods = published(fitted.plan.rope, TO / 256)
+    losses = {name: loss(ropepatch.make_scaling(name, factor=TO / 256)) for name in methods}
+    assert fitted.record["start"] == min(losses, key=losses.get)
+    assert decided["before"] == pytest.approx(min(losses.values()), abs=1e-5)
+    assert decided["after"] <= decided["before"]
+
+
+def test_what_is_printed_names_the_gain_and_its_interval(fitted):
+    held = fitted.record["held_out"]
+    assert f"gain {held['gain']:.4f} (95 % interval {held['gain_interval'][0]:.4f}" in str(fitted)
+    assert "tiny: 256 -> 320 tokens" in str(fitted)
+
+
+def test_the_same_seed_finds_the_same_and_another_does_not(fitted):
+    assert ropepatch.fit("tiny", to=TO, steps=6).scaling == fitted.scaling
+    assert ropepatch.fit("tiny", to=TO, steps=6, init="yarn", seed=1).scaling != fitted.scaling
+
+
+class StoppedError(Exception):
+    pass
+
+
+@contextmanager
+def stopping(name):
+    def advance(done, total):
+        if name == "fit" and done == 5:
+            raise StoppedError
+
+    yield advance
+
+
+def test_an_interrupted_fit_goes_on_to_the_same_end(fitted, tmp_path):
+    work = tmp_path / "work"
+    with pytest.raises(StoppedError):
+        ropepatch.fit("tiny", to=TO, steps=6, work=work, progress=stopping)
+    kept = read_json(work / "fit.json")
+    assert 0 < kept["course"]["taken"] < 5
+    again = ropepatch.fit("tiny", to=TO, steps=6, work=work)
+    assert again.scaling == fitted.scaling
+    assert again.record["forward_tokens"] == fitted.record["forward_tokens"]
+
+
+def test_a_work_folder_of_another_fit_is_refused(tmp_path):
+    with pytest.raises(StoppedError):
+        ropepatch.fit("tiny", to=TO, steps=6, work=tmp_path, progress=stopping)
+    with pytest.raises(RopepatchError, match="is of another fit"):
+        ropepatch.fit("tiny", to=TO, steps=7, work=tmp_path)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_search_is_given_the_forward_tokens_of_the_descent(search, monkeypatch):
+    budgets = []
+
+    def spending(problem, starts, *, budget, seed, windows):
+        budgets.append(budget - problem.spent)
+        return iter(())
+
+    monkeypatch.setitem(SEARCHES, search, spending)
+    found = ropepatch.fit("tiny", to=TO, steps=6, search=search)
+    assert budgets == [(6 + (course.RACERS - 1) * 1) * TO * 3]
+    assert found.record["search"] == search
+
+
+def test_a_search_is_never_worse_on_the_held_out_windows_than_the_start():
+    found = ropepatch.fit("tiny", to=TO, steps=3, search="coordinates")
+    assert found.record["decided_by"]["after"] <= found.record["decided_by"]["before"]
+
+
+def test_key_tokens_and_needles_change_what_is_minimised(monkeypatch):
+    seen = []
+    weighed = Problem.by_window
+
+    def by_window(problem, vector):
+        seen.append(problem)
+        return weighed(problem, vector)
+
+    monkeypatch.setattr(Problem, "by_window", by_window)
+    ropepatch.fit("tiny", to=TO, steps=1, init="yarn", objective=Objective(keys=3.0, needles=1.0, short=2.0))
+    weights = seen[0].examples.weights
+    assert len({round(ratio, 3) for ratio in (weights / weights.min()).flatten().tolist()}) >= 3
+    assert seen[0].needles is not None
+    assert seen[0].cost(1) == 2 * TO
+
+
+def test_kept_pairs_are_kept_and_monotone_divisors_do_not_fall():
+    found = ropepatch.fit("tiny", to=TO, steps=2, init="yarn", shape="monotone", keep=2).scaling
+    assert found.divisors[:2] == (1.0, 1.0)
+    assert list(found.divisors) == sorted(found.divisors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"to": 256}, "already covers 256 tokens"),
+        ({"to": TO, "search": "luck"}, "luck"),
+        ({"to": TO, "init": "nonsense"}, "unknown method 'nonsense'"),
+        ({"to": TO, "init": "dynamic"}, "follows the length"),
+        ({"to": TO, "keep": 16}, "keep must be below the 16 rotary pairs of tiny, got 16"),
+    ],
+)
+def test_a_fit_of_nonsense_is_refused(arguments, message):
+    with pytest.raises(RopepatchError, match=message):
+        ropepatch.fit("tiny", **arguments)
+
+
+def test_a_checkpoint_without_tales_of_its_own_needs_a_text(shared):
+    with pytest.raises(RopepatchError, match="--text is missing"):
+        ropepatch.fit(shared / "checkpoints" / "babyllama-361", to=512)
+
+
+# the command
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command_writes_a_small_file_that_stands_for_a_method(tmp_path):
+    file = tmp_path / "fitted.json"
+    done = command("fit", "tiny", "--to", TO, "--steps", 2, "--init", "yarn", "--out", file)
+    assert done.exit_code == 0, done.output
+    assert f"--method {file}" in done.output
+    planned = command("plan", "tiny", "--method", file, "--json")
+    assert json.loads(planned.stdout)["parameters"]["divisors"] == read_json(file)["parameters"]["divisors"]
+    assert read_json(file)["fit"]["steps"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["fitted.json"]
+
+
+def test_the_command_writes_a_checkpoint_with_the_record_of_the_fit(tmp_path):
+    out = tmp_path / "out"
+    done = command("fit", "tiny", "--to", TO, "--steps", 2, "--init", "yarn", "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    record = read_json(out / "ropepatch.json")
+    assert record["fit"]["held_out"] == json.loads(done.stdout)["held_out"]
+    assert record["method"] == "custom"
+    assert record["verified"]["logits"] == "equal"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_command_refuses_an_output_that_exists_before_it_works(tmp_path, monkeypatch):
+    monkeypatch.setattr("ropepatch.fitting.fit", lambda *args, **kwargs: pytest.fail("it worked"))
+    (tmp_path / "here.json").write_text("{}")
+    done = command("fit", "tiny", "--to", TO, "--out", tmp_path / "here.json")
+    assert isinstance(done.exception, RopepatchError)
+    assert "already exists" in str(done.exception)
+
+
+def test_the_command_asks_for_the_room_of_a_checkpoint_before_it_works(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    def work(*args, **kwargs):
+        raise RopepatchError("it worked")
+
+    monkeypatch.setattr("ropepatch.fitting.fit", work)
+    for words, message in (
+        (["--out", tmp_path / "new" / "out"], "the copy needs"),
+        (["--out", tmp_path / "out.json"], "it worked"),
+        (["--out", tmp_path / "out", "--link-weights"], "it worked"),
+    ):
+        done = command("fit", "tiny", "--to", TO, *words)
+        assert message in str(done.exception)
+
+
+def test_a_fit_runs_in_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RopepatchError, match="runs in one process"):
+        ropepatch.fit("tiny", to=TO)
+
+
+def test_token_ids_that_the_model_does_not_have_are_refused(tmp_path):
+    file = tmp_path / "ids.jsonl"
+    file.write_text(json.dumps({"input_ids": [*range(5, 900)] * 10 + [5000] * 10}))
+    with pytest.raises(RopepatchError, match="holds token id 5000, the model has 1024"):
+        ropepatch.fit("tiny", to=TO, text=file)

@@ -1,0 +1,352 @@
+"""What is measured of position encodings is what theory says of them, and a planted flaw is seen."""
+
+import json
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from readme import README, block, updating, write_block
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import ropepatch
+from ropepatch.cli.encodings import EXAMPLES, encodings
+from ropepatch.encodings.absolute import Sinusoidal, sinusoid
+from ropepatch.encodings.biases import ALiBi, LinearBias
+from ropepatch.encodings.registry import ENCODINGS
+from ropepatch.encodings.rotary import RoPE, Turning, ladder
+from ropepatch.encodings.unrotated import NoPE
+from ropepatch.gallery.bench import SHAPE, Bench, by_distance
+from ropepatch.gallery.properties import MEANINGS, identical_tokens_agree, properties_of
+
+COLUMNS = [
+    "unique",
+    "length_free",
+    "linear",
+    "norm_kept",
+    "products",
+    "relative",
+    "decays",
+    "beyond",
+    "grid",
+    "order",
+]
+WORDS = {"yes": True, "no": False, "-": None}
+# By hand, from the formulas; not from a run.
+THEORY = {
+    #                  uniq  free  line  norm  prod  rel   decay beyon grid  order
+    # (p+k)u = M_k (p u) for no one matrix: a shift is affine. Later keys have longer vectors, which a query
+    # that reads backwards sees as decay.
+    "integer":        "yes   yes   no    no    no    no    yes   yes   yes   yes",
+    "normalised":     "yes   no    no    no    no    no    yes   yes   yes   yes",
+    # Near numbers share their high digits, so products fall in the mean, though not from 63 to 64.
+    "binary":         "yes   yes   no    no    no    no    yes   yes   yes   yes",
+    # Its products depend on the distance; scores do not, for content is multiplied by positions, too.
+    "sinusoidal":     "yes   yes   yes   no    yes   no    yes   yes   yes   yes",
+    "learned":        "yes   yes   no    no    no    no    no    no    yes   yes",
+    # All keys from k tokens on share a vector. In a decoder it knows no keys ahead, so an axis of a grid, on
+    # which the other tokens are on both sides, is lost on it; as on the next, t5 and alibi.
+    "shaw":           "no    yes   -     -     -     yes   no    yes   no    yes",
+    "transformer-xl": "yes   yes   -     -     -     yes   no    yes   no    yes",
+    # Here the sinusoids of the differences are those of keys, turned by queries: a token carries one. Of
+    # contents of either sign the mean score with it is 0 at all distances.
+    "nezha":          "yes   yes   yes   no    -     yes   no    yes   yes   yes",
+    # From 16 on several distances share a bucket.
+    "t5":             "no    yes   -     -     -     yes   no    yes   no    yes",
+    "alibi":          "yes   yes   -     -     -     yes   yes   yes   no    yes",
+    "rope":           "yes   yes   yes   yes   -     yes   yes   yes   yes   yes",
+    # Keys grow with their positions, queries shrink: linear still, and by the distance still.
+    "xpos":           "yes   yes   yes   no    -     yes   yes   yes   yes   yes",
+    "p-rope":         "yes   yes   yes   yes   -     yes   yes   yes   yes   yes",
+    "partial":        "yes   yes   yes   yes   -     yes   yes   yes   yes   yes",
+    # One token on is one step along the line, or back to its start and a line down: no one matrix, no one
+    # score. Each axis by itself has both.
+    "axial":          "yes   yes   no    yes   -     no    yes   yes   yes   yes",
+    # The same scores everywhere depend on nothing, so on the distance only.
+    "nope":           "no    yes   -     -     -     yes   no    yes   no    no",
+    # What the other heads and layers turn is enough.
+    "nope-heads":     "yes   yes   yes   yes   -     yes   yes   yes   yes   yes",
+    "nope-layers":    "yes   yes   yes   yes   -     yes   yes   yes   yes   yes",
+    "drope":          "no    yes   -     -     -     yes   no    yes   no    no",
+}  # fmt: skip
+
+
+def found(kind):
+    return {name: finding.holds for name, finding in properties_of(kind).findings().items()}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_what_is_measured_is_what_theory_says(name):
+    expected = dict(zip(COLUMNS, (WORDS[word] for word in THEORY[name].split()), strict=True))
+    assert found(ENCODINGS[name]) == expected
+
+
+def test_numbers_of_what_holds_and_of_what_does_not_are_far_apart():
+    for name, kind in ENCODINGS.items():
+        measured = properties_of(kind)
+        for title in ("length_free", "linear", "norm_kept", "products", "relative"):
+            finding = getattr(measured, title)
+            assert finding.holds is None or (finding.number < 1e-5) or (finding.number > 1e-2), (name, title)
+        for title in ("unique", "grid", "order"):
+            number = getattr(measured, title).number
+            assert number == 0 or number > 5e-3, (name, title)
+
+
+def test_every_property_is_explained():
+    measured = properties_of(NoPE)
+    assert list(measured.findings()) == COLUMNS
+    assert list(MEANINGS) == [*COLUMNS, "parameters", "per_token", "per_pair"]
+
+
+# Counts
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("learned", 128 * 64),
+        ("shaw", 4 * 2 * 17 * 16),
+        ("transformer-xl", 4 * 4 * 16 * 64 + 2 * 4 * 16),
+        ("t5", 32 * 4),
+        ("rope", 0),
+    ],
+)
+def test_trained_numbers_are_counted(name, count):
+    assert properties_of(ENCODINGS[name]).parameters == count
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token", "per_pair"),
+    [
+        # queries and keys: two products and a sum for each of 64 channels, a sign for half of them; 8 angles,
+        # their cos and sin, each times the attention factor
+        ("rope", 4 * 2 * (3 * 64 + 64 // 2 + 5 * 8), 0),
+        ("nope-layers", 3 * 2 * (3 * 64 + 64 // 2 + 5 * 8), 0),
+        # 16 more channels in the products with keys and with values, in 4 layers of 4 heads
+        ("nezha", None, 4 * 4 * (2 * 16 + 2 * 16)),
+        ("alibi", 0, 4 * 4 * 2),  # a product and a sum
+        ("shaw", None, 4 * 4 * 2),  # a sum of scores and one of weights
+        ("transformer-xl", None, 4 * 4 * (2 * 16 + 1) + 4 * 4),  # a product of 16 channels, scaled, and a sum
+        ("learned", 64, 0),  # once, not in every layer
+        ("sinusoidal", 64 + 32 + 64 + 64, 0),  # added, of 32 angles, sin and cos, each divided by sqrt(C)
+        ("nope", 0, 0),
+    ],
+)
+def test_operations_are_those_counted_by_hand(name, per_token, per_pair):
+    measured = properties_of(ENCODINGS[name])
+    assert measured.per_pair == per_pair
+    assert per_token is None or measured.per_token == per_token
+
+
+# Planted flaws
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(RoPE):
+    """Keys are turned a little too fast from the middle of the text on."""
+
+    def build(self, shape):
+        inv_freq = shape.rope.inv_freq()
+        return Turning(lambda p: (p + 0.01 * (p > shape.window // 2 + 1))[..., None].float() * inv_freq)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growing(RoPE):
+    """cos and sin one part in a thousand too large."""
+
+    def build(self, shape):
+        return Turning(ladder(shape.rope.inv_freq()), 1.001)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coarse(RoPE):
+    """Two neighbours share a position."""
+
+    def build(self, shape):
+        return Turning(lambda p: ladder(shape.rope.inv_freq())(p // 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inverted(ALiBi):
+    """What is farther scores more."""
+
+    def build(self, shape):
+        return LinearBias(-super().build(shape).slopes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifted(Sinusoidal):
+    """The cosine is of the position before."""
+
+    def vectors(self, positions, width):
+        table = sinusoid(positions, width, self.base)
+        table[..., 1::2] = sinusoid(positions - 1, width, self.base)[..., 1::2]
+        return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(RoPE):
+    """It turns by the share of the text."""
+
+    length: int
+
+    def build(self, shape):
+        return Turning(lambda p: (100 * p / self.length)[..., None] * shape.rope.inv_freq())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending(RoPE):
+    """Not a number from five windows on."""
+
+    def build(self, shape):
+        inv_freq = shape.rope.inv_freq()
+        return Turning(lambda p: torch.where(p < 5 * shape.window, p, torch.nan)[..., None] * inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("flawed", "sound", "changed"),
+    [
+        (Drifting, "rope", {"relative": False, "linear": False}),
+        (Growing, "rope", {"norm_kept": False}),
+        (Coarse, "rope", {"unique": False, "grid": False, "relative": False, "linear": False}),
+        (Inverted, "alibi", {"decays": False}),
+        (Shifted, "sinusoidal", {"products": False}),
+        (Told, "rope", {"length_free": False}),
+        (Ending, "rope", {"beyond": False}),
+    ],
+)
+def test_a_planted_flaw_is_seen_and_nothing_else_changes(flawed, sound, changed):
+    before, after = found(ENCODINGS[sound]), found(flawed)
+    assert {name: after[name] for name in after if after[name] != before[name]} == changed
+
+
+def test_the_reach_is_said_in_windows_of_1_2_4_and_so_on():
+    assert properties_of(Ending).beyond.number == 4
+    assert properties_of(ENCODINGS["learned"]).beyond.number == 1
+
+
+def test_mean_scores_are_the_sum_of_the_cosines():
+    means = Bench.of(RoPE).mean_scores(queries=5, tokens=40)
+    angles = torch.arange(40)[:, None] * SHAPE.rope.inv_freq()
+    expected = 2 * angles.cos().sum(-1) / math.sqrt(16)
+    torch.testing.assert_close(means, expected, atol=2e-5, rtol=0)
+
+
+def test_sinusoidal_vectors_stand_to_contents_as_in_the_paper():
+    means = Bench.of(Sinusoidal).mean_scores(queries=1, tokens=40)
+    angles = torch.arange(40)[:, None] / 10000 ** (torch.arange(32) / 32)
+    # content of variance 1 in each of 16 channels; 32 pairs of sin and cos, shared out among 4 heads
+    expected = (16 + angles.cos().sum(-1) / 4) / math.sqrt(16)
+    torch.testing.assert_close(means, expected, atol=2e-5, rtol=0)
+
+
+def test_scores_by_distance_are_read_backwards_from_the_query():
+    scores = torch.arange(10.0).view(2, 5)  # of the queries 3 and 4
+    assert by_distance(scores, -1.0).tolist() == [[3, 2, 1, 0, -1], [9, 8, 7, 6, 5]]
+
+
+def test_measuring_leaves_the_generator_as_it_was():
+    state = torch.get_rng_state()
+    Bench.of(ENCODINGS["learned"])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# What it all starts from
+
+
+def test_without_positions_and_mask_identical_tokens_get_identical_outputs():
+    agreeing = {name for name, kind in ENCODINGS.items() if identical_tokens_agree(kind)}
+    assert agreeing == {"nope", "drope"}
+
+
+def test_a_causal_mask_is_enough_to_tell_them_apart():
+    assert not identical_tokens_agree(NoPE, causal=True)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_swapped_model_without_a_mask_agrees_on_identical_tokens_only_without_positions(name):
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 32)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0))
+    parameters = {"normalised": {"length": 9}, "nope-layers": {"every": 2}}.get(name, {})
+    ids = torch.tensor([[7, 3, 7, 9, 3, 7, 1, 2, 9]])
+    with ropepatch.swap(model, name, **parameters), torch.no_grad():
+        logits = model(ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool)).logits[0]
+    agree = all(torch.allclose(logits[0], logits[place], atol=1e-6) for place in (2, 5))
+    assert agree == (name in ("nope", "drope"))
+    assert not torch.allclose(logits[0], logits[1], atol=1e-6)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def ask():
+    import typer
+
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command(epilog=EXAMPLES)(encodings)
+
+    def run(*words):
+        return CliRunner().invoke(app, words, catch_exceptions=False).stdout
+
+    return run
+
+
+def test_the_list_names_every_encoding_with_its_family_and_paper(ask):
+    rows = {line.split()[0]: line for line in ask().splitlines()[1:] if not line.startswith(" ")}
+    assert list(rows) == list(ENCODINGS)
+    assert "relative" in rows["alibi"]
+    assert "arXiv:2108.12409" in rows["alibi"]
+
+
+def test_the_table_says_what_was_measured_and_explains_it(ask):
+    lines = ask("--properties").splitlines()
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in lines
+        if line.split()[:1] and line.split()[0] in ENCODINGS
+    }
+    assert " ".join(rows["sinusoidal"]) == "yes yes yes no yes no yes yes yes yes 0 224 0"
+    assert rows["transformer-xl"][:5] == ["yes", "yes", "–", "–", "–"]
+    for meaning in MEANINGS.values():
+        assert sum(meaning in line for line in lines) == 1
+
+
+def test_one_encoding_is_told_with_its_parameters_and_how_to_swap_it(ask):
+    assert "ropepatch.swap(model, 't5', buckets=32, max_distance=128)" in ask("t5")
+    assert "ropepatch.swap(model, 'normalised', length=...)" in ask("normalised")
+
+
+def test_one_encoding_is_told_with_the_numbers_behind_its_properties(ask):
+    (line,) = (line for line in ask("learned", "--properties").splitlines() if line.startswith("beyond"))
+    assert line.split()[:3] == ["beyond", "no", "1"]
+
+
+def test_json_holds_the_parameters_and_when_asked_the_properties(ask):
+    (described,) = json.loads(ask("shaw", "--json", "--properties"))
+    assert described["parameters"] == {"clip": 16}
+    assert described["properties"]["unique"] == {"holds": False, "number": 0.0}
+    assert described["properties"]["parameters"] == 2176
+    assert "properties" not in json.loads(ask("--json"))[0]
+
+
+def test_an_unknown_encoding_is_refused_with_the_nearest_name(ask):
+    with pytest.raises(ropepatch.RopepatchError, match="unknown encoding 'alibbi'") as error:
+        ask("alibbi")
+    assert "did you mean alibi" in error.value.hint
+
+
+def test_the_table_of_the_page_is_what_is_measured():
+    page = README.parent / "eval" / "studies" / "encodings" / "encodings.md"
+    titles = [name.replace("_", " ") for name in MEANINGS]
+    rows = [f"| encoding | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    for name, kind in ENCODINGS.items():
+        measured = properties_of(kind)
+        cells = [{True: "yes", False: "no", None: "–"}[one.holds] for one in measured.findings().values()]
+        counts = [f"{getattr(measured, count):,}" for count in ("parameters", "per_token", "per_pair")]
+        rows.append(f"| `{name}` | {' | '.join(cells + counts)} |")
+    if updating():
+        write_block("properties", "\n".join(rows), page)
+    assert block("properties", page) == "\n".join(rows)

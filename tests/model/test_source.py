@@ -1,0 +1,254 @@
+"""MODEL: a folder, or a Hub id served here on this machine; what goes wrong is said without the token."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from checkpoint_folders import write_checkpoint
+from hub_server import COMMIT, Hub, serving, speak_to
+
+from ropepatch import RopepatchError
+from ropepatch.model.source import find_source
+
+NAME = "a-lab/tiny-llama"
+TOKEN = "hf_secret0123456789"
+# The command line with one more command that only finds a model: torch, which takes two seconds, stays out.
+FIND = """
+from ropepatch.cli import app, main
+from ropepatch.model.source import find_source
+
+@app.command()
+def find(model: str, revision: str = None):
+    find_source(model, revision, weights=False)
+
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama", max_shard_size="30KB")
+
+
+@pytest.fixture
+def hub(template):
+    with serving(Hub(NAME, template)) as hub:
+        yield hub
+
+
+class CommandLine:
+    """`ropepatch` in a process of its own: the Hub's address is read at import."""
+
+    def __init__(self, hub: Hub, folder: Path) -> None:
+        self.folder = folder / "here"
+        self.folder.mkdir()
+        self.cache = folder / "cache"
+        self.environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(self.cache),
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",  # CI sets it; this Hub is on this machine
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        program = ["-c", FIND] if words[0] == "find" else ["-m", "ropepatch"]
+        return subprocess.run(
+            [sys.executable, "-W", "error", *program, *words],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.environment | environment,
+            check=False,
+        )
+
+    def fails(self, *words: str, **environment: str) -> tuple[str, str]:
+        """The message and the hint of a command that ends as a user error should."""
+        return self.refused(self(*words, **environment))
+
+    def refused(self, done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+        """The same of a command that has ended."""
+        lines = done.stderr.splitlines()
+        (error,) = [line for line in lines if line.startswith("error: ")]
+        (hint,) = [line for line in lines if line.startswith("hint: ")]
+        assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+        assert TOKEN not in done.stderr
+        assert [*self.folder.iterdir()] == []
+        return error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+@pytest.fixture
+def ropepatch(hub, tmp_path) -> CommandLine:
+    return CommandLine(hub, tmp_path)
+
+
+@pytest.fixture
+def run_at(hub, ropepatch, run_here, monkeypatch):
+    """The same in this process, with the same Hub and cache, for commands that would import torch."""
+    speak_to(hub, monkeypatch, TOKEN)
+    files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(ropepatch.cache / "hub"))
+    return partial(run_here, cwd=ropepatch.folder)
+
+
+def test_plan_downloads_config_json_alone(hub, ropepatch):
+    done = ropepatch("plan", NAME, "--to", "256")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{NAME} at {COMMIT} (llama): 64 -> 256 tokens")
+    assert hub.downloaded == ["config.json"]
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_extend_downloads_the_checkpoint_and_records_its_commit(hub, ropepatch, template):
+    done = ropepatch("extend", NAME, "--to", "256", "--json")
+    assert done.returncode == 0, done.stderr
+    (out,) = ropepatch.folder.iterdir()
+    assert out.name == "tiny-llama-yarn-256"
+    record = json.loads((out / "ropepatch.json").read_text())
+    assert record == json.loads(done.stdout)
+    assert (record["model"], record["revision"]) == (NAME, COMMIT)
+    assert record["verified"] == {"frequencies": "equal", "logits": "equal"}
+    weights = sorted(path.name for path in template.glob("*.safetensors*"))
+    assert len(weights) > 2
+    assert [name for name in weights if (out / name).read_bytes() != (template / name).read_bytes()] == []
+    assert TOKEN not in done.stdout + done.stderr
+    assert not any(TOKEN in path.read_text() for path in out.glob("*.json"))
+
+
+def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(hub, ropepatch, run_at):
+    assert run_at("extend", NAME, "--to", "256", "--out", "first").returncode == 0
+    hub.error = (503, "")
+    done = ropepatch("extend", NAME, "--to", "256", "--out", "second", "--link-weights", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    shard = next((ropepatch.folder / "second").glob("*.safetensors"))
+    assert shard.stat().st_nlink == 2
+    assert any(blob.samefile(shard) for blob in ropepatch.cache.rglob("blobs/*"))
+
+
+def test_a_commit_can_be_named(hub, ropepatch):
+    done = ropepatch("find", NAME, "--revision", COMMIT)
+    assert done.returncode == 0, done.stderr
+    assert hub.downloaded == ["config.json"]
+    done = ropepatch("find", NAME, "--revision", COMMIT[:-1] + "0")
+    assert done.returncode == 2
+
+
+def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, ropepatch, run_at):
+    (ropepatch.folder / "out").mkdir()
+    done = run_at("extend", NAME, "--to", "256", "--out", "out")
+    assert (done.returncode, "already exists" in done.stderr) == (2, True)
+    assert hub.downloaded == ["config.json"]
+
+
+def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ropepatch, run_at):
+    message, hint = ropepatch.refused(run_at("plan", "a-lab/no-such-model", "--to", "256"))
+    assert message == "no folder a-lab/no-such-model here and no such model on the Hub"
+    assert "spelling" in hint
+
+
+@pytest.mark.parametrize(("status", "command"), [(401, "find"), (403, "extend")])
+def test_a_gated_model_is_said_to_be_gated(hub, ropepatch, run_at, status, command):
+    hub.error = (status, "GatedRepo")
+    find = command == "find"
+    done = ropepatch(command, NAME) if find else run_at(command, NAME, "--to", "256")
+    message, hint = ropepatch.refused(done)
+    assert message == f"{NAME} is gated"
+    assert "hf auth login" in hint
+
+
+def test_a_wrong_token_is_answered_with_the_way_to_log_in(hub, ropepatch):
+    hub.error = (401, "")
+    message, hint = ropepatch.fails("find", NAME)
+    assert NAME in message
+    assert "hf auth login" in hint
+
+
+def test_an_unknown_revision_is_named(ropepatch):
+    message, hint = ropepatch.fails("find", NAME, "--revision", "no-such-branch")
+    assert message == f"{NAME} has no revision no-such-branch"
+    assert "--revision" in hint
+
+
+@pytest.mark.parametrize(("status", "advice"), [(403, "HF_TOKEN"), (503, "try again later")])
+def test_a_hub_that_refuses_is_named_with_its_answer(hub, ropepatch, status, advice):
+    hub.error = (status, "")
+    message, hint = ropepatch.fails("find", NAME)
+    assert message == f"no folder {NAME} here, and the Hub answered {status} for it"
+    assert advice in hint
+
+
+def test_a_download_that_breaks_off_is_said_so(hub, ropepatch):
+    hub.hung_up = "config.json"
+    message, hint = ropepatch.fails("find", NAME)
+    assert message.startswith(f"no folder {NAME} here, and the Hub did not answer for it")
+    assert "network" in hint
+
+
+def test_a_cache_that_cannot_be_written_is_said_so(ropepatch):
+    ropepatch.cache.write_text("a file where a folder should be")
+    message, hint = ropepatch.fails("find", NAME)
+    assert message.startswith(f"cannot download {NAME}: ")
+    assert "HF_HOME" in hint
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so(ropepatch):
+    message, hint = ropepatch.fails("find", NAME, HF_ENDPOINT="http://127.0.0.1:9")
+    assert message.startswith(f"no folder {NAME} here, and the Hub did not answer for it")
+    assert "network" in hint
+
+
+def test_offline_and_not_downloaded_before_is_said_so(ropepatch):
+    message, hint = ropepatch.fails("find", NAME, HF_HUB_OFFLINE="1")
+    assert message.startswith(f"no folder {NAME} here, and the Hub did not answer for it")
+    assert "downloaded before" in hint
+
+
+def test_a_model_without_config_json_is_refused(hub, ropepatch, run_at):
+    hub.create(NAME, {"README.md": b"nothing else"})
+    message, _ = ropepatch.refused(run_at("plan", NAME, "--to", "256"))
+    assert message.startswith("no config.json in")
+
+
+def test_a_folder_is_taken_before_the_hub_is_asked(template, monkeypatch):
+    monkeypatch.chdir(template.parent)
+    source = find_source("tiny-llama", weights=True)
+    assert (source.name, source.folder, source.revision) == ("tiny-llama", Path("tiny-llama"), None)
+
+
+def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
+    monkeypatch.setattr("ropepatch.model.source._from_hub", lambda *arguments: pytest.fail("asked the Hub"))
+    monkeypatch.chdir(tmp_path)
+    for name in (Path("a/b"), "./a", "/a/b", "a/b/c", "../a", "~/a b", "a b", "a/", "~nobody-of-that-name/a"):
+        with pytest.raises(RopepatchError) as caught:
+            find_source(name, weights=False)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" + "b" * 5000])
+def test_a_name_too_long_for_a_path_is_an_error_and_no_crash(name, monkeypatch):
+    def ask(*arguments):
+        raise RopepatchError("asked the Hub", hint="check the spelling")
+
+    monkeypatch.setattr("ropepatch.model.source._from_hub", ask)
+    with pytest.raises(RopepatchError):
+        find_source(name, weights=False)
+
+
+def test_a_revision_of_a_folder_is_refused(template):
+    with pytest.raises(RopepatchError, match="no revisions"):
+        find_source(template, "main", weights=False)
+
+
+def test_a_peft_adapter_is_said_to_be_one(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(RopepatchError, match="PEFT adapter") as caught:
+        find_source(tmp_path, weights=False)
+    assert "merge" in caught.value.hint

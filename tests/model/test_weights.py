@@ -1,0 +1,307 @@
+"""Weight files are judged by their headers and indexes; what is unsound is named."""
+
+import json
+import shlex
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from checkpoint_folders import VOCABULARY, edit_json, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from ropepatch import RopepatchError
+from ropepatch.model import weights as weights_module
+from ropepatch.model.weights import INDEX, SINGLE, Weights, check_fit, clone_files, fingerprint, read_headers
+
+
+@pytest.fixture
+def single(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "sharded", max_shard_size="10KB")
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def place(folder: Path, tensor: str, name: object) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    edit_json(folder / INDEX, weight_map=index["weight_map"] | {tensor: name})
+
+
+def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for file in shards(folder) for name, t in load_file(file).items()}
+
+
+def test_the_headers_give_the_shape_of_every_tensor(single, sharded):
+    assert read_headers(single).shapes == expected_shapes(single)
+    assert read_headers(sharded).shapes == read_headers(single).shapes
+
+
+def test_the_files_are_the_index_and_every_shard_once(sharded):
+    weights = read_headers(sharded)
+    assert weights.files == (sharded / INDEX, *shards(sharded))
+    assert weights.num_bytes == sum(file.stat().st_size for file in weights.files)
+
+
+def test_no_tensor_is_read(single, monkeypatch):
+    class HeaderOnly:
+        """`safe_open` without the methods that read a tensor."""
+
+        def __init__(self, file, framework):
+            self.file = safetensors.safe_open(file, framework=framework)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.file.__exit__(*error)
+
+        def keys(self):
+            return self.file.keys()
+
+        def get_slice(self, name):
+            return ShapeOnly(self.file.get_slice(name))
+
+    class ShapeOnly:
+        def __init__(self, tensor):
+            self.get_shape = tensor.get_shape
+
+    monkeypatch.setattr(weights_module, "safe_open", HeaderOnly)
+    assert read_headers(single).shapes["lm_head.weight"] == (VOCABULARY, 32)
+
+
+def test_a_terabyte_of_weights_is_judged_by_its_header(tmp_path):
+    """The file is sparse: reading it would take minutes."""
+    size = 1 << 40
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / SINGLE).open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+    assert read_headers(tmp_path).shapes == {"w": (size,)}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_refused(single, share):
+    whole = (single / SINGLE).read_bytes()
+    (single / SINGLE).write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(RopepatchError, match=f"{SINGLE} is truncated or damaged"):
+        read_headers(single)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff" * 1000,
+        b"<html>404</html>" * 10,
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 4) + b"{\xff\xff}",
+        struct.pack("<Q", 1 << 62) + b"{}",
+    ],
+)
+def test_a_damaged_header_is_refused(single, content):
+    (single / SINGLE).write_bytes(content)
+    with pytest.raises(RopepatchError, match=f"{SINGLE} is truncated or damaged"):
+        read_headers(single)
+
+
+def test_a_truncated_shard_is_named(sharded):
+    shard = shards(sharded)[2]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(RopepatchError, match=f"{shard.name} is truncated or damaged"):
+        read_headers(sharded)
+
+
+def test_a_missing_shard_is_named(sharded):
+    shard = shards(sharded)[2]
+    shard.unlink()
+    with pytest.raises(RopepatchError, match=f"{shard.name} is missing from {sharded}"):
+        read_headers(sharded)
+
+
+def test_a_link_to_a_shard_that_is_gone_counts_as_missing(sharded):
+    shard = shards(sharded)[0]
+    shard.unlink()
+    shard.symlink_to("../blobs/gone")
+    with pytest.raises(RopepatchError, match="is missing"):
+        read_headers(sharded)
+
+
+def test_an_index_that_places_a_tensor_where_it_is_not_is_refused(sharded):
+    place(sharded, "model.ghost.weight", shards(sharded)[1].name)
+    with pytest.raises(RopepatchError, match=r"places model\.ghost\.weight in .*, which does not hold it"):
+        read_headers(sharded)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "..",
+        "config.json",
+        "pytorch_model.bin",
+        "",
+        7,
+        None,
+        ["x.safetensors"],
+    ],
+)
+def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, name):
+    write_checkpoint(sharded.parent / "elsewhere")
+    (sharded.parent / "elsewhere" / SINGLE).rename(sharded.parent / "x.safetensors")
+    place(sharded, "model.norm.weight", name)
+    with pytest.raises(RopepatchError, match="beside it") as caught:
+        read_headers(sharded)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": None}, {"weight_map": ["a"]}, {"metadata": {}}])
+def test_an_index_without_a_weight_map_is_refused(sharded, index):
+    (sharded / INDEX).write_text(json.dumps(index))
+    with pytest.raises(RopepatchError, match="has no weight_map"):
+        read_headers(sharded)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "NaN", '{"weight_map": {"a": NaN}}'])
+def test_an_index_that_is_no_json_object_is_refused(sharded, text):
+    (sharded / INDEX).write_text(text)
+    with pytest.raises(RopepatchError, match="index"):
+        read_headers(sharded)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt"])
+def test_pickles_alone_are_refused_with_the_reason(single, name):
+    (single / SINGLE).rename(single / name)
+    with pytest.raises(RopepatchError, match="as a pickle") as caught:
+        read_headers(single)
+    assert name in str(caught.value)
+    assert "save_pretrained" in caught.value.hint
+
+
+def test_the_command_that_converts_a_pickle_does(single):
+    torch.save(load_file(single / SINGLE), single / "pytorch_model.bin")
+    expected = load_file(single / SINGLE)
+    (single / SINGLE).unlink()
+    with pytest.raises(RopepatchError) as caught:
+        read_headers(single)
+    words = shlex.split(caught.value.hint.partition(": ")[2])
+    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
+    converted = Path(f"{single}-safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load_file(converted / SINGLE).items())
+    assert read_headers(converted).shapes.keys() == expected.keys()
+    assert (converted / "tokenizer.json").exists()
+
+
+def test_a_pickle_beside_safetensors_does_not_matter(single):
+    (single / "pytorch_model.bin").write_bytes(b"never opened")
+    assert read_headers(single).files == (single / SINGLE,)
+
+
+def test_no_weights_at_all_are_refused_with_what_was_expected(single):
+    (single / SINGLE).unlink()
+    with pytest.raises(RopepatchError, match=f"no weights in {single}") as caught:
+        read_headers(single)
+    assert SINGLE in caught.value.hint
+
+
+def test_weights_of_another_shape_are_foreign(single):
+    weights = read_headers(single)
+    with pytest.raises(RopepatchError, match=r"lm_head\.weight has shape \[48, 32\], expected \[50, 32\]"):
+        check_fit(weights, weights.shapes | {"lm_head.weight": (50, 32)})
+
+
+def test_weights_of_other_names_are_foreign(single, tmp_path):
+    renamed = {f"{name}.data": t for name, t in load_file(single / SINGLE).items()}
+    save_file(renamed, single / SINGLE)
+    with pytest.raises(RopepatchError, match=r"they hold lm_head\.weight\.data, expected names like lm_head"):
+        check_fit(read_headers(single), {"lm_head.weight": (48, 32), "model.norm.weight": (32,)})
+
+
+def test_a_file_without_any_tensor_is_foreign(single):
+    save_file({}, single / SINGLE)
+    with pytest.raises(RopepatchError, match="they hold no tensor"):
+        check_fit(read_headers(single), {"lm_head.weight": (48, 32)})
+
+
+def test_names_that_the_loader_renames_are_left_to_it(single):
+    weights = read_headers(single)
+    newer = {name.replace("lm_head", "newer_head"): shape for name, shape in weights.shapes.items()}
+    check_fit(weights, newer | {"model.one_more": (7,)})
+
+
+def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights_module, "BLOCK", 1000)
+    file = tmp_path / "a.safetensors"
+    save_file({"w": torch.arange(3333, dtype=torch.uint8)}, file)
+    (tmp_path / "copy").mkdir()
+    seen = []
+    size = file.stat().st_size
+    monkeypatch.setattr(weights_module, "_reflink", lambda origin, target: False)
+    clone_files(
+        (file,), tmp_path / "copy", link=False, progress=lambda done, total: seen.append((done, total))
+    )
+    assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
+    assert seen == [*((done, size) for done in range(1000, size, 1000)), (size, size), (size, size)]
+
+
+def test_a_tensor_that_config_json_asks_for_is_missed(single):
+    weights = read_headers(single)
+    expected = weights.shapes | {"model.layers.9.mlp.weight": (4, 4)}
+    with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.layers\.9\.mlp\.weight"):
+        check_fit(weights, expected)
+    check_fit(weights, expected, frozenset({"model.layers.9.mlp.weight"}))
+
+
+def print_of(*files: Path) -> str:
+    return fingerprint(Weights(files, {}))
+
+
+@pytest.fixture
+def three_mib(tmp_path) -> Path:
+    """A file longer than what the fingerprint reads at one time."""
+    (tmp_path / SINGLE).write_bytes(bytes(3 << 20))
+    return tmp_path / SINGLE
+
+
+def test_a_copy_of_the_weights_has_their_fingerprint(three_mib, tmp_path):
+    (tmp_path / "copy").mkdir()
+    copy = tmp_path / "copy" / three_mib.name
+    copy.write_bytes(three_mib.read_bytes())
+    assert print_of(copy) == print_of(three_mib)
+
+
+@pytest.mark.parametrize("at", [0, 3 << 19, (3 << 20) - 1])
+def test_the_fingerprint_tells_a_byte_at_the_beginning_in_the_middle_and_at_the_end(three_mib, at):
+    before, content = print_of(three_mib), bytearray(three_mib.read_bytes())
+    content[at] = 1
+    three_mib.write_bytes(content)
+    assert print_of(three_mib) != before
+
+
+def test_the_fingerprint_tells_how_long_a_file_is(three_mib):
+    before = print_of(three_mib)
+    three_mib.write_bytes(bytes(4 << 20))
+    assert print_of(three_mib) != before
+
+
+def test_the_fingerprint_tells_what_a_file_is_called(three_mib):
+    before = print_of(three_mib)
+    assert print_of(three_mib.rename(three_mib.with_name("other.safetensors"))) != before
+
+
+def test_the_fingerprint_is_of_every_file(three_mib, tmp_path):
+    (tmp_path / "second").write_bytes(b"a")
+    before = print_of(three_mib, tmp_path / "second")
+    (tmp_path / "second").write_bytes(b"b")
+    assert print_of(three_mib, tmp_path / "second") != before

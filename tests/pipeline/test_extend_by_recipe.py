@@ -1,0 +1,264 @@
+"""`ropepatch extend --recipe --eval`: the main job in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from hub_server import Hub, environment, serving, speak_to
+from run_recipes import small_recipe
+from transformers import AutoModelForCausalLM
+
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.results import as_read
+
+SUITE = """
+to: [2x]
+tasks:
+  - {task: perplexity, windows: 2, lengths: [128, 512]}
+  - {task: passkey, trials: 1, lengths: [128], depths: [0.5]}
+"""
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """Where `--push` pushes to."""
+    with serving(Hub()) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a recipe and a suite."""
+    folder = tmp_path_factory.mktemp("place")
+    recipe = as_read(small_recipe().to_dict())
+    (folder / "six.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "suite.yaml").write_text(SUITE)
+    return folder
+
+
+def ropepatch(place, *words):
+    without = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
+    alone = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
+    line = [sys.executable, "-m", "ropepatch", *words]
+    return subprocess.run(line, cwd=place, env=alone, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def without_a_token(monkeypatch):
+    """Whoever runs the tests is nobody on the Hub."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+
+
+@pytest.fixture
+def run_at(place, run_here, without_a_token):
+    """`ropepatch` in this process, in the folder with the recipe."""
+    return partial(run_here, cwd=place)
+
+
+LINE = ("extend", "tiny", "--recipe", "six.yaml", "--eval", "suite.yaml", "--out", "out")
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    done = ropepatch(place, *LINE)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def record(done, place):
+    return json.loads((place / "out" / "ropepatch.json").read_text())
+
+
+def test_the_target_and_the_method_are_those_of_the_recipe(record):
+    assert (record["target"], record["method"]) == (512, "yarn")
+
+
+def test_stock_transformers_loads_what_it_makes(done, place):
+    assert AutoModelForCausalLM.from_pretrained(place / "out").config.max_position_embeddings == 512
+
+
+def test_it_is_measured_as_it_is_scaled_and_trained(record):
+    assert [task["task"] for task in record["evaluation"]["tasks"]] == ["perplexity", "passkey"]
+    for task in record["evaluation"]["tasks"]:
+        assert {"as it is", "yarn", "yarn + six"} <= task["results"].keys()
+
+
+def test_the_evidence_lies_in_the_folder(done, place):
+    assert len(list((place / "out" / "evaluation").glob("*.json"))) >= 6
+    assert "yarn + six" in (place / "out" / "evaluation.html").read_text()
+    assert (place / "out" / "adaptation" / "history.json").is_file()
+
+
+def test_it_says_how_far_it_is_and_how_fast_on_stderr(done):
+    assert "step 6/6, loss" in done.stderr
+    assert "tokens/s" in done.stderr
+    assert "short-context loss" in done.stderr
+
+
+def test_it_prints_the_outcome_and_nothing_else_on_stdout(done):
+    assert "yarn + six" in done.stdout
+    assert "out: 256 -> 512 tokens, yarn" in done.stdout
+    assert "tokens/s" not in done.stdout
+
+
+def test_the_same_command_again_finds_all_of_it_done(done, place, run_at):
+    before = (place / "out" / "model.safetensors").stat().st_mtime_ns
+    again = run_at(*LINE)
+    assert again.returncode == 0, again.stderr
+    assert "is finished" in again.stderr
+    assert "step" not in again.stderr
+    assert again.stdout == done.stdout
+    assert (place / "out" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, run_at):
+    gated = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
+    assert gated.returncode == 1
+    assert "beyond the 0.00% allowed" in gated.stderr
+    allowed = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "50%")
+    assert allowed.returncode == 0
+
+
+def test_without_a_recipe_the_scaled_model_is_measured_beside_the_base(run_at):
+    done = run_at("extend", "tiny", "--to", "512", "--eval", "suite.yaml", "--out", "free", "--json")
+    assert done.returncode == 0, done.stderr
+    tasks = json.loads(done.stdout)["evaluation"]["tasks"]
+    assert all({"as it is", "yarn"} == task["results"].keys() - {"floor"} for task in tasks)
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(place, run_at):
+    done = run_at("extend", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
+    assert done.returncode == 0
+    assert "512" in done.stdout
+    assert not [path for path in place.iterdir() if path.name.startswith("dry")]
+
+
+REPO = "local/tiny-512"
+# In a process of its own, and without ropepatch.
+STOCK = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+with torch.inference_mode():
+    logits = [model(ids[None], use_cache=False).logits[0] for ids in torch.load(sys.argv[2])]
+assert not [name for name in sys.modules if name.startswith("ropepatch")]
+torch.save(logits, sys.argv[3])
+"""
+
+
+@pytest.fixture(scope="module")
+def pushed(done, place, hub):
+    """Once more, with `--push`: all is done but that."""
+    speaking = environment(hub, place / "home", "hf_token")
+    line = [sys.executable, "-m", "ropepatch", *LINE[:4], "--out", "out", "--push", REPO, "--json"]
+    pushed = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert pushed.returncode == 0, pushed.stderr
+    return pushed
+
+
+def test_push_brings_what_is_finished_to_the_hub_with_its_evidence(pushed, hub):
+    files = hub.files(REPO)
+    assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= files.keys()
+    assert {"adaptation/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
+    assert "step" not in pushed.stderr
+    record = json.loads(pushed.stdout)
+    assert (record["pushed"]["url"], record["target"]) == (f"{hub.url}/{REPO}", 512)
+    assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
+
+
+def test_stock_transformers_loads_it_from_the_hub_and_gives_the_logits_that_were_evaluated(
+    pushed, place, hub, tiny
+):
+    documents = held_out_tales(tiny[1], length=512, count=2)
+    torch.save([document.ids for document in documents], place / "ids.pt")
+    speaking = environment(hub, place / "elsewhere", None)
+    words = [sys.executable, "-c", STOCK, REPO, "ids.pt", "logits.pt"]
+    done = subprocess.run(words, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    logits = torch.load(place / "logits.pt")
+    written = AutoModelForCausalLM.from_pretrained(place / "out").eval()
+    nats = []
+    for document, row in zip(documents, logits, strict=True):
+        with torch.inference_mode():
+            assert torch.equal(written(document.ids[None], use_cache=False).logits[0], row)
+        nats.append(torch.nn.functional.cross_entropy(row[:-1].double(), document.ids[1:]).item())
+    (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-six.json")
+    measured = {row["length"]: row["nats"] for row in json.loads(file.read_text())["tables"]["by_length"]}
+    assert sum(nats) / len(nats) == pytest.approx(measured[512], abs=1e-6)
+
+
+def test_the_card_says_the_command_and_quotes_the_results(pushed, place, hub):
+    card = hub.files(REPO)["README.md"].decode()
+    # That of the call that made it, which is not the one that only pushed it.
+    assert "\nropepatch extend tiny --recipe six.yaml --eval suite.yaml --out out\n" in card
+    (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-six.json")
+    last = json.loads(file.read_text())["tables"]["by_length"][-1]
+    assert f"{last['nats']:.3f}" in card
+
+
+def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed, hub, run_at, monkeypatch):
+    speak_to(hub, monkeypatch, "hf_token")
+    hub.fail("POST", "/api/repos/create", 403, times=1)
+    done = run_at(*LINE[:4], "--out", "out", "--push", "local/other", "--json")
+    assert done.returncode == 2
+    assert "; the checkpoint is written: `ropepatch push" in done.stderr
+    assert json.loads(done.stdout)["target"] == 512
+
+
+def test_what_failed_its_gate_is_not_pushed(done, place, hub, run_at, monkeypatch):
+    speak_to(hub, monkeypatch, "hf_token")
+    red = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red")
+    assert red.returncode == 1
+    assert "not pushed" in red.stderr
+    assert "local/red" not in hub.models
+    record = json.loads((place / "out" / "ropepatch.json").read_text())
+    assert record["adaptation"]["gate"]["most"] == 0.0  # or a plain `push` would let it through
+    assert not record["adaptation"]["gate"]["passed"]
+
+
+def test_the_command_line_goes_before_the_recipe(run_at):
+    words = ("extend", "tiny", "--recipe", "six.yaml", "--to", "1k", "--method", "ntk", "--dry-run", "--json")
+    plan = json.loads(run_at(*words).stdout)
+    assert (plan["target"], plan["method"]) == (1024, "ntk")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("extend", "tiny"), "--to is missing"),
+        (("extend", "tiny", "--to", "1k", "--max-short-loss-increase", "2%"), "needs a --recipe"),
+        (("extend", "tiny", "--recipe", "six.yaml", "--link-weights"), "--link-weights beside --recipe"),
+        (
+            ("extend", "tiny", "--recipe", "six.yaml", "--max-short-loss-increase", "two"),
+            "'two' is not a share",
+        ),
+        (
+            ("extend", "tiny", "--recipe", "six.yaml", "--max-short-loss-increase", "-1%"),
+            "'-1%' is not a share",
+        ),
+        (("extend", "tiny", "--recipe", "six.yaml", "--push", "a/b/c"), "'a/b/c' is no name of a repository"),
+        (("extend", "tiny", "--recipe", "six.yaml", "--push", "me/it"), "no token for the Hub"),
+        (("extend", "tiny", "--recipe", "six.yaml", "--eval", "dem"), "unknown suite 'dem'"),
+        (("extend", "tiny", "--recipe", "tyni"), "unknown recipe 'tyni'"),
+        (("extend", "tiny", "--recipe", "none.yaml"), "none.yaml is not a recipe"),
+        (("extend", "tiny", "--recipe", "six.yaml", "--out", "taken"), "already exists"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(place, run_at, words, message):
+    (place / "taken").mkdir(exist_ok=True)
+    before = sorted(path.name for path in place.iterdir())
+    done = run_at(*words)
+    assert done.returncode == 2
+    error, *rest = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert all(line.startswith("hint: ") for line in rest)
+    assert sorted(path.name for path in place.iterdir()) == before

@@ -1,0 +1,423 @@
+"""An extension is measured before and after: as it is, patched and adapted, side by side."""
+
+import gc
+import json
+import shutil
+import weakref
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_checkpoint import tiny_llama_folder
+
+import ropepatch
+from ropepatch.cli.measured import check_places, measure_extension_and_print, named_suite
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import FLOOR, comparisons
+from ropepatch.evaluation.measuring import AS_IT_IS, measure, measure_extension
+from ropepatch.evaluation.results import as_read, read_result
+from ropepatch.evaluation.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
+from ropepatch.evaluation.summaries import summary
+from ropepatch.model import source
+from ropepatch.model.loading import load_model
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.report.plots import figures
+
+PLAN = ropepatch.plan("tiny", to=512)
+TALES = PerplexityTask(windows=2, gain=True)
+KEYS = PasskeyTask(lengths=("0.5x", "2x"), depths=(0.5, 1.0), trials=1)
+SHORT = PerplexityTask(windows=1, lengths=(64,))
+# Of a suite only the tasks count.
+SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """The checkpoint of the plan: the same weights, other frequencies."""
+    return ropepatch.extend(PLAN, tmp_path_factory.mktemp("extended") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def trained(extended, tmp_path_factory):
+    """The same with one tensor changed, as if it was trained."""
+    folder = tmp_path_factory.mktemp("trained") / "checkpoint"
+    shutil.copytree(extended, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(tensors) if name.endswith("q_proj.weight"))
+    tensors[name] = tensors[name] * 1.01
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(extended, tmp_path_factory):
+    """What there is of the extended checkpoint, and the folder it was written to."""
+    out = tmp_path_factory.mktemp("results")
+    return list(measure_extension(SUITE, PLAN, extended, label="again", out=out)), out
+
+
+@pytest.fixture(scope="module")
+def after(results, trained, tmp_path_factory):
+    """What there is of the trained checkpoint, where the others were measured before."""
+    out = tmp_path_factory.mktemp("after")
+    for file in results[1].iterdir():
+        if "again" not in file.name:
+            shutil.copy(file, out)
+    return list(measure_extension(SUITE, PLAN, trained, label="yarn + mine", out=out, progress=only_mine))
+
+
+def only_mine(name):
+    assert "yarn + mine" in name, f"{name} is measured again"
+    return nullcontext(lambda done, total: None)
+
+
+def unmeasurable(name):
+    raise AssertionError(f"{name} is measured")
+
+
+def of(results, task, label):
+    (found,) = (result for result in results if (result.task, result.label) == (task, label))
+    return found
+
+
+def test_every_task_is_measured_as_it_is_patched_and_adapted(results):
+    assert [(result.task, result.label) for result in results[0]] == [
+        ("perplexity", FLOOR),
+        ("perplexity", AS_IT_IS),
+        ("perplexity", "yarn"),
+        ("passkey", AS_IT_IS),
+        ("passkey", "yarn"),
+        ("perplexity", "again"),
+        ("passkey", "again"),
+    ]
+
+
+@pytest.mark.parametrize("task", ["perplexity", "passkey"])
+def test_a_checkpoint_that_was_not_trained_measures_what_the_patched_model_does_to_the_bit(results, task):
+    again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
+    assert as_read(again.tables) == as_read(patched.tables)
+    assert as_read(again.tables) != as_read(of(results[0], task, AS_IT_IS).tables)
+
+
+def test_before_and_after_meet_in_one_comparison_for_each_task(after):
+    reading, asking = comparisons(after)
+    for group in (reading, asking):
+        assert (group.model, group.trained, group.target) == ("tiny", 256, 512)
+        assert list(group.results) == [AS_IT_IS, "yarn", "yarn + mine"]
+        assert len({len(result.tables["by_length"]) for result in group.results.values()}) == 1
+    assert reading.floor.label == FLOOR
+    assert reading.lengths() == [128, 256, 512]
+    assert asking.lengths() == [128, 512]
+
+
+def test_the_adapted_model_is_what_stock_transformers_loads(after, trained, tiny):
+    tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
+    curve = ropepatch.perplexity(load_model(trained), None, tales)
+    found = of(after, "perplexity", "yarn + mine").tables["by_length"]
+    assert [row["nats"] for row in found] == [curve.at(length).mean for length in (128, 256, 512)]
+    assert found[-1]["nats"] != of(after, "perplexity", "yarn").tables["by_length"][-1]["nats"]
+
+
+def test_an_adapted_result_says_whose_weights_it_has_and_what_they_were_made_from(after, results, trained):
+    before, mine = (of(after, "passkey", label).model for label in ("yarn", "yarn + mine"))
+    assert mine["weights"] == fingerprint(read_headers(trained)) != before["weights"]
+    assert mine["adapted_from"] == before["weights"]
+    assert {key: mine[key] for key in before if key != "weights"} == {
+        key: before[key] for key in before if key != "weights"
+    }
+    assert "adapted_from" not in before
+    assert [result.label for result in after if result.adapted] == ["yarn + mine"] * 2
+    assert not any(result.adapted for result in results[0])  # the weights of the extended one are the base's
+
+
+def test_its_scaling_is_that_of_the_plan(after):
+    scaling = of(after, "perplexity", "yarn + mine").scaling
+    assert as_read(scaling) == as_read(of(after, "perplexity", "yarn").scaling)
+    assert (scaling["method"], scaling["factor"], scaling["target"]) == ("yarn", 2.0, 512)
+    assert scaling["inv_freq"] == PLAN.frequencies().inv_freq.tolist()
+
+
+def test_a_plan_scales_with_its_own_parameters(tmp_path):
+    made = ropepatch.plan("tiny", to=512, method="yarn", beta_fast=8.0)
+    suite = replace(SUITE, tasks=(SHORT,))
+    found = of(list(measure_extension(suite, made)), "perplexity", "yarn")
+    assert found.scaling["parameters"]["beta_fast"] == 8.0
+    with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
+        measure_extension(suite, made, ropepatch.extend(PLAN, tmp_path / "other"))
+
+
+def test_without_an_adapted_checkpoint_the_others_are_measured(tmp_path):
+    labels = [result.label for result in measure_extension(replace(SUITE, tasks=(SHORT,)), PLAN)]
+    assert labels == [FLOOR, AS_IT_IS, "yarn"]
+
+
+# Resumed
+
+
+def test_what_is_there_is_not_measured_again_and_no_model_is_loaded(results, extended, monkeypatch):
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_model", unmeasurable)
+    measured, out = results
+    again = list(measure_extension(SUITE, PLAN, extended, label="again", out=out, progress=unmeasurable))
+    assert [as_read(result.tables) for result in again] == [as_read(result.tables) for result in measured]
+
+
+def test_what_was_measured_before_the_training_is_taken_after_it(after, results):
+    """The progress of `after` refuses any other."""
+    for label in (AS_IT_IS, "yarn"):
+        for task in ("perplexity", "passkey"):
+            assert of(after, task, label).seconds == of(results[0], task, label).seconds
+
+
+def test_what_a_suite_measured_of_the_same_scaling_is_taken(tmp_path):
+    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,))
+    list(measure(suite, out=tmp_path))
+    assert len(list(measure_extension(suite, PLAN, out=tmp_path, progress=unmeasurable))) == 3
+
+
+def test_a_result_of_other_trained_weights_is_refused_at_once(results, trained):
+    with pytest.raises(RopepatchError, match=r"again.json was measured with other settings \(model\)"):
+        measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
+
+
+def test_a_result_of_weights_trained_from_others_is_refused(results, extended, tmp_path):
+    name = "tiny-512-passkey-again.json"
+    content = json.loads((results[1] / name).read_text())
+    content["model"]["adapted_from"] = "0" * 64
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(RopepatchError, match=r"other settings \(model\)"):
+        measure_extension(SUITE, PLAN, extended, label="again", out=tmp_path)
+
+
+def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model_was_called(
+    tmp_path, monkeypatch
+):
+    folder = tiny_llama_folder(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for model, text, adapted in (
+        ("model", "text.txt", None),
+        (str(folder), str(tmp_path / "text.txt"), tmp_path / "adapted"),
+    ):
+        made = ropepatch.plan(model, to=128)
+        if adapted is not None:
+            ropepatch.extend(made, adapted)
+        suite = Suite(to=("1x",), tasks=(PerplexityTask(text=text, windows=2),))
+        found = list(measure_extension(suite, made, adapted, out=tmp_path / "out"))
+    (group,) = comparisons(found)
+    assert list(group.results) == [AS_IT_IS, "yarn", "adapted"]
+    assert group.parameters["text"] == str(tmp_path / "text.txt")
+
+
+def test_the_files_of_all_three_make_one_comparison(results):
+    reading, asking = comparisons([read_result(file) for file in sorted(results[1].glob("*.json"))])[::-1]
+    assert set(reading.results) == set(asking.results) == {AS_IT_IS, "yarn", "again"}
+
+
+# What is refused, before anything is measured
+
+
+@pytest.mark.parametrize("label", ["yarn", AS_IT_IS, FLOOR, "as-it-is"])
+def test_a_label_that_is_taken_is_refused(label, extended):
+    with pytest.raises(RopepatchError, match="two results would be called tiny-512-perplexity"):
+        measure_extension(SUITE, PLAN, extended, label=label)
+
+
+def test_a_checkpoint_without_the_frequencies_of_the_plan_is_refused():
+    with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
+        measure_extension(SUITE, PLAN, source.TINY)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(RopepatchError, match="no folder"):
+        measure_extension(SUITE, PLAN, tmp_path / "absent")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(RopepatchError, match="holds a PEFT adapter, not a model"):
+        measure_extension(SUITE, PLAN, tmp_path)
+
+
+def test_a_checkpoint_with_another_attention_factor_is_refused(extended, tmp_path):
+    shutil.copytree(extended, tmp_path / "copy")
+    file = tmp_path / "copy" / "config.json"
+    content = json.loads(file.read_text())
+    for key in ("rope_parameters", "rope_scaling"):
+        content[key]["attention_factor"] = 1.5
+    file.write_text(json.dumps(content))
+    with pytest.raises(RopepatchError, match="does not have the frequencies"):
+        measure_extension(SUITE, PLAN, tmp_path / "copy")
+
+
+def test_a_mistake_in_a_task_is_found_before_anything_is_measured(tmp_path):
+    made = ropepatch.plan(str(tiny_llama_folder(tmp_path / "model")), to=128)
+    with pytest.raises(RopepatchError, match="--text is missing"):
+        measure_extension(SUITE, made, progress=unmeasurable)
+
+
+def test_lengths_beyond_the_target_of_the_plan_are_refused():
+    with pytest.raises(RopepatchError, match="beyond the target of 512"):
+        measure_extension(replace(SUITE, tasks=(replace(TALES, lengths=("4x",)),)), PLAN)
+
+
+# How
+
+
+def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, monkeypatch):
+    loaded = []
+
+    def load(folder):
+        gc.collect()
+        assert all(model() is None for _, model in loaded)
+        model = load_model(folder)
+        loaded.append((folder, weakref.ref(model)))
+        return model
+
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_model", load)
+    tasks = (SHORT, replace(SHORT, windows=2))
+    assert len(list(measure_extension(replace(SUITE, tasks=tasks), PLAN, extended))) == 8
+    assert [folder for folder, _ in loaded] == [source.TINY, extended]
+
+
+def test_the_models_are_put_on_the_device(extended, monkeypatch):
+    seen = []
+
+    def look(model, *args, **options):
+        seen.append(model.device.type)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
+    suite = replace(SUITE, tasks=(SHORT,))
+    running = measure_extension(suite, PLAN, extended, device="meta")
+    with pytest.raises(KeyboardInterrupt):
+        list(running)
+    assert seen == ["meta"]
+
+
+def test_the_texts_are_read_by_the_tokenizer_of_the_base_once(extended, monkeypatch):
+    folders = []
+    load = ropepatch.evaluation.measuring.load_tokenizer
+    monkeypatch.setattr(
+        "ropepatch.evaluation.measuring.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
+    )
+    list(measure_extension(replace(SUITE, tasks=(SHORT,)), PLAN, extended))
+    assert folders == [source.TINY]
+
+
+def test_the_revision_is_that_of_the_plan(monkeypatch):
+    asked = []
+
+    def find(name, revision, *, weights):
+        asked.append((name, revision, weights))
+        return replace(source.find_source(name, weights=weights), revision=revision)
+
+    monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
+    made = replace(PLAN, revision="commit")
+    found = list(measure_extension(replace(SUITE, tasks=(SHORT,)), made))
+    assert asked == [("tiny", "commit", True)]
+    assert found[-1].model["revision"] == "commit"
+
+
+@pytest.mark.parametrize("method", ["dynamic", "dynamic-yarn"])
+def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path, method):
+    """Stock transformers recomputes `dynamic` as it reads; for `dynamic-yarn` a checkpoint holds yarn."""
+    made = ropepatch.plan("tiny", to=512, method=method)
+    kept = made if made.exportable else ropepatch.plan("tiny", to=512, method="yarn")
+    folder = ropepatch.extend(kept, tmp_path / "checkpoint")
+    suite = replace(SUITE, tasks=(PerplexityTask(windows=1, lengths=(512,)),))
+    found = list(measure_extension(suite, made, folder))
+    (group,) = comparisons(found)
+    patched, saved = (group.at(512)[name]["nats"] for name in (method, "adapted"))
+    assert saved == pytest.approx(patched, abs=1e-3)
+    assert abs(group.at(512)[AS_IT_IS]["nats"] - patched) > 0.1
+
+
+def test_tasks_of_lm_eval_run_on_all_three(extended):
+    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"depths": [0.5], "trials": 2})
+    found = list(measure_extension(replace(SUITE, tasks=(task,)), PLAN, extended))
+    (group,) = comparisons(found)
+    scores = {
+        name: {row["metric"]: row["value"] for row in rows} for name, rows in group.rows("scores").items()
+    }
+    assert scores[AS_IT_IS]["acc"] == 0
+    assert scores["yarn"] == scores["adapted"]
+    assert scores["adapted"]["acc"] == 1
+
+
+# What is shown
+
+
+def test_one_figure_shows_all_three(after):
+    drawn = figures(after)
+    assert list(drawn) == ["perplexity", "positions", "gain", "passkey", "wavelengths-yarn", "rotations-yarn"]
+    labels = {line.get_label() for line in drawn["perplexity"].axes[0].lines}
+    assert {AS_IT_IS, "yarn", "yarn + mine", "floor"} <= labels
+    titles = [axes.get_title("left") for axes in drawn["passkey"].axes]
+    assert [title for title in titles if title] == [AS_IT_IS, "yarn", "yarn + mine"]
+
+
+def test_a_summary_of_all_three_is_small(after):
+    text = json.dumps(summary(after), allow_nan=False)
+    assert len(text) < 3000
+    assert "yarn + mine" in text
+
+
+@pytest.fixture
+def shown(extended, tmp_path, monkeypatch, capsys):
+    """What the command line shows of an extension, by the options."""
+    monkeypatch.setattr("ropepatch.cli.measured.device", lambda: "cpu")
+
+    def show(**options):
+        suite = replace(SUITE, tasks=(replace(SHORT, windows=2), replace(KEYS, lengths=("0.5x",))))
+        given = {"label": "yarn + mine", "out": tmp_path / "out", "report": tmp_path / "report.html"}
+        found = measure_extension_and_print(suite, PLAN, extended, **given | options)
+        return found, capsys.readouterr()
+
+    return show
+
+
+def test_the_command_line_shows_one_table_per_task_and_one_report(shown, tmp_path):
+    found, printed = shown()
+    heads = [line.split("  ") for line in printed.out.splitlines() if "yarn + mine" in line]
+    columns = [[cell.strip() for cell in head if cell.strip()] for head in heads]
+    assert columns == [["floor", AS_IT_IS, "yarn", "yarn + mine"], [AS_IT_IS, "yarn", "yarn + mine"]]
+    assert "perplexity, yarn + mine, 512 tokens" in printed.err
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<h3>Perplexity</h3>") == page.count("<h3>Pass keys</h3>") == 1
+    assert len(list((tmp_path / "out").glob("*.json"))) == len(found) == 7
+
+
+def test_json_is_left_to_the_command(shown):
+    _, printed = shown(as_json=True)
+    assert printed.out == ""
+
+
+def test_a_report_that_is_there_is_refused_before_anything_is_measured(shown, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(RopepatchError, match="already exists"):
+        shown()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_folder_for_results(tmp_path):
+    check_places(tmp_path, tmp_path / "report.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RopepatchError, match="is a file"):
+        check_places(tmp_path / "file", None)
+
+
+def test_a_suite_by_name_takes_the_text_that_is_given():
+    reading, keys = named_suite("demo", text="books", field="body", split="train").tasks
+    assert (reading.text, reading.field, reading.split) == ("books", "body", "train")
+    assert reading.gain
+    assert keys == PasskeyTask(trials=4)
+    with pytest.raises(RopepatchError, match="--field and --split are of --text, which is missing"):
+        named_suite("demo", text=None, field="body", split="test")
+    with pytest.raises(RopepatchError, match="--field and --split are of --text, which is missing"):
+        named_suite("demo", text=None, field="text", split="train")
+    assert named_suite("demo", text=None, field="text", split="test").tasks[0].text is None
+
+
+def test_the_same_texts_are_read_by_all(after):
+    digests = {result.parameters["digest"] for result in after if result.task == "perplexity"}
+    assert len(digests) == 1

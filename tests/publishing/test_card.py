@@ -1,0 +1,951 @@
+"""A card says what was done and what was measured, and no number that nobody measured."""
+
+import ast
+import builtins
+import importlib.util
+import json
+import re
+import shutil
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from checkpoint_folders import edit_json
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.repocard_data import model_index_to_eval_results
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from made_results import adapted, asking, reading, scoring
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import as_read
+from ropepatch.extension.writing import plan_record
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.publishing.card import Extended, card_text, write_card
+from ropepatch.publishing.card.names import shown_command, shown_name
+from ropepatch.publishing.card.papers import PAPERS, address, bibtex
+from ropepatch.publishing.card.usage import GGUF_TYPES
+from ropepatch.publishing.card.writing import MARKER
+from ropepatch.scaling import METHODS
+
+GATE = {"base": 0.61237, "now": 0.61849, "increase": 0.009994, "most": 0.02, "passed": True}
+BASE = reading("as it is", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the adapted
+TRAINED_WEIGHTS = adapted(reading("yarn", [0.6, 2.0, 12.0])).model["weights"]
+ADAPTATION = {"steps": 600, "tokens": 1_234_567, "seconds": 1234.5, "device": "CPU, 2 threads", "gate": GATE}
+REVISION = "6f5d4e3c2b1a09876f5d4e3c2b1a09876f5d4e3c"
+VERIFIED = {"frequencies": "equal", "logits": "equal"}
+PARAMETERS = {"custom": {"divisors": [1.5] * 16}, "abf": {"rope_theta": 80_000.0}}
+PARAMETERS |= {"longrope": {"long_factor": [2.5] * 16}}
+PARAMETERS |= {"longrope-switch": {"long_factor": [2.5] * 16, "short_factor": [1.5] * 16}}
+
+
+def record(method="yarn", model="tiny", **more):
+    made = ropepatch.plan(model, to=1024, method=method, **PARAMETERS.get(method, {}))
+    return as_read(plan_record(made)) | {"verified": VERIFIED} | more
+
+
+TRAINED = [
+    reading("floor", [0.41234, 0.39345, 0.38456]),
+    reading("as it is", [0.61111, 2.02222, 12.03333]),
+    reading("yarn", [0.65551, 0.60662, 0.55773], method="yarn"),
+    adapted(reading("yarn + mine", [0.62884, 0.50995, 0.45006], method="yarn")),
+    asking("as it is", [4, 0, 0]),
+    asking("yarn", [4, 3, 1], method="yarn"),
+    adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
+]
+SCORED = [
+    scoring("as it is", {("long_task", "acc"): 0.10123, ("short_task", "exact_match"): 0.5}),
+    scoring("yarn", {("long_task", "acc"): 0.40456}, method="yarn"),
+]
+NAMED = {"name": "me/tiny-1k", "files": frozenset({"tokenizer.json", "adaptation", "evaluation.html"})}
+COMMAND = "ropepatch extend tiny --to 1k --recipe mine --eval demo"
+MADE = {
+    "trained": Extended(
+        record=record(adaptation=ADAPTATION, command=COMMAND),
+        results=TRAINED,
+        weights=TRAINED_WEIGHTS,
+        **NAMED,
+    ),
+    "training-free": Extended("tiny-1k", record("ntk", base={})),
+    "scored": Extended("tiny-1k", record(), SCORED, weights=BASE),
+    "licensed": Extended(
+        "me/tiny-1k",
+        record(base={"license": "llama2", "language": ["en", "de"]})
+        | {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION},
+        TRAINED[:3],
+        weights=BASE,
+    ),
+    "scaled before": Extended(
+        "tiny-1k",
+        record(
+            "linear",
+            LlamaConfig(
+                rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+                max_position_embeddings=256,
+                name_or_path="llama",
+            ),
+        )
+        | {"earlier": {"method": "linear", "target": 512}},
+    ),
+    "an adapter": Extended(
+        "me/adapter-1k",
+        {k: v for k, v in record(adaptation=ADAPTATION).items() if k != "verified"},
+        files=frozenset({"adapter_config.json"}),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MADE)
+def made(request):
+    return MADE[request.param]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A real checkpoint with results."""
+    out = tmp_path_factory.mktemp("made") / "tiny-1k"
+    ropepatch.extend(ropepatch.plan("tiny", to=1024, method="yarn"), out)
+    (out / "evaluation").mkdir()
+    weights = {"weights": fingerprint(read_headers(out))}
+    for k, result in enumerate([*TRAINED[:3], *TRAINED[4:6]]):
+        replace(result, model={**result.model, **weights}).write(out / "evaluation" / f"{k}.json")
+    return out
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "tiny-1k")
+
+
+def blocks(card, language):
+    return re.findall(rf"^```{language}\n(.*?)\n```$", card, re.MULTILINE | re.DOTALL)
+
+
+def tables(card):
+    """Every table as rows of cells, by the heading above it."""
+    found, heading = {}, ""
+    for line in card.splitlines():
+        heading = line.lstrip("# ") if line.startswith("#") else heading
+        if line.startswith("| "):
+            found.setdefault(heading, []).append(re.split(r" ?(?<!\\)\| ?", line)[1:-1])
+    return {name: [rows[0], *rows[2:]] for name, rows in found.items()}
+
+
+# Every number comes from the record or the results
+
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)*(?:[eE][-+]?\d+)?(?:%|[km]\b)?")
+UNQUOTED = {
+    "inv_freq",
+    "inv_freq_before",
+    "evaluation",
+    "by_document",
+    "by_position",
+    "cells",
+    "gain",
+    "recipe",
+}
+
+
+def numbers_of(text):
+    return NUMBER.findall(re.sub(r"\\(.)", r"\1", text))
+
+
+def leaves(content):
+    """Every number and text in JSON-like data that a card may quote."""
+    if isinstance(content, dict):
+        shares = [content["correct"] / content["n"]] if {"correct", "n"} <= content.keys() else []
+        kept = [part for key, value in content.items() if key not in UNQUOTED for part in leaves(value)]
+        return [*shares, *content, *kept]
+    if isinstance(content, list | tuple):
+        return [part for item in content for part in leaves(item)]
+    return [] if content is None or isinstance(content, bool) else [content]
+
+
+def agrees(shown, value):
+    """Whether a number as printed is the value, rounded."""
+    digits = shown.rstrip("%km").replace(",", "")
+    scale = {"%": 100, "k": 1 / 1024, "m": 1 / 1024**2}.get(shown[-1], 1)
+    if digits.count(".") > 1:
+        return False
+    mantissa, _, exponent = digits.lower().partition("e")
+    places = len(mantissa.partition(".")[2])
+    return float(f"{scale * abs(value):.{places}{'e' if exponent else 'f'}}") == float(digits)
+
+
+def unfounded(card, made):
+    """The numbers of a card that are neither in the record nor in the results."""
+    told = [made.record, made.name, [vars(result) for result in made.results]]
+    known = leaves(as_read(told))
+    texts = {number for part in known if isinstance(part, str) for number in numbers_of(part)}
+    values = [part for part in known if isinstance(part, int | float)]
+    said = re.sub(r"^```bibtex.*?^```$", "", card, flags=re.MULTILINE | re.DOTALL)
+    said = re.sub(r"(Intervals: Wilson's, |its |\()95 %( interval|\.)|bands: 95 % intervals", "", said)
+    return [
+        number
+        for number in numbers_of(said)
+        if number not in texts and not any(agrees(number, value) for value in values)
+    ]
+
+
+def test_every_number_is_in_the_record_or_the_results(made):
+    assert unfounded(card_text(made), made) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_number_is_in_the_record_of_every_method(method):
+    made = Extended("tiny-1k", record(method))
+    assert unfounded(card_text(made), made) == []
+
+
+def test_a_number_that_was_made_up_would_be_found():
+    made = MADE["trained"]
+    card = card_text(made)
+    places = [match for match in NUMBER.finditer(card) if match.start() < card.index("```bibtex")]
+    seen = 0
+    for match in places:
+        last = match.end() - 1 - (match[0][-1] in "%km")
+        changed = card[:last] + str((int(card[last]) + 3) % 10) + card[last + 1 :]
+        seen += bool(unfounded(changed, made))
+    assert seen > 0.85 * len(places), f"{seen} of {len(places)}"
+    assert unfounded(card + "It is 3.7 times as good.", made) == ["3.7"]
+
+
+# What was measured
+
+
+def test_the_tables_hold_what_the_results_say_at_every_length():
+    found = tables(card_text(MADE["trained"]))
+    heads, *rows = found["Perplexity and loss"]
+    assert heads == ["tokens", "as it is", "yarn", "**yarn + mine** (this checkpoint)", "floor"]
+    in_order = [TRAINED[1], TRAINED[2], TRAINED[3], TRAINED[0]]
+    for k, row in enumerate(rows):
+        assert row[0] == f"{[256, 512, 1024][k]:,}"
+        for cell, result in zip(row[1:], in_order, strict=True):
+            stated = result.tables["by_length"][k]
+            shown = [float(number.replace(",", "")) for number in re.findall(r"[\d.,]+(?:e\+\d+)?", cell)]
+            wanted = [stated["perplexity"], stated["nats"], *stated["interval"]]
+            assert shown == pytest.approx(wanted, rel=0.04 if "e+" in cell else 1e-3, abs=6e-4)
+    heads, *rows = found["Pass keys"]
+    assert heads == ["tokens", "as it is", "yarn", "**yarn + mine** (this checkpoint)"]
+    assert [row[-1] for row in rows] == [
+        "12 of 12 (76% to 100%)",
+        "12 of 12 (76% to 100%)",
+        "9 of 12 (47% to 91%)",
+    ]
+
+
+def test_scores_of_lm_eval_stand_beside_those_of_the_base():
+    assert tables(card_text(MADE["scored"]))["lm-eval"] == [
+        ["task", "metric", "as it is", "**yarn** (this checkpoint)"],
+        ["long\\_task", "acc", "0.1012 ± 0.02", "0.4046 ± 0.02"],
+        ["short\\_task", "exact\\_match", "0.5 ± 0.02", "–"],
+    ]
+
+
+def test_the_outcome_at_the_target_comes_first():
+    assert (
+        "Its loss at 1,024 tokens of books is 0.450 nats per token (95 % interval 0.350 to 0.550), "
+        "perplexity 1.568; the base model: 12.033, perplexity 1.7e+05. "
+        "Of the pass keys at 1,024 tokens it finds "
+        "9 of 12 (95 % interval 47% to 91%); the base model finds 0 of 12."
+    ) in card_text(MADE["trained"])
+
+
+def test_what_the_extension_did_to_the_old_context_is_told():
+    card = card_text(MADE["trained"])
+    assert card.partition("### Within the old context\n\n")[2].splitlines()[:3] == [
+        "- Loss at 256 tokens of books: 0.611 (0.511 to 0.711) before, 0.629 (0.529 to 0.729) after.",
+        "- Pass keys at 256 tokens: 12 of 12 before, 12 of 12 after.",
+        "- Loss on the text that was watched during the training: 0.612 nats per token before, 0.618 after "
+        "(+1.00%), within the 2.00% allowed.",
+    ]
+
+
+def test_a_gate_that_is_red_is_told():
+    gate = GATE | {"now": 0.7, "increase": 0.143, "passed": False}
+    trained = ADAPTATION | {"gate": gate}
+    assert "(+14.30%), **beyond** the 2.00% allowed" in card_text(Extended("x", record(adaptation=trained)))
+
+
+def test_without_results_it_says_that_nothing_was_measured():
+    card = card_text(MADE["training-free"])
+    assert "## What was measured\n\nNothing was measured on this checkpoint.\n\n## How it was made" in card
+    assert "nats" not in card
+    assert "model-index" not in card
+
+
+def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
+    others = [
+        reading("as it is", [0.6, 2.0, 12.0]),
+        reading("linear", [0.9, 0.8, 2.75], method="linear"),
+        adapted(reading("yarn + mine", [0.6, 0.5, 0.45], method="yarn")),
+    ]
+
+    def claimed(stated, results, weights=BASE):
+        return Extended("x", stated, results, weights=weights).evidence
+
+    assert claimed(record(), TRAINED[:3])
+    assert claimed(record(), others) == claimed(record(), others, TRAINED_WEIGHTS) == []
+    assert claimed(record(adaptation=ADAPTATION), TRAINED[:3]) == []
+    assert claimed(record() | {"factor": 8.0}, TRAINED[:3]) == []
+    assert claimed(record() | {"target": 2048}, TRAINED[:3]) == []
+    parameters = record()["parameters"] | {"beta_fast": 16.0}
+    assert claimed(record() | {"parameters": parameters}, TRAINED[:3]) == []
+    assert claimed(record(), TRAINED[:3], "sha256:other") == claimed(record(), TRAINED[:3], None) == []
+    nameless = [replace(r, model={k: v for k, v in r.model.items() if k != "weights"}) for r in TRAINED[:3]]
+    assert claimed(record(), nameless, None) == []
+
+
+def test_of_two_trainings_of_one_scaling_that_of_these_weights_is_quoted():
+    other = replace(TRAINED[3], label="a better one", model={**TRAINED[3].model, "weights": "sha256:89ab"})
+    made = MADE["trained"]
+    for results in ([*TRAINED, other], [other, *TRAINED]):
+        card = card_text(replace(made, results=results))
+        assert "**yarn + mine** (this checkpoint)" in card
+        assert "**a better one**" not in card
+
+
+def test_weights_that_were_replaced_after_the_measurement_are_given_no_results(copied):
+    write_card(copied)
+    assert "### Pass keys" in (copied / "README.md").read_text()
+    file = copied / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    write_card(copied)
+    card = (copied / "README.md").read_text()
+    assert "### Pass keys" not in card
+    assert "model-index" not in card
+
+
+def test_the_order_of_the_results_does_not_matter():
+    made = MADE["trained"]
+    assert card_text(replace(made, results=TRAINED[::-1])) == card_text(made)
+
+
+def test_two_measurements_of_one_task_stand_apart():
+    twice = [*TRAINED[:3], *(replace(r, parameters={**r.parameters, "text": "plays"}) for r in TRAINED[:3])]
+    made = Extended(
+        "x", record(), twice, weights=BASE, captions={"perplexity": "first", "perplexity-2": "second"}
+    )
+    card = card_text(made)
+    assert card.count("### Perplexity and loss") == 2
+    assert "![first](evaluation/perplexity.png)" in card
+    assert "![second](evaluation/perplexity-2.png)" in card
+    assert "evaluation/perplexity-2.png" not in card_text(replace(made, captions={"perplexity": "first"}))
+    found = ModelCard(card).data.eval_results
+    assert {(r.dataset_name, r.metric_value) for r in found} == {("books", 1.7467), ("plays", 1.7467)}
+
+
+def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
+    shorter = [
+        replace(r, target=1024)
+        for r in (
+            reading("as it is", [0.6, 2.0], lengths=(256, 512)),
+            reading("yarn", [0.65, 0.6], lengths=(256, 512), method="yarn"),
+        )
+    ]
+    beyond = {"length": 4096, **shorter[1].tables["by_length"][0]} | {"length": 4096}
+    scaling = {**shorter[1].scaling, "factor": 4.0, "target": 1024}
+    shorter[1] = replace(
+        shorter[1], scaling=scaling, tables={"by_length": [*shorter[1].tables["by_length"], beyond]}
+    )
+    card = card_text(Extended("x", record(), shorter, weights=BASE))
+    assert "Its loss at 512 tokens of books is 0.600" in card
+    (result,) = ModelCard(card).data.eval_results
+    assert (result.metric_name, result.metric_value) == ("perplexity at 512 tokens", 1.8221)
+
+
+def test_a_perplexity_that_no_number_holds_is_infinite():
+    endless = reading("yarn", [0.6, 0.7, 800.0], method="yarn", width=None)
+    card = card_text(Extended("x", record(), [endless], weights=BASE))
+    assert tables(card)["Perplexity and loss"][-1] == ["1,024", "∞<br>800.000"]
+    (result,) = ModelCard(card).data.eval_results
+    assert (result.metric_type, result.metric_value) == ("loss", 800.0)
+
+
+# The front matter
+
+
+def test_the_metadata_come_back_as_they_were_written(made):
+    card = card_text(made)
+    data = ModelCard(card).data
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert data.to_dict() == front
+    assert ModelCardData(**front).to_dict() == front
+    if "model-index" in front:
+        name, results = model_index_to_eval_results(front["model-index"])
+        assert (name, results) == (made.short_name, data.eval_results)
+
+
+def test_the_hub_is_told_what_this_checkpoint_reads_and_finds():
+    found = ModelCard(card_text(MADE["trained"])).data.eval_results
+    assert [(r.dataset_name, r.metric_type, r.metric_value) for r in found] == [
+        ("books", "perplexity", 1.5684),
+        ("pass keys in generated text", "accuracy", 0.75),
+    ]
+    assert [r.metric_args["length"] for r in found] == [1024, 1024]
+    assert {r.task_type for r in found} == {"text-generation"}
+
+
+def test_scores_carry_the_names_of_their_tasks_and_metrics():
+    (result,) = ModelCard(card_text(MADE["scored"])).data.eval_results
+    told = (result.dataset_name, result.metric_type, result.metric_name, result.metric_value)
+    assert told == ("long_task", "accuracy", "acc", 0.4046)
+    assert result.metric_args == {"n": 20, "stderr": 0.02}
+
+
+def test_a_score_that_is_none_is_left_out():
+    scores = scoring("yarn", {("long_task", "acc"): 0.4, ("short_task", "acc"): 0.0}, method="yarn")
+    rows = [scores.tables["scores"][0], {**scores.tables["scores"][1], "value": None, "stderr": None}]
+    card = card_text(Extended("x", record(), [replace(scores, tables={"scores": rows})], weights=BASE))
+    assert len(ModelCard(card).data.eval_results) == 1
+    assert tables(card)["lm-eval"][-1] == ["short\\_task", "acc", "–"]
+
+
+LICENCES = [
+    ({"license": "llama2", "language": ["en", "de"]}, {"license": "llama2", "language": ["en", "de"]}),
+    (
+        other := {"license": "other", "license_name": "mine", "license_link": "https://example.org/l"},
+        other,
+    ),
+    ({}, {}),
+    (None, {}),
+]
+
+
+@pytest.mark.parametrize(("base", "wanted"), LICENCES)
+def test_licence_and_language_are_those_of_the_base_or_none(base, wanted):
+    stated = record() if base is None else record(base=base)
+    front = ModelCard(card_text(Extended("x", stated))).data.to_dict()
+    assert {key: value for key, value in front.items() if key.startswith(("license", "language"))} == wanted
+
+
+def front_of(**more):
+    files = frozenset(more.pop("files", ()))
+    data = ModelCard(card_text(Extended("x", record() | more, files=files))).data.to_dict()
+    return data.get("base_model"), data.get("base_model_relation"), data["library_name"]
+
+
+def test_a_base_model_is_named_where_it_is_on_the_hub():
+    hub = {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION}
+    name = hub["model"]
+    assert front_of(**hub) == (name, None, "transformers")
+    assert front_of(**hub, adaptation=ADAPTATION) == (name, "finetune", "transformers")
+    assert front_of(**hub, adaptation=ADAPTATION, files=["adapter_config.json"]) == (name, "adapter", "peft")
+    for local in ("tiny", "models/llama", "/data/llama"):
+        assert front_of(model=local, adaptation=ADAPTATION) == (None, None, "transformers")
+
+
+def test_tags_name_the_method():
+    assert ModelCard(card_text(MADE["training-free"])).data.tags == [
+        "ropepatch",
+        "long-context",
+        "rope-scaling",
+        "ntk",
+    ]
+
+
+# How to load it
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_vllm_is_told_as_the_engine_notes_say(method):
+    made = Extended("tiny-1k", record(method))
+    part = card_text(made).partition("### vLLM\n\n")[2].partition("\n##")[0]
+    engine = made.engine("vLLM")
+    if engine is None:
+        assert part == ""
+    elif engine["reads"] == "no":
+        assert part.startswith("vLLM does not read this rope")
+    else:
+        limit = " --max-model-len 1024" if "--max-model-len 1024" in engine["note"] else ""
+        assert part.startswith(f"```bash\nvllm serve tiny-1k{limit}\n```")
+        assert engine["note"] in re.sub(r"\\(.)", r"\1", part)
+
+
+def test_a_linear_scaling_needs_the_length_switch_of_vllm():
+    assert "vllm serve tiny-1k --max-model-len 1024" in card_text(Extended("tiny-1k", record("linear")))
+
+
+def exports(made):
+    return "--gguf" in card_text(made)
+
+
+def test_llama_cpp_gets_a_file_of_every_rope_that_has_one_table():
+    static = {m for m in METHODS if Extended("x", record(m)).record["engines"]} - {
+        "dynamic",
+        "longrope-switch",
+    }
+    assert {method for method in METHODS if exports(Extended("x", record(method)))} == static
+    assert "yarn" in static
+
+
+def test_llama_cpp_gets_no_file_of_what_its_llama_cannot_hold():
+    small = {"max_position_embeddings": 256, "name_or_path": "base"}
+    assert exports(Extended("x", record(model=MistralConfig(**small, sliding_window=None))))
+    assert not exports(Extended("x", record(model=MistralConfig(**small, sliding_window=64))))
+    assert not exports(Extended("x", record(model=Qwen3Config(**small))))
+    quantised = {"frequencies": "equal", "logits": "not compared: quantised weights"}
+    assert not exports(Extended("x", record() | {"verified": quantised}))
+
+
+def test_the_types_of_models_that_llama_cpp_gets_are_those_of_the_exporter():
+    assert import_module("ropepatch.publishing.gguf.layout").MODEL_TYPES == GGUF_TYPES
+
+
+def test_the_lines_of_llama_cpp_follow_from_the_name():
+    (lines,) = [block for block in blocks(card_text(MADE["trained"]), "bash") if "llama-cli" in block]
+    assert lines == "ropepatch export me/tiny-1k --gguf\nllama-cli -m tiny-1k.gguf -c 1024"
+
+
+def test_the_lines_of_transformers_run_as_printed(copied, monkeypatch):
+    write_card(copied)
+    (lines, *_) = blocks((copied / "README.md").read_text(), "python")
+    names = {}
+    monkeypatch.chdir(copied.parent)
+    exec(lines, names)
+    assert names["model"].config.max_position_embeddings == 1024
+    assert names["tokenizer"]("a key")["input_ids"]
+
+
+def test_an_adapter_is_loaded_with_the_rope_it_was_trained_under():
+    made = MADE["an adapter"]
+    (lines, _) = blocks(card_text(made), "python")
+    compile(lines, "card", "exec")
+    assert 'ropepatch.load_adapter(snapshot_download("me/adapter-1k"))' in lines
+    assert "vllm" not in card_text(made).lower()
+    assert "loads without ropepatch" not in card_text(made)
+    local = replace(made, name="adapter", record={**made.record, "model": "/data/llama"})
+    assert 'load_adapter("adapter", base="path/to/llama")' in card_text(local)
+
+
+def test_every_engine_is_listed_with_its_note():
+    made = MADE["trained"]
+    rows = tables(card_text(made))["Who reads this rope"][1:]
+    told = [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows]
+    assert told == [[e["engine"], e["reads"], e["note"]] for e in made.record["engines"]]
+
+
+# How it was made
+
+
+def test_the_command_is_printed_and_the_plan_as_yaml():
+    card = card_text(MADE["trained"])
+    assert COMMAND in blocks(card, "bash")
+    (plan,) = blocks(card, "yaml")
+    stated = MADE["trained"].record
+    told = yaml.safe_load(plan)
+    assert told["config_changes"]["rope_parameters"] == stated["config_changes"]["rope_parameters"]
+    assert told["parameters"] == {k: v for k, v in stated["parameters"].items() if v is not None}
+    same = (
+        "method",
+        "factor",
+        "target",
+        "rope_theta",
+        "attention_factor",
+        "original_max_position_embeddings",
+    )
+    assert {key: told[key] for key in same} == {key: stated[key] for key in same}
+
+
+def test_long_lists_are_left_to_the_record():
+    (plan,) = blocks(card_text(Extended("x", record("custom"))), "yaml")
+    assert yaml.safe_load(plan)["parameters"]["divisors"] == "a list, see ropepatch.json"
+
+
+@pytest.mark.parametrize("method", ["yarn", "custom", "ntk-by-parts"])
+def test_the_lines_of_python_make_the_same_plan(method, tmp_path, monkeypatch):
+    parameters = PARAMETERS.get(method, {}) | ({"beta": 16.0} if method == "ntk-by-parts" else {})
+    made = ropepatch.plan("tiny", to=1024, method=method, factor=5.0, **parameters)
+    (tmp_path / "ropepatch.json").write_text(json.dumps(plan_record(made)))
+    monkeypatch.chdir(tmp_path)
+    card = card_text(Extended("x", as_read(plan_record(made))))
+    lines = blocks(card, "python")[-1].splitlines()
+    assert lines.pop() == 'ropepatch.extend(plan, "x")'
+    names = {}
+    exec("\n".join(lines), names)
+    assert names["plan"] == made
+
+
+def test_the_lines_of_python_pin_the_revision():
+    plan = f'ropepatch.plan("meta-llama/Llama-2-7b-hf", to=1024, method="yarn", revision="{REVISION}")'
+    assert plan in card_text(MADE["licensed"])
+
+
+def test_a_training_from_python_names_its_recipe():
+    made = Extended("x", record(adaptation=ADAPTATION))
+    assert 'ropepatch.adapt(plan, ropepatch.read_recipe("adaptation/recipe.yaml"), "x")' in card_text(made)
+
+
+def test_cost_proof_and_history_are_told():
+    card = card_text(MADE["trained"])
+    assert "Training: 600 steps, 1,234,567 tokens, 1,234.5 seconds, on CPU, 2 threads." in card
+    stock = MADE["trained"].record["versions"]["transformers"]
+    assert f"Reloaded with stock transformers {stock} and compared with the model it was written from" in card
+    assert "frequencies equal, logits equal." in card
+    assert "extended by ropepatch, with `linear` to 512 tokens" in card_text(MADE["scaled before"])
+
+
+def test_warnings_of_the_plan_are_passed_on():
+    made = MADE["scaled before"]
+    assert made.record["warnings"]
+    told = re.sub(r"\\(.)", r"\1", card_text(made))
+    assert all(f"- Warning: {warning}." in told for warning in made.record["warnings"])
+
+
+def test_a_factor_that_was_folded_is_told():
+    made = Extended("x", record(folded_attention_factor=1.1386294361))
+    assert "The attention factor, 1.1386, was folded into the query weights" in card_text(made)
+
+
+def test_losses_and_training_from_before_folding_are_said_to_be_from_before():
+    stated = record(adaptation=ADAPTATION)
+    folded = card_text(Extended("x", stated | {"folded_attention_factor": 1.14}))
+    assert "on 1,234,567 tokens, before folding." in folded
+    assert "- Training, before folding: 600 steps" in folded
+    assert "watched during the training, before folding: 0.612 nats" in folded
+    assert "before folding" not in card_text(Extended("x", stated))
+
+
+# Whom to cite
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_the_paper_of_every_method_can_be_cited(method):
+    if method.paper == "–":
+        assert bibtex(method.paper) is None
+        return
+    made = bibtex(method.paper)
+    assert made is not None, f"PAPERS has no entry for {method.paper}"
+    assert made.count("{") == made.count("}")
+    assert address(method.paper) in made
+    assert bibtex(method.paper) in card_text(Extended("x", record(method.name)))
+
+
+def test_no_paper_is_listed_that_no_method_has():
+    assert set(PAPERS) == {method.paper for method in METHODS.values()} - {"–"}
+
+
+@pytest.mark.parametrize("paper", [paper for paper in PAPERS if paper.startswith("arXiv")])
+def test_the_year_and_the_eprint_of_a_paper_follow_from_its_number(paper):
+    assert PAPERS[paper].year == 2000 + int(paper[6:8])
+    assert f"eprint        = {{{paper[6:]}}}," in bibtex(paper)
+
+
+@pytest.mark.parametrize(
+    "paper",
+    [
+        "–",
+        "",
+        "a talk",
+        "arXiv:12",
+        "javascript:alert(1)",
+        "arXiv:9999.00001",
+        "evil.example/a",
+        "http://a.b",
+    ],
+)
+def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(paper):
+    card = card_text(Extended("x", record() | {"method": "of a stranger", "paper": paper}))
+    assert bibtex(paper) is None
+    assert card.count("@misc{") == 1
+    assert "@misc{ropepatch," in card
+    assert f"](https://{paper}" not in card
+    assert f"]({paper}" not in card
+    assert f"(`{paper}`)" in card or not paper
+
+
+def test_the_paper_of_a_registered_method_is_ropepatchs_own():
+    card = card_text(Extended("x", record() | {"paper": "evil.example/a"}))
+    assert "[arXiv:2309.00071](https://arxiv.org/abs/2309.00071)" in card
+    assert "evil" not in card
+
+
+def test_the_base_model_and_ropepatch_are_cited():
+    (entries,) = blocks(card_text(MADE["licensed"]), "bibtex")
+    assert "author        = {{meta-llama}}," in entries
+    assert f"note          = {{revision {REVISION}}}," in entries
+    assert f"note          = {{version {ropepatch.__version__}}}," in entries
+
+
+# Names of the user's own
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf"),
+        ("tiny", "tiny"),
+        ("held-out tales", "held-out tales"),
+        ("./llama", "llama"),
+        ("../models/llama", "llama"),
+        ("~/llama/", "llama"),
+        ("/home/alice/llama", "llama"),
+        (r"C:\Users\alice\llama", "llama"),
+        ("a/b/c", "c"),
+        ("/", "/"),
+    ],
+)
+def test_of_a_path_the_last_part_is_shown(typed, shown):
+    assert shown_name(typed) == shown
+
+
+def test_a_command_keeps_its_words_and_loses_its_folders():
+    typed = (
+        "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k "
+        "--text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]' --recipe ./mine.yaml "
+        "--push me/llama"
+    )
+    assert shown_command(typed) == (
+        "ropepatch extend 'llama 2' --to 32k --text=books --out x --set 'divisors=[1.0, 2.0]' "
+        "--recipe mine.yaml --push me/llama"
+    )
+    assert shown_command("ropepatch extend '/home/alice/x") == r"ropepatch extend x"
+
+
+PARTS = st.lists(
+    st.text("abcxyz =-_.'\"$é", min_size=1, max_size=8).filter(str.strip), min_size=1, max_size=3
+)
+
+
+@given(PARTS, st.sampled_from(["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_folder_of_the_user_is_on_the_card(parts, root):
+    import shlex
+
+    path = root + "/".join(parts)
+    command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
+    results = [replace(r, parameters={**r.parameters, "text": path}) for r in TRAINED[:3]]
+    stated = record_of_yarn() | {"model": path, "command": command}
+    made = Extended("x", stated, results, weights=BASE)
+    assert made.evidence
+    assert "zorro" not in card_text(made)
+    del stated["command"]
+    assert "zorro" not in card_text(replace(made, record=stated))
+
+
+def record_of_yarn():
+    return dict(MADE["scored"].record)
+
+
+@given(st.text(max_size=60))
+@example("```\n---\nlicense: mit\n---\n# <script>alert(1)</script> | a | b |\n\n![x](http://x)")
+@example("-->\n<!--")
+@example("'quoted\n```\n# broken'")
+@example("]( http://evil.example )")
+@settings(max_examples=60, deadline=None)
+def test_no_name_breaks_the_card(name):
+    results = [
+        replace(r, label=name if r.scaling else r.label, parameters={**r.parameters, "text": name})
+        for r in TRAINED[:3]
+    ]
+    stated = record_of_yarn() | {"warnings": [name], "command": name, "model": name, "method": "yarn"}
+    made = Extended("me/x", stated, results, weights=BASE, captions={"perplexity": name})
+    card = card_text(made)
+    data = ModelCard(card).data
+    assert data.tags[0] == "ropepatch"
+    assert "license" not in data.to_dict()
+    rows = tables(card)["Perplexity and loss"]
+    assert {len(row) for row in rows} == {4}
+    assert card.count(MARKER) == 1
+    outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", card.partition(MARKER)[2], flags=re.MULTILINE | re.DOTALL)
+    assert not re.search(r"(?<!\\)<(?!br>)", outside)
+    assert [line for line in outside.splitlines() if line.startswith("# ")] == ["# x"]
+
+
+# The file
+
+
+def test_a_card_and_its_figures_are_written(copied):
+    files = write_card(copied, "me/tiny-1k")
+    names = [str(file.relative_to(copied)) for file in files]
+    assert names == ["README.md", "evaluation/perplexity.png", "evaluation/passkey.png"]
+    card = (copied / "README.md").read_text()
+    for file in files[1:]:
+        assert file.read_bytes().startswith(b"\x89PNG")
+        assert re.search(rf"!\[[^\]]{{20,}}\]\(evaluation/{file.name}\)", card)
+    assert 'from_pretrained("me/tiny-1k")' in card
+    assert ModelCard.load(copied / "README.md").data.library_name == "transformers"
+    assert not [*copied.rglob("*.partial")]
+
+
+def test_the_same_folder_gives_the_same_files_to_the_byte(copied):
+    first = {file: file.read_bytes() for file in write_card(copied)}
+    again = {file: file.read_bytes() for file in write_card(copied)}
+    assert first == again
+    assert len(first) == 3
+
+
+def test_the_card_is_called_like_its_folder(copied, monkeypatch):
+    monkeypatch.chdir(copied)
+    write_card(Path())
+    assert "# tiny-1k" in Path("README.md").read_text()
+
+
+def test_a_card_of_the_user_is_never_touched(copied):
+    own = b"---\nlicense: mit\n---\n# Mine\xff\n"
+    (copied / "README.md").write_bytes(own)
+    before = sorted(copied.rglob("*"))
+    assert write_card(copied) == []
+    assert (copied / "README.md").read_bytes() == own
+    assert sorted(copied.rglob("*")) == before
+
+
+def test_a_card_that_fails_leaves_everything_as_it_was(copied, monkeypatch):
+    write_card(copied)
+    (copied / "evaluation" / "passkey.png").unlink()
+    before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
+    writing = import_module("ropepatch.publishing.card.writing")
+
+    def full(figure, file):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "_save", full)
+    with pytest.raises(RopepatchError, match=r"cannot write .*README\.md: No space left"):
+        write_card(copied, "me/other")
+    assert {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()} == before
+
+
+def test_without_matplotlib_there_is_a_card_without_figures(copied, monkeypatch):
+    find, bring = importlib.util.find_spec, builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return bring(name, *args, **kwargs)
+
+    writing = import_module("ropepatch.publishing.card.writing")
+    monkeypatch.setattr(writing, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert write_card(copied) == [copied / "README.md"]
+    card = (copied / "README.md").read_text()
+    assert "![" not in card
+    assert "### Pass keys" in card
+
+
+def test_a_folder_that_ropepatch_did_not_make_gets_no_card(tmp_path):
+    with pytest.raises(RopepatchError, match=r"no ropepatch\.json in .*: ropepatch did not make it"):
+        write_card(tmp_path)
+    (tmp_path / "ropepatch.json").write_text('{"model": 3}')
+    with pytest.raises(RopepatchError, match=r"ropepatch\.json says nothing usable of model, got 3"):
+        write_card(tmp_path)
+
+
+DAMAGED = {
+    "earlier.target": {"earlier": {"method": "yarn", "target": "32k"}},
+    "earlier.method": {"earlier": {"target": 32768}},
+    "earlier": {"earlier": ["yarn"]},
+    "base": {"base": None},
+    "base.license": {"base": {"license": {"a": 1}}},
+    "base.language": {"base": {"language": ["en", 3]}},
+    "adaptation": {"adaptation": "trained"},
+    "adaptation.steps": {"adaptation": {"gate": GATE}},
+    "adaptation.tokens": {"adaptation": ADAPTATION | {"tokens": 1.5}},
+    "adaptation.gate": {"adaptation": ADAPTATION | {"gate": True}},
+    "adaptation.gate.now": {"adaptation": ADAPTATION | {"gate": GATE | {"now": None}}},
+    "verified": {"verified": "yes"},
+    "verified.logits": {"verified": {"logits": 3}},
+    "engines": {"engines": ["vLLM"]},
+    "engines.note": {"engines": [{"engine": "vLLM", "reads": "yes"}]},
+    "warnings": {"warnings": [1]},
+    "config_changes.rope_parameters": {"config_changes": {"rope_parameters": "yarn"}},
+    "layer_type": {"layer_type": ["full_attention"]},
+    "command": {"command": ["ropepatch"]},
+    "folded_attention_factor": {"folded_attention_factor": "1.1"},
+    "original_max_position_embeddings": {"original_max_position_embeddings": 0},
+    "target": {"target": 10**30},
+    "factor": {"factor": 10**400},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_value_of_the_wrong_kind_is_named_in_one_line(name):
+    with pytest.raises(RopepatchError, match=re.escape(f"says nothing usable of {name}, got ")) as caught:
+        Extended("x", record(**DAMAGED[name]))
+    assert "\n" not in str(caught.value)
+
+
+ODD = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=3)
+ODD = st.recursive(
+    ODD, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner)
+)
+FULL = record(adaptation=ADAPTATION, command=COMMAND, folded_attention_factor=1.1, layer_type=None)
+FULL |= {"earlier": {"method": "linear", "target": 512}, "base": {"license": "mit", "language": "en"}}
+
+
+def places_of(content, path=()):
+    if path:
+        yield path
+    inner = content.items() if isinstance(content, dict) else ()
+    inner = enumerate(content[:2]) if isinstance(content, list) else inner
+    for key, value in inner:
+        yield from places_of(value, (*path, key))
+
+
+@given(st.sampled_from([*places_of(FULL)]), ODD)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_record_makes_the_card_crash(path, value):
+    damaged = json.loads(json.dumps(FULL))
+    place = damaged
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    try:
+        made = Extended("me/x", damaged, files=frozenset({"tokenizer.json"}))
+    except RopepatchError:
+        return
+    ModelCard(card_text(made))
+    del damaged["command"]
+    card_text(made)
+
+
+@pytest.mark.parametrize("name", ["a=1)\nimport os; os.system('x')", "", "a b", "import", "1a", "*a"])
+def test_a_parameter_that_is_no_name_is_not_printed_as_python(name):
+    with pytest.raises(RopepatchError, match=r"names a parameter .*expected a plain name"):
+        Extended("x", record() | {"parameters": {name: 1.0}})
+
+
+def test_the_value_of_a_parameter_stays_a_value():
+    value = "1)\nimport os\nos.abort("
+    made = Extended("x", record() | {"parameters": {"beta_fast": value, "ramp": [value]}})
+    (*_, line, _) = blocks(card_text(made), "python")[-1].splitlines()
+    given = {word.arg: ast.literal_eval(word.value) for word in ast.parse(line).body[0].value.keywords}
+    assert (given["beta_fast"], given["ramp"]) == (value, [value])
+
+
+def test_a_text_that_is_no_unicode_is_written_all_the_same(copied):
+    edit_json(copied / "ropepatch.json", command="ropepatch \ud800")
+    write_card(copied)
+    assert "ropepatch '?'" in (copied / "README.md").read_text(encoding="utf-8")
+
+
+# A branch
+
+
+def test_every_line_that_loads_names_the_branch(copied):
+    write_card(copied, "me/tiny-1k", "longer/1k")
+    card = (copied / "README.md").read_text()
+    (lines, *_) = blocks(card, "python")
+    assert lines.count('from_pretrained("me/tiny-1k", revision="longer/1k")') == 2
+    assert "vllm serve me/tiny-1k --revision longer/1k" in card
+    assert "ropepatch export me/tiny-1k --revision longer/1k --gguf" in card
+    write_card(copied, "me/tiny-1k")
+    assert "longer/1k" not in (copied / "README.md").read_text()
+
+
+def test_an_adapter_is_downloaded_from_its_branch():
+    (lines, _) = blocks(card_text(replace(MADE["an adapter"], branch="longer")), "python")
+    assert 'load_adapter(snapshot_download("me/adapter-1k", revision="longer"))' in lines
+
+
+def test_a_damaged_result_is_named(copied):
+    (copied / "evaluation" / "0.json").write_text("{")
+    with pytest.raises(RopepatchError, match=r"0\.json is not a result"):
+        write_card(copied)
+    assert not (copied / "README.md").exists()

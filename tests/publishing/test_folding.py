@@ -1,0 +1,278 @@
+"""The attention factor in the query weights: the same logits, with 1 for the factor."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_folders import PAIRS, VOCABULARY, contents, edit_json, write_checkpoint
+from methods import STATIC, example
+from safetensors.torch import load_file
+from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import ropepatch
+from ropepatch import METHODS, RopepatchError
+from ropepatch.cli import app
+from ropepatch.publishing import folding
+from ropepatch.publishing.folding import fold_attention
+
+TARGET = 256
+TEMPERED = [name for name in STATIC if METHODS[name].saved_as != "–"]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama", max_shard_size="30KB")
+
+
+def extended(source: Path, out: Path, method: str = "yarn", **parameters) -> Path:
+    given = example(method, PAIRS).parameters() | parameters
+    return ropepatch.extend(ropepatch.plan(source, to=TARGET, method=method, **given), out)
+
+
+@pytest.fixture(scope="module")
+def yarn(template, tmp_path_factory) -> Path:
+    return extended(template, tmp_path_factory.mktemp("yarn") / "yarn")
+
+
+@pytest.fixture(scope="module")
+def folded(yarn) -> Path:
+    return fold_attention(yarn, yarn.parent / "folded")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+
+
+@torch.inference_mode()
+def logits(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.randint(3, VOCABULARY, (2, TARGET), generator=torch.Generator().manual_seed(1))
+    return model(ids, use_cache=False).logits
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """As a share of the largest logit, both by stock transformers."""
+    expected = logits(one)
+    return ((logits(other) - expected).abs().max() / expected.abs().max()).item()
+
+
+def random_model(model_type: str):
+    """With biases and norms that are not what they are at the start."""
+    model = tiny_model(model_type)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def record(folder: Path) -> dict:
+    return json.loads((folder / "ropepatch.json").read_text())
+
+
+def test_stock_transformers_gives_the_same_logits(yarn, folded):
+    assert largest_difference(yarn, folded) < 1e-5
+
+
+def test_the_factor_changes_the_logits_so_that_leaving_it_out_would_be_seen(yarn, tmp_path):
+    without = Path(shutil.copytree(yarn, tmp_path / "without"))
+    config = json.loads((without / "config.json").read_text())
+    parameters = config["rope_parameters"] | {"attention_factor": 1.0}
+    edit_json(without / "config.json", drop=("rope_scaling",), rope_parameters=parameters)
+    assert largest_difference(yarn, without) > 1e-2
+
+
+def test_the_factor_becomes_1_in_every_key_that_an_engine_may_read(folded):
+    config = json.loads((folded / "config.json").read_text())
+    for parameters in (config["rope_parameters"], config["rope_scaling"]):
+        factors = (parameters.get(key, 1.0) for key in ("attention_factor", "short_mscale", "long_mscale"))
+        assert set(factors) == {1.0}
+        # Engines that derive a factor take it from the ratio of these two.
+        assert parameters["original_max_position_embeddings"] == config["max_position_embeddings"] == TARGET
+
+
+def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(yarn, folded):
+    a = record(yarn)["attention_factor"]
+    before, after = weights(yarn), weights(folded)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        expected = tensor * a**2 if "q_proj" in name else tensor
+        assert torch.allclose(after[name], expected, rtol=1e-6, atol=0)
+        assert torch.equal(after[name], tensor) == ("q_proj" not in name)
+    assert sum("q_proj" in name for name in before) == 2
+
+
+def test_shards_and_index_stay_as_they_were(yarn, folded):
+    files = sorted(file.name for file in yarn.glob("*safetensors*"))
+    assert len(files) > 2
+    assert sorted(file.name for file in folded.glob("*safetensors*")) == files
+
+
+@pytest.mark.parametrize("method", TEMPERED)
+def test_every_method_with_a_factor_of_its_own_can_be_folded(template, tmp_path, method):
+    made = extended(template, tmp_path / "made", method)
+    if record(made)["attention_factor"] == 1:
+        with pytest.raises(RopepatchError, match="attention factor of 1"):
+            fold_attention(made, tmp_path / "folded")
+    else:
+        assert largest_difference(made, fold_attention(made, tmp_path / "folded")) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "folded_into"),
+    [
+        ("qwen2", "q_proj.bias"),
+        ("qwen3", "q_norm.weight"),  # times w
+        ("gemma3_text", "q_norm.weight"),  # times 1 + w, and of the global layers alone
+        ("olmo2", "q_norm.weight"),  # over all heads at once
+        ("mixtral", "q_proj.weight"),
+    ],
+)
+def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_type, folded_into):
+    random_model(model_type).save_pretrained(tmp_path / "source")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    out = fold_attention(made, tmp_path / "out")
+    before, after = weights(made), weights(out)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(name.endswith(folded_into) for name in changed)
+    assert largest_difference(made, out) < 1e-5
+
+
+def test_only_the_layers_whose_rope_is_scaled_are_folded(tmp_path):
+    model = tiny_model("gemma3_text")
+    model.save_pretrained(tmp_path / "source")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    before, after = weights(made), weights(fold_attention(made, tmp_path / "out"))
+    changed = {int(name.split(".")[2]) for name in before if not torch.equal(before[name], after[name])}
+    kinds = model.config.layer_types
+    assert changed == {layer for layer, kind in enumerate(kinds) if kind == "full_attention"}
+    assert len(changed) < len(kinds)
+
+
+def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
+    source = write_checkpoint(tmp_path / "source", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    model.save_pretrained(source)
+    made = extended(source, tmp_path / "made")
+    out = fold_attention(made, tmp_path / "out")
+    assert {tensor.dtype for tensor in weights(out).values()} == {torch.bfloat16}
+    assert record(out)["verified"]["logits"].startswith("within ")
+
+
+def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path):
+    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made")
+    assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
+    assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
+    out = fold_attention(made, tmp_path / "out")
+    assert {t.dtype for name, t in weights(out).items() if "q_proj" in name} == {torch.float32}
+    assert float(record(out)["verified"]["logits"].split()[1]) < 1e-5
+
+
+def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, folded):
+    before, after = record(yarn), record(folded)
+    assert after["folded_attention_factor"] == before["attention_factor"] > 1
+    assert after["attention_factor"] == 1
+    for key in ("method", "target", "original_max_position_embeddings", "model"):
+        assert after[key] == before[key]
+    assert after["config_changes"]["rope_parameters"]["rope_type"] == "longrope"
+    assert after["verified"]["frequencies"] == "equal"
+
+
+def test_what_was_measured_on_other_weights_is_not_carried_over(yarn, tmp_path):
+    measured = Path(shutil.copytree(yarn, tmp_path / "measured"))
+    edit_json(measured / "ropepatch.json", evaluation={"tasks": []}, command="ropepatch extend")
+    out = fold_attention(measured, tmp_path / "out")
+    assert not {"evaluation", "command"} & record(out).keys()
+
+
+def test_a_checkpoint_that_ropepatch_did_not_make_is_folded_too(yarn, tmp_path):
+    stranger = Path(shutil.copytree(yarn, tmp_path / "stranger"))
+    (stranger / "ropepatch.json").unlink()
+    out = fold_attention(stranger, tmp_path / "out")
+    assert largest_difference(stranger, out) < 1e-5
+    assert record(out)["folded_attention_factor"] > 1
+
+
+def refused(source: Path, tmp_path: Path) -> str:
+    before = contents(source)
+    with pytest.raises(RopepatchError) as error:
+        fold_attention(source, tmp_path / "out")
+    assert contents(source) == before
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*.partial"))
+    assert error.value.hint
+    return str(error.value)
+
+
+def test_a_model_with_a_factor_of_1_has_nothing_to_fold(template, tmp_path):
+    assert "attention factor of 1" in refused(template, tmp_path)
+
+
+def test_quantised_weights_are_refused(yarn, tmp_path):
+    source = Path(shutil.copytree(yarn, tmp_path / "source"))
+    edit_json(source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "quantised" in refused(source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("phi3", "no projection to queries alone"), ("gpt_neox", "only part of each head")],
+)
+def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, reason):
+    tiny_model(model_type).save_pretrained(tmp_path / "source")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    assert reason in refused(made, tmp_path)
+
+
+@pytest.mark.parametrize("power", [0.5, 0.0, -1.0])
+def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatch, power):
+    write = folding._write
+    monkeypatch.setattr(
+        folding, "_write", lambda file, out, scale, *rest: write(file, out, scale**power, *rest)
+    )
+    assert "changes the logits" in refused(yarn, tmp_path)
+
+
+def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
+    random_model("qwen3").save_pretrained(tmp_path / "source")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    monkeypatch.setattr(folding, "_offset", lambda norm: 1.0)
+    assert "changes the logits" in refused(made, tmp_path)
+
+
+def test_an_interruption_leaves_nothing(yarn, tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fold_attention(yarn, tmp_path / "out", progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def export(*words: str):
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def test_the_command_says_what_was_folded_and_that_the_logits_stay(yarn, tmp_path):
+    done = export(yarn, "--fold-attention", "--out", tmp_path / "out")
+    assert done.exit_code == 0
+    assert "attention factor 1.1386 -> 1" in done.stdout
+    assert "logits within" in done.stdout
+    as_json = export(yarn, "--fold-attention", "--out", tmp_path / "again", "--json")
+    assert json.loads(as_json.stdout) == record(tmp_path / "again")
+
+
+def test_without_a_name_the_folder_is_called_after_the_model(yarn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert export(yarn, "--fold-attention").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["yarn-folded"]
+
+
+def test_two_outputs_at_once_are_refused(yarn):
+    done = export(yarn, "--fold-attention", "--gguf")
+    assert "two outputs" in str(done.exception)

@@ -1,0 +1,1109 @@
+"""A push to a Hub on this machine: what it sends, what it refuses, and how it survives what goes wrong.
+
+The transfer is LFS over HTTP: the real Hub's Xet was not run.
+"""
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from checkpoint_folders import contents as everything
+from checkpoint_folders import edit_json, write_checkpoint
+from hub_server import Hub, environment, serving, speak_to
+from huggingface_hub import HfApi, constants, get_session, snapshot_download
+from huggingface_hub.utils import are_progress_bars_disabled
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.cli.push import push as push_command
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.publishing.card import MARKER
+from ropepatch.publishing.hub import Pushed, check_repo, push
+from ropepatch.publishing.hub.contents import evidence
+
+NAME = "local/tiny-2k"
+TOKEN = "hf_" + "0a" * 17
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+INDEX = "model.safetensors.index.json"
+CHANGES = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}
+RECORD = {
+    "method": "linear",
+    "config_changes": CHANGES,
+    "verified": {"frequencies": "equal", "logits": "equal"},
+    "adaptation": {"gate": {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}},
+}
+OURS = f"{MARKER}\n![keys](evaluation/passkey.png)"  # a card that ropepatch wrote
+# The command line with a push that writes no card: torch, which takes two seconds, stays out.
+ALONE = """
+import sys
+from types import SimpleNamespace
+
+sys.modules["ropepatch.publishing.card"] = SimpleNamespace(MARKER="ours", write_card=lambda *given: [])
+from ropepatch.cli import app, main
+from ropepatch.cli.push import push
+
+app.command()(push)
+main()
+"""
+
+
+def write(path: Path, content: str | dict) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def write_shards(folder: Path, seed: int = 0) -> None:
+    for number, shard in enumerate(SHARDS):
+        save_file({f"tensor{number}": np.full(20_000, seed + number, np.float32)}, folder / shard)
+    names = {f"tensor{number}": shard for number, shard in enumerate(SHARDS)}
+    write(folder / INDEX, {"metadata": {}, "weight_map": names})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A checkpoint as `extend` leaves it, with weights in three files of 80 kB."""
+    folder = tmp_path / "tiny-2k"
+    folder.mkdir()
+    write_shards(folder)
+    write(folder / "config.json", {"model_type": "llama"} | CHANGES)
+    write(folder / "ropepatch.json", RECORD)
+    write(folder / "tokenizer.json", {"version": "1.0"})
+    write(folder / "merges.txt", "a b")
+    write(folder / "evaluation.html", "<html>")
+    write(folder / "evaluation/passkey.json", {"found": 1.0})
+    write(folder / "evaluation/passkey.png", "drawn")
+    write(folder / "adaptation/recipe.yaml", "to: 2k")
+    prove(folder)
+    return folder
+
+
+def prove(folder: Path) -> None:
+    """Let the record say that the weights are the verified ones."""
+    edit_json(folder / "ropepatch.json", weights=fingerprint(read_headers(folder)))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with serving(Hub(token=TOKEN)) as hub:
+        speak_to(hub, monkeypatch, TOKEN)
+        yield hub
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path: data for path, (_, data) in everything(folder).items() if (folder / path).is_file()}
+
+
+def pushed(folder: Path, repo: str = NAME, **options) -> Pushed:
+    return push(folder, repo, card=False, **options)
+
+
+def refused(folder: Path, repo: str = NAME, **options) -> tuple[str, str]:
+    """Message and hint, each one line and without the token."""
+    with pytest.raises(RopepatchError) as caught:
+        pushed(folder, repo, **options)
+    message, hint = str(caught.value), caught.value.hint
+    assert message
+    assert hint
+    assert "\n" not in message + hint
+    assert TOKEN not in message + hint
+    return message, hint
+
+
+# what is sent
+
+
+def test_the_hub_then_has_exactly_the_files_of_the_folder(hub, folder):
+    done = pushed(folder)
+    assert hub.files(NAME) == files_of(folder)
+    assert (done.repo, done.url, done.branch) == (NAME, f"{hub.url}/{NAME}", "main")
+    assert (done.commit, done.created, done.dry_run) == (hub.head(NAME), True, False)
+    assert done.uploaded == {path: len(data) for path, data in files_of(folder).items()}
+    assert done.num_bytes == sum(done.uploaded.values())
+    assert (done.unchanged, done.deleted, done.left_out) == ((), (), ())
+    assert len(hub.arrived) == 3
+
+
+def test_a_push_without_changes_makes_no_commit(hub, folder):
+    first = pushed(folder)
+    hub.requests.clear()
+    said = []
+    second = pushed(folder, say=said.append)
+    assert (second.commit, second.uploaded, second.created) == (first.commit, {}, False)
+    assert second.unchanged == tuple(first.uploaded)
+    assert {method for method, _ in hub.requests} == {"GET"}
+    assert said == []
+
+
+def test_only_the_file_that_changed_is_sent(hub, folder):
+    first = pushed(folder)
+    write(folder / "tokenizer.json", {"version": "1.1"})
+    second = pushed(folder)
+    assert [*second.uploaded] == ["tokenizer.json"]
+    assert len(second.unchanged) == len(first.uploaded) - 1
+    assert len(hub.models[NAME].commits) == 3
+    assert hub.count("PUT") == 3
+    save_file({"tensor1": np.full(20_000, 7, np.float32)}, folder / SHARDS[1])
+    prove(folder)
+    assert [*pushed(folder).uploaded] == [SHARDS[1], "ropepatch.json"]
+    assert hub.count("PUT") == 4
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_own_is_not(hub, folder):
+    pushed(folder)
+    kept = {"README.md": b"mine", "notes.md": b"mine", "tiny.gguf": b"mine", "onnx/model.onnx": b"mine"}
+    for name, content in kept.items():
+        hub.change(NAME, **{name: content})
+    for name in [*SHARDS, INDEX, "evaluation/passkey.json", "evaluation/passkey.png", "evaluation.html"]:
+        (folder / name).unlink()
+    (folder / "adaptation/recipe.yaml").unlink()
+    save_file({"tensor": np.zeros(9, np.float32)}, folder / "model.safetensors")
+    prove(folder)
+    commits = len(hub.models[NAME].commits)
+    done = pushed(folder)
+    assert hub.files(NAME) == files_of(folder) | kept
+    assert len(hub.models[NAME].commits) == commits + 1
+    assert set(done.deleted) == {
+        *SHARDS,
+        INDEX,
+        "adaptation/recipe.yaml",
+        "evaluation.html",
+        "evaluation/passkey.json",
+        "evaluation/passkey.png",
+    }
+
+
+def test_a_push_that_only_deletes_is_a_commit_too(hub, folder):
+    before = pushed(folder).commit
+    (folder / "evaluation.html").unlink()
+    done = pushed(folder)
+    assert (done.uploaded, done.deleted) == ({}, ("evaluation.html",))
+    assert done.commit == hub.head(NAME) != before
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_in_a_repository_of_others_only_weights_are_replaced_and_by_force_alone(hub, folder):
+    own = {"evaluation/mine.json": b"{}", "evaluation.html": b"mine", "ropepatch.txt": b""}
+    weights = {"model.safetensors": b"old", "adapter_config.json": b"{}", "adapter_model.safetensors": b"old"}
+    hub.create(NAME, own | weights)
+    (folder / "evaluation.html").unlink()
+    for dry_run in (True, False):
+        message, hint = refused(folder, dry_run=dry_run)
+        assert message == f"{NAME} holds other weights: {', '.join(sorted(weights))}"
+        assert "--force" in hint
+    assert hub.files(NAME) == own | weights
+    done = pushed(folder, force=True)
+    assert hub.files(NAME) == files_of(folder) | own
+    assert set(done.deleted) == set(weights)
+
+
+def test_weights_of_others_are_not_overwritten_under_their_own_names_either(hub, folder):
+    hub.create(NAME, {SHARDS[0]: b"old", SHARDS[1]: (folder / SHARDS[1]).read_bytes()})
+    assert refused(folder)[0] == f"{NAME} holds other weights: {SHARDS[0]}"
+    assert hub.files(NAME)[SHARDS[0]] == b"old"
+    hub.create("local/same", {SHARDS[1]: (folder / SHARDS[1]).read_bytes()})
+    pushed(folder, "local/same")
+
+
+def test_a_new_branch_replaces_the_weights_and_the_card_that_main_keeps(hub, folder):
+    theirs = {"model.safetensors": b"old", "README.md": b"# theirs"}
+    hub.create(NAME, theirs)
+    write(folder / "README.md", OURS)
+    hub.fail("POST", "/commit/", 500)
+    refused(folder, revision="longer")
+    hub.faults.clear()
+    pushed(folder, revision="longer")
+    assert hub.files(NAME) == theirs
+    assert hub.files(NAME, "longer") == files_of(folder)
+    hub.create("local/other", theirs)
+    hub.models["local/other"].branches["longer"] = hub.head("local/other")
+    hub.change("local/other", "longer", **{"model.safetensors": b"longer"})
+    message, _ = refused(folder, "local/other", revision="longer")
+    assert message == "local/other holds other weights: model.safetensors"
+
+
+# the card of others
+
+
+def test_a_card_that_was_edited_on_the_hub_stays(hub, folder):
+    write(folder / "README.md", OURS)
+    assert pushed(folder).notes == ()
+    hub.change(NAME, **{"README.md": b"# mine, written on the Hub"})
+    write(folder / "merges.txt", "b c")
+    for dry_run in (True, False):
+        done = pushed(folder, dry_run=dry_run)
+        assert [*done.uploaded] == ["merges.txt"]
+        (note,) = done.notes
+        assert note.startswith("README.md on the Hub is not ropepatch's and stays")
+    assert hub.files(NAME) == files_of(folder) | {"README.md": b"# mine, written on the Hub"}
+
+
+def test_a_card_of_ropepatch_is_replaced_by_the_newer_one(hub, folder):
+    write(folder / "README.md", OURS)
+    pushed(folder)
+    write(folder / "README.md", f"{OURS} newer")
+    done = pushed(folder)
+    assert ([*done.uploaded], done.notes) == (["README.md"], ())
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_a_card_in_a_repository_that_ropepatch_never_wrote_stays(hub, folder):
+    hub.create(NAME, {"README.md": b"# theirs"})
+    write(folder / "README.md", OURS)
+    hub.fail("GET", "/resolve/", 503)
+    assert "answered 503" in refused(folder)[0]
+    hub.faults.clear()
+    pushed(folder)
+    assert hub.files(NAME) == files_of(folder) | {"README.md": b"# theirs"}
+
+
+def test_the_own_card_of_the_user_is_the_same_here_and_there(hub, folder):
+    write(folder / "README.md", "# mine")
+    pushed(folder)
+    assert pushed(folder).notes == ()
+    assert not any("/resolve/" in path for _, path in hub.requests)
+
+
+def test_a_dry_run_foretells_that_the_card_stays(hub, folder):
+    hub.create(NAME, {"README.md": b"# theirs"})
+    (note,) = push(folder, NAME, dry_run=True).notes
+    assert note.startswith("README.md on the Hub is not ropepatch's")
+
+
+def test_a_record_that_no_card_can_be_written_from_leaves_nothing_on_the_hub(hub, folder):
+    with pytest.raises(RopepatchError, match=r"passkey\.json: unknown result key"):
+        push(folder, NAME)
+    (folder / "evaluation/passkey.json").unlink()
+    with pytest.raises(RopepatchError, match=r"ropepatch\.json says nothing usable of model"):
+        push(folder, NAME)
+    assert hub.models == {}
+
+
+def test_the_model_card_is_written_before_files_are_compared(hub, folder, monkeypatch):
+    asked = []
+
+    def write_card(place: Path, repo: str, revision: str | None) -> None:
+        asked.append((place, repo, revision))
+        write(place / "README.md", "---\nlicense: mit\n---\n# A card")
+
+    monkeypatch.setattr("ropepatch.publishing.card.write_card", write_card)
+    done = push(folder, "tiny-2k")
+    push(folder, NAME, revision="main")
+    push(folder, NAME, revision="longer")
+    assert asked == [(folder, NAME, None), (folder, NAME, None), (folder, NAME, "longer")]
+    assert hub.files(NAME)["README.md"] == b"---\nlicense: mit\n---\n# A card"
+    assert "README.md" in done.uploaded
+
+
+def test_a_card_whose_metadata_the_hub_cannot_read_is_refused_before_anything_is_sent(hub, folder):
+    write(folder / "README.md", "---\nlicense: [mit\n---\n")
+    message, _ = refused(folder)
+    assert "README.md" in message
+    assert "Invalid YAML in metadata" in message
+    assert hub.count("PUT") == 0
+
+
+def test_a_name_alone_is_in_the_users_own_namespace(hub, folder):
+    assert pushed(folder, "tiny-2k").repo == NAME
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_a_branch_is_made_from_main_and_main_stays(hub, folder):
+    hub.create(NAME, {"notes.md": b"mine"})
+    before = hub.head(NAME)
+    said = []
+    done = pushed(folder, revision="longer/2k", say=said.append)
+    assert hub.head(NAME) == before
+    assert hub.files(NAME, "longer/2k") == files_of(folder) | {"notes.md": b"mine"}
+    assert (done.branch, done.commit) == ("longer/2k", hub.head(NAME, "longer/2k"))
+    assert done.url == f"{hub.url}/{NAME}/tree/longer/2k"
+    assert "creating the branch longer/2k" in said
+    assert pushed(folder, revision="longer/2k").uploaded == {}
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_new_repository_is_private_if_asked_for(hub, folder, private):
+    pushed(folder, private=private)
+    assert hub.models[NAME].private is private
+    if private:
+        assert pushed(folder, private=True).uploaded == {}
+
+
+def test_a_public_repository_is_not_silently_taken_for_a_private_one(hub, folder):
+    hub.create(NAME)
+    for dry_run in (False, True):
+        message, _ = refused(folder, private=True, dry_run=dry_run)
+        assert message == f"{NAME} exists and is public"
+    assert hub.files(NAME) == {}
+
+
+# what is not sent
+
+
+def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
+    stays = ["pytorch_model.bin", "pytorch_model.bin.index.json", "modeling_tiny.py", "optimizer.pt", ".env"]
+    stays += [".hidden.json", "x.json.partial", ".x.json.0a1b.partial", "model-00004-of-00003.safetensors"]
+    stays += [
+        "LICENSE.bin",
+        "NOTICE.txt.pkl",
+        "trainer_state.json",
+        "training_args.json",
+        "additional_chat_templates/tool.py",
+        "extra.safetensors",
+        "training_args.bin",
+        "evaluation/cache.pkl",
+        "run/state.json",
+        ".git/config",
+    ]
+    sent = files_of(folder)
+    for name in stays:
+        write(folder / name, "{}")
+    own = ["LICENSE", "LICENSE-2.0.txt", "NOTICE.md", "additional_chat_templates/tool.jinja"]
+    for name in own:
+        write(folder / name, "own")
+    done = pushed(folder)
+    assert hub.files(NAME) == sent | dict.fromkeys(own, b"own")
+    assert set(done.left_out) == {
+        *(name for name in stays if "/" not in name and not name.startswith(".")),
+        "run",
+    }
+
+
+def test_figures_that_the_card_no_longer_shows_stay_behind(hub, folder):
+    write(folder / "evaluation/passkey-2.png", "drawn")
+    card = f"{MARKER}\n![keys](evaluation/passkey-2.png)"
+    for readme, missing in (("# mine", set()), (card, {"evaluation/passkey.png"})):
+        write(folder / "README.md", readme)
+        hub.models.clear()
+        pushed(folder)
+        assert files_of(folder).keys() - hub.files(NAME).keys() == missing
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "evaluation", SHARDS[0]])
+def test_a_link_that_leads_out_of_the_folder_is_refused(hub, folder, name):
+    outside = folder.parent / "outside"
+    if (folder / name).exists():
+        (folder / name).rename(outside)
+    else:
+        outside.write_text("secret")
+    (folder / name).symlink_to(outside)
+    message, _ = refused(folder)
+    assert message.startswith(name)
+    assert message.endswith(f"is a link to no file within {folder}")
+    assert hub.requests == []
+
+
+def test_a_link_that_leads_nowhere_is_refused(hub, folder):
+    (folder / "notes.txt").symlink_to("gone.txt")
+    assert refused(folder)[0] == f"notes.txt is a link to no file within {folder}"
+
+
+def test_a_file_that_cannot_be_read_is_said_so(hub, folder, monkeypatch):
+    """Root may read anything, so the system's refusal is played."""
+    read = Path.read_bytes
+
+    def closed(path: Path) -> bytes:
+        if path.name == "merges.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    assert refused(folder)[0] == f"cannot read {folder / 'merges.txt'}: Permission denied"
+
+
+def test_a_link_within_the_folder_is_sent_as_the_file_it_leads_to(hub, folder, tmp_path):
+    (folder / "LICENSE").symlink_to("merges.txt")
+    (tmp_path / "by-link").symlink_to(folder)
+    pushed(tmp_path / "by-link")
+    assert hub.files(NAME)["LICENSE"] == b"a b"
+
+
+@pytest.mark.parametrize("secret", ["api_of_an_organisation", "hf_" + "Zz9" * 11 + "A"])
+def test_a_file_that_holds_an_access_token_is_refused(hub, folder, secret, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "api_of_an_organisation")
+    edit_json(folder / "ropepatch.json", command=f"HF_TOKEN={secret} ropepatch extend tiny")
+    message, _ = refused(folder)
+    assert message == "ropepatch.json holds an access token of the Hub"
+    assert hub.requests == []
+
+
+def half(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+UNSOUND = {
+    "truncated": (lambda folder: half(folder / SHARDS[1]), f"{SHARDS[1]} is truncated"),
+    "a shard missing": (lambda folder: (folder / SHARDS[2]).unlink(), f"{SHARDS[2]} is missing"),
+    "no weights": (lambda folder: [(folder / name).unlink() for name in [INDEX, *SHARDS]], "no weights in"),
+    "a pickle": (
+        lambda folder: [(folder / INDEX).rename(folder / "pytorch_model.bin")],
+        "holds its weights as a pickle",
+    ),
+    "no config.json": (lambda folder: (folder / "config.json").unlink(), "no config.json in"),
+    "no folder": (shutil.rmtree, "no folder "),
+    "ropepatch.json damaged": (lambda folder: half(folder / "ropepatch.json"), "cannot read "),
+}
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, name):
+    damage, reason = UNSOUND[name]
+    damage(folder)
+    assert reason in refused(folder)[0]
+    if name != "ropepatch.json damaged":
+        assert reason in refused(folder, force=True)[0]
+    assert hub.requests == []
+
+
+# what must be proven
+
+
+def gate(**values):
+    return {"adaptation": {"gate": RECORD["adaptation"]["gate"] | values}}
+
+
+UNPROVEN = {
+    "never verified": ({"verified": None}, "nothing has verified it"),
+    "verified in words": ({"verified": "yes"}, "nothing has verified it"),
+    "other frequencies": ({"verified": {"frequencies": "off by 1e-3", "logits": "equal"}}, "off by 1e-3"),
+    "other logits": ({"verified": {"frequencies": "equal", "logits": "off by 2"}}, "logits after reloading"),
+    "red gate": (gate(passed=False, increase=0.071), "rose by 7.1%, allowed 2.0%"),
+    "gate without a verdict": (gate(passed=None), "its gate is red"),
+    "config edited": (
+        {"config_changes": CHANGES | {"max_position_embeddings": 4096}},
+        "config.json has changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNPROVEN)
+def test_what_is_not_proven_is_refused_unless_told_so(hub, folder, name):
+    values, reason = UNPROVEN[name]
+    edit_json(folder / "ropepatch.json", **values)
+    message, hint = refused(folder)
+    assert reason in message
+    assert "--force" in hint
+    assert hub.requests == []
+    (note,) = pushed(folder, force=True).notes
+    assert note.startswith("pushed by force: ")
+    assert reason in note
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_every_reason_is_named_at_once(hub, folder):
+    edit_json(folder / "ropepatch.json", drop=("verified",), **gate(passed=False))
+    message, _ = refused(folder)
+    assert "verified" in message
+    assert "gate" in message
+
+
+def test_a_checkpoint_of_others_is_pushed_by_force_alone_and_without_a_card(hub, folder, monkeypatch):
+    (folder / "ropepatch.json").unlink()
+    assert "no ropepatch.json" in refused(folder)[0]
+    monkeypatch.setattr(
+        "ropepatch.publishing.card.write_card", lambda *given: pytest.fail("it made no such checkpoint")
+    )
+    assert "no ropepatch.json" in push(folder, NAME, force=True).notes[0]
+    assert hub.files(NAME) == files_of(folder)
+
+
+@pytest.mark.parametrize("logits", ["within 1.0e-06", "not compared: quantised weights"])
+def test_weights_that_could_not_be_compared_are_pushed_and_said_so(hub, folder, logits):
+    edit_json(folder / "ropepatch.json", verified={"frequencies": "equal", "logits": logits})
+    done = pushed(folder)
+    assert done.notes == ((f"logits {logits}",) if "not" in logits else ())
+
+
+def test_weights_that_have_changed_since_they_were_verified_are_refused(hub, folder):
+    save_file({"tensor1": np.full(20_000, 7, np.float32)}, folder / SHARDS[1])
+    message, _ = refused(folder)
+    assert message == f"{folder} is not pushed: its weights have changed since they were verified"
+    assert hub.requests == []
+    (note,) = pushed(folder, force=True).notes
+    assert note == "pushed by force: its weights have changed since they were verified"
+    edit_json(folder / "ropepatch.json", drop=("weights",))
+    (note,) = pushed(folder).notes
+    assert "no `weights` in ropepatch.json" in note
+
+
+def test_a_configuration_within_a_section_counts_as_the_verified_one(hub, folder):
+    write(folder / "config.json", {"model_type": "llava", "text_config": CHANGES})
+    assert pushed(folder).notes == ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 256, "vision_config": CHANGES},
+        {"text_config": {"max_position_embeddings": 256}, "vision_config": CHANGES},
+        {"text_config": {"max_position_embeddings": 256}} | CHANGES,
+    ],
+)
+def test_another_section_does_not_stand_for_the_verified_one(hub, folder, config):
+    write(folder / "config.json", config)
+    assert "config.json has changed" in refused(folder)[0]
+
+
+def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    save_file({"lora_A": np.ones(9, np.float32)}, adapter / "adapter_model.safetensors")
+    write(adapter / "adapter_config.json", {"r": 8})
+    write(adapter / "ropepatch.json", {key: RECORD[key] for key in ("method", "adaptation")})
+    pushed(adapter)
+    assert hub.files(NAME) == files_of(adapter)
+    edit_json(adapter / "ropepatch.json", **gate(passed=False))
+    assert "gate is red" in refused(adapter)[0]
+    half(adapter / "adapter_model.safetensors")
+    assert "truncated" in refused(adapter, force=True)[0]
+
+
+WORDS = st.sampled_from(["equal", "within 1e-6", "not compared: x", "verified", "gate", "passed", "increase"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(verified=JSON, adaptation=JSON, changes=JSON)
+def test_no_record_makes_the_judgement_crash_or_passes_unverified(folder, verified, adaptation, changes):
+    record = {"verified": verified, "adaptation": adaptation, "config_changes": changes}
+    write(folder / "ropepatch.json", record)
+    try:
+        proof = evidence(folder)
+    except RopepatchError:
+        return
+    passes = isinstance(verified, dict) and verified.get("frequencies") == "equal"
+    assert passes or proof.against
+    red = isinstance(adaptation, dict) and isinstance(inner := adaptation.get("gate"), dict) and inner
+    assert not red or inner.get("passed") is True or proof.against
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    "repo",
+    [
+        "",
+        "a/b/c",
+        "https://hf.co/a/b",
+        "a b",
+        "../a",
+        "a/..",
+        "a--b/c",
+        "a/b.git",
+        "/a",
+        "a/",
+        "ö/a",
+        "a" * 97,
+    ],
+)
+def test_what_is_no_name_of_a_repository_is_refused(hub, folder, repo):
+    message, hint = refused(folder, repo)
+    assert "is no name of a repository" in message
+    assert "owner/name" in hint
+    with pytest.raises(RopepatchError, match="is no name of a repository"):
+        check_repo(repo)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "branch",
+    ["a b", "-x", "/x", "x/", "a..b", "a//b", "refs/pr/1", "x.lock", "a~1", "a:b", "x\n", "a/.b", "."],
+)
+def test_what_is_no_name_of_a_branch_is_refused(hub, folder, branch):
+    assert "is no name of a branch" in refused(folder, revision=branch)[0]
+    assert hub.requests == []
+
+
+def test_a_token_that_the_hub_does_not_know_is_noticed_before_the_work(hub, monkeypatch):
+    check_repo(NAME)
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    with pytest.raises(RopepatchError) as caught:
+        check_repo(NAME)
+    assert "hf auth login" in caught.value.hint
+    assert "hf_another" not in str(caught.value)
+    assert hub.count("GET", "/api/whoami-v2") == 2
+
+
+def test_without_a_token_the_way_to_log_in_is_named(hub, folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(RopepatchError, match="no token for the Hub"):
+        check_repo(NAME)
+    message, hint = refused(folder)
+    assert message == "no token for the Hub"
+    assert "hf auth login" in hint
+    assert hub.requests == []
+
+
+# a dry run
+
+
+def test_a_dry_run_sends_and_writes_nothing(hub, folder, monkeypatch):
+    monkeypatch.setattr("ropepatch.publishing.card.write_card", lambda *given: pytest.fail("it would write"))
+    before = everything(folder)
+    would = push(folder, NAME, dry_run=True)
+    assert (would.created, would.dry_run, would.commit) == (True, True, None)
+    assert [*would.uploaded] == sorted(files_of(folder))
+    assert any(note.startswith("README.md, the model card, is written") for note in would.notes)
+    assert everything(folder) == before
+    assert {method for method, _ in hub.requests} == {"GET"}
+    assert hub.models == {}
+
+
+def test_a_dry_run_foretells_the_push(hub, folder):
+    pushed(folder)
+    (folder / "evaluation/passkey.json").unlink()
+    write(folder / "merges.txt", "b c")
+    would = pushed(folder, dry_run=True, revision="longer")
+    assert "the branch longer would be made from main" in would.notes
+    done = pushed(folder, revision="longer")
+    assert (would.uploaded, would.deleted, would.unchanged) == (done.uploaded, done.deleted, done.unchanged)
+    assert ([*done.uploaded], done.deleted) == (["merges.txt"], ("evaluation/passkey.json",))
+
+
+def test_a_dry_run_without_a_token_compares_with_what_anybody_sees(hub, folder, monkeypatch):
+    pushed(folder)
+    monkeypatch.delenv("HF_TOKEN")
+    assert pushed(folder, dry_run=True).uploaded == {}
+    (note,) = pushed(folder, "tiny-2k", dry_run=True).notes
+    assert note.endswith("no token for the Hub")
+
+
+def test_a_dry_run_without_a_network_counts_all_files_as_new_and_says_so(hub, folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    would = pushed(folder, dry_run=True)
+    assert ([*would.uploaded], would.created) == (sorted(files_of(folder)), False)
+    (note,) = would.notes
+    assert note.startswith("not compared with the Hub, all files count as new: the Hub is switched off")
+
+
+# what goes wrong
+
+REQUESTS = {  # of a first push to a branch, in their order
+    "look": ("GET", f"/api/models/{NAME}/revision"),
+    "create": ("POST", "/api/repos/create"),
+    "branch": ("POST", f"/api/models/{NAME}/branch"),
+    "card": ("POST", "/api/validate-yaml"),
+    "preupload": ("POST", f"/api/models/{NAME}/preupload"),
+    "batch": ("POST", "/objects/batch"),
+    "put": ("PUT", "/lfs/"),
+    "verify": ("POST", "/lfs/verify"),
+    "commit": ("POST", f"/api/models/{NAME}/commit"),
+}
+STATUSES = [401, 403, 404, 409, 503]
+RARE = [400, 402, 408, 412, 413, 418, 429, 500, 502, 504, 507]
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_whatever_the_hub_answers_is_one_line_and_a_hint_and_the_next_push_succeeds(
+    hub, folder, request_name
+):
+    write(folder / "README.md", "# mine")
+    for status in STATUSES + (RARE if request_name == "create" else []):
+        hub.faults.clear()
+        hub.models.clear()
+        hub.fail(*REQUESTS[request_name], status, message=f"Not\nwith {TOKEN}")
+        refused(folder, revision="longer")
+    hub.faults.clear()
+    pushed(folder, revision="longer")
+    assert hub.files(NAME, "longer") == files_of(folder)
+
+
+def test_at_whichever_request_the_line_goes_dead_the_next_push_goes_on(hub, folder):
+    write(folder / "README.md", "# mine")
+    messages = set()
+    for number in itertools.count(1):
+        hub.models.clear()
+        hub.fail("", "", "cut", first=number)
+        try:
+            pushed(folder, revision="longer")
+            break
+        except RopepatchError as error:
+            messages.add(str(error))
+        hub.faults.clear()
+        arrived = set(hub.arrived)
+        hub.arrived.clear()
+        pushed(folder, revision="longer")
+        assert hub.files(NAME, "longer") == files_of(folder)
+        assert not arrived & set(hub.arrived)
+        assert len(hub.models[NAME].commits) == 2
+        hub.arrived.clear()
+    assert number > len(REQUESTS)
+    assert messages == {"the line to the Hub went dead"}
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_where_only_the_answer_is_lost_nothing_is_done_twice(hub, folder, request_name):
+    write(folder / "README.md", "# mine")
+    hub.fail(*REQUESTS[request_name], "lost")
+    assert refused(folder, revision="longer")[0] == "the line to the Hub went dead"
+    hub.faults.clear()
+    done = pushed(folder, revision="longer")
+    assert hub.files(NAME, "longer") == files_of(folder)
+    assert (done.uploaded == {}) == (request_name == "commit")
+    assert len(hub.models[NAME].commits) == 2
+    if request_name != "put":  # which the library asks for again by itself
+        assert len(hub.arrived) == 3
+
+
+SAID = {
+    ("create", 401): ("does not accept the token", "hf auth login"),
+    ("create", 403): (f"does not let this token write to {NAME}", "write access"),
+    ("create", 404): (f"has no {NAME}, or does not show it", "organisation must exist"),
+    ("commit", 409): ("was changed by somebody else meanwhile", "run the same command again"),
+    ("commit", 412): ("was changed by somebody else meanwhile", "run the same command again"),
+    ("put", 413): ("no room", "billing"),
+    ("batch", 402): ("no room", "billing"),
+    ("look", 429): ("asks for a pause", "wait"),
+    ("commit", 500): (f"answered 500 for {NAME}", "run the same command again"),
+    ("put", 503): (f"answered 503 for {NAME}", "run the same command again"),
+}
+
+
+@pytest.mark.parametrize(("request_name", "status"), SAID)
+def test_an_answer_is_explained_in_its_own_words_and_the_hubs(hub, folder, request_name, status):
+    hub.fail(*REQUESTS[request_name], status, message="Said the Hub")
+    message, hint = refused(folder)
+    reason, advice = SAID[request_name, status]
+    assert reason in message
+    assert message.endswith(": Said the Hub")
+    assert advice in hint
+
+
+def test_a_wrong_token_is_said_to_be_wrong(hub, folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_of_yesterday")
+    for repo in (NAME, "tiny-2k"):
+        message, hint = refused(folder, repo)
+        assert message.startswith("the Hub does not accept the token")
+        assert "hf auth login" in hint
+        assert "yesterday" not in message
+
+
+def test_a_namespace_of_others_is_refused(hub, folder):
+    message, _ = refused(folder, "others/tiny-2k")
+    assert message.startswith(
+        "the Hub does not let this token write to others/tiny-2k: You don't have the rights"
+    )
+
+
+def test_a_gated_repository_is_not_taken_for_one_that_is_not_there(hub, folder):
+    hub.fail("GET", f"{NAME}/revision", 403, code="GatedRepo")
+    assert refused(folder)[0].startswith(f"the Hub does not let this token write to {NAME}")
+    assert hub.count("POST") == 0
+
+
+def test_a_hub_in_trouble_for_a_moment_is_asked_again(hub, folder):
+    hub.fail("PUT", "/lfs/", 503, times=2)
+    pushed(folder)
+    assert hub.files(NAME) == files_of(folder)
+
+
+@pytest.mark.parametrize("request_name", ["look", "create", "preupload", "put", "commit"])
+def test_a_hub_that_does_not_answer_is_not_waited_for_for_ever(hub, folder, request_name, monkeypatch):
+    monkeypatch.setattr("ropepatch.publishing.hub.explaining.TIME_LIMIT", 0.05)
+    hub.fail(*REQUESTS[request_name], "hang")
+    message, hint = refused(folder)
+    assert message == "the Hub did not answer within 0 seconds"
+    assert "run the same command again" in hint
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so(folder, monkeypatch):
+    with serving(Hub()) as gone:
+        pass
+    speak_to(gone, monkeypatch)
+    message, hint = refused(folder)
+    assert message == "cannot reach the Hub"
+    assert "HF_ENDPOINT" in hint
+
+
+def test_a_hub_that_is_switched_off_is_said_so(hub, folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    message, hint = refused(folder)
+    assert message == "the Hub is switched off (HF_HUB_OFFLINE)"
+    assert "unset HF_HUB_OFFLINE" in hint
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_an_upload_cut_in_a_file_goes_on_with_what_is_missing_alone(hub, folder, number):
+    hub.fail("PUT", "/lfs/", "cut", first=number)
+    refused(folder)
+    arrived = set(hub.arrived)
+    assert len(arrived) == number - 1
+    assert hub.files(NAME) == {}
+    hub.faults.clear()
+    hub.arrived.clear()
+    hub.requests.clear()
+    pushed(folder)
+    every = {hashlib.sha256((folder / shard).read_bytes()).hexdigest() for shard in SHARDS}
+    assert sorted(hub.arrived) == sorted(every - arrived)
+    assert hub.count("PUT") == 3 - len(arrived)
+    assert hub.files(NAME) == files_of(folder)
+
+
+def test_a_push_that_was_killed_goes_on_with_what_is_missing(hub, folder, tmp_path):
+    write(folder / "README.md", "# mine")
+    hub.fail("PUT", "/lfs/", "hang", first=3)
+    words = [sys.executable, "-c", ALONE, "push", str(folder), NAME]
+    process = subprocess.Popen(
+        words, env=environment(hub, tmp_path / "home", TOKEN), stderr=subprocess.DEVNULL
+    )
+    assert hub.hanging.wait(60)
+    process.kill()
+    process.wait()
+    hub.faults.clear()
+    with hub.lock:
+        missing = 3 - len(hub.arrived)
+        hub.requests.clear()
+    pushed(folder)
+    assert hub.count("PUT") == missing
+    assert sorted(hub.arrived) == sorted(set(hub.arrived))
+    assert hub.files(NAME) == files_of(folder)
+
+
+class Racing(HfApi):
+    """Somebody else pushes just before our commit."""
+
+    def create_commit(self, *given, **options):
+        self.race()
+        return super().create_commit(*given, **options)
+
+
+def test_a_branch_that_moved_meanwhile_is_not_overwritten(hub, folder):
+    hub.create(NAME)
+    api = Racing(token=TOKEN)
+    api.race = lambda: hub.change(NAME, **{"evaluation/theirs.json": b"{}"})
+    message, hint = refused(folder, api=api)
+    assert f"{NAME} was changed by somebody else meanwhile" in message
+    assert "again" in hint
+    assert hub.files(NAME) == {"evaluation/theirs.json": b"{}"}
+    pushed(folder)
+    assert hub.files(NAME) == files_of(folder) | {"evaluation/theirs.json": b"{}"}
+
+
+class Meanwhile(HfApi):
+    """Somebody else makes the repository and the branch just before us."""
+
+    def create_repo(self, repo_id, **options):
+        self.hub.create(repo_id)
+        return super().create_repo(repo_id, **options)
+
+    def create_branch(self, repo_id, *, branch, **options):
+        super().create_branch(repo_id, branch=branch)
+        return super().create_branch(repo_id, branch=branch, **options)
+
+
+def test_a_repository_that_is_made_meanwhile_is_taken_unless_it_is_public_and_should_not_be(hub, folder):
+    api = Meanwhile(token=TOKEN)
+    api.hub = hub
+    assert refused(folder, api=api, private=True)[0] == f"{NAME} exists and is public"
+    assert hub.files(NAME) == {}
+    hub.models.clear()
+    pushed(folder, api=api, revision="longer")
+    assert hub.files(NAME, "longer") == files_of(folder)
+
+
+def test_a_file_that_the_hub_swallows_is_noticed(hub, folder):
+    hub.create(NAME, {".gitignore": b"merges.txt\n"})
+    message, hint = refused(folder)
+    assert message == f"{NAME} does not hold what was sent: merges.txt"
+    assert ".gitignore" in hint
+
+
+def test_a_commit_that_is_not_what_was_sent_is_noticed(hub, folder, monkeypatch):
+    add = type(hub.create(NAME)).add
+
+    def wrong(model, files, *given, **options):
+        return add(
+            model, {path: file for path, file in files.items() if path != "config.json"}, *given, **options
+        )
+
+    pushed(folder)
+    write(folder / "merges.txt", "b c")
+    monkeypatch.setattr("hub_server.Model.add", wrong)
+    assert refused(folder)[0] == f"{NAME} does not hold what was sent: config.json"
+
+
+def test_a_branch_that_moves_on_after_the_push_is_said_so(hub, folder):
+    class Late(HfApi):
+        def create_commit(self, *given, **options):
+            done = super().create_commit(*given, **options)
+            self.theirs = hub.change(NAME, **{"notes.md": b""})
+            return done
+
+    api = Late(token=TOKEN)
+    done = pushed(folder, api=api)
+    assert done.notes == (f"main has since moved on to {api.theirs}",)
+    assert done.commit != api.theirs
+
+
+# what is printed
+
+
+@pytest.fixture
+def command(hub, monkeypatch, capsys):
+    """The command line of a push that writes no card; what it prints on stdout and on stderr."""
+    monkeypatch.setattr("ropepatch.publishing.card.write_card", lambda *given: [])
+    alone = typer.Typer()
+    alone.command()(push_command)
+
+    def run(*words: object) -> tuple[str, str]:
+        capsys.readouterr()
+        alone([str(word) for word in words], standalone_mode=False)
+        return capsys.readouterr()
+
+    return run
+
+
+def test_the_command_prints_where_it_is_and_how_to_load_it(hub, folder, command):
+    (folder / "optimizer.pt").touch()
+    out, err = command(folder, NAME, "--revision", "longer")
+    url, commit, load = out.splitlines()
+    assert url == f"{hub.url}/{NAME}/tree/longer"
+    assert commit == f"commit {hub.head(NAME, 'longer')}: 12 files, 0.2 MB, 0 unchanged"
+    assert load == f'AutoModelForCausalLM.from_pretrained("{NAME}", revision="longer")'
+    assert "note: left out, no part of a checkpoint: optimizer.pt" in err
+    out, _ = command(folder, NAME, "--revision", "longer")
+    assert out.splitlines()[1] == f"nothing has changed since commit {hub.head(NAME, 'longer')}"
+
+
+def test_the_command_hands_on_what_it_was_told(hub, folder, command):
+    (folder / "ropepatch.json").unlink()
+    with pytest.raises(RopepatchError):
+        command(folder, NAME)
+    assert hub.models == {}
+    _, err = command(folder, NAME, "--force", "--private")
+    assert "note: pushed by force: nothing has verified it (no ropepatch.json)" in err
+    assert hub.models[NAME].private
+
+
+def test_the_dry_run_is_a_table(hub, folder, command):
+    pushed(folder)
+    hub.change(NAME, **{"evaluation/old.json": b"{}"})
+    write(folder / "merges.txt", "b c d")
+    lines = [line.split() for line in command(folder, NAME, "--dry-run")[0].splitlines()]
+    assert ["upload", "0.000", "MB", "merges.txt"] in lines
+    assert ["unchanged", SHARDS[0]] in lines
+    assert ["delete", "evaluation/old.json"] in lines
+    assert " ".join(lines[-1]) == f"1 file, 0.0 MB to upload to {hub.url}/{NAME}; nothing was sent"
+    assert command(folder, "new", "--dry-run")[0].startswith("local/new would be created\n")
+
+
+def test_what_was_deleted_is_named(hub, folder, command):
+    hub.create(NAME, {"model.safetensors": b"old"})
+    lines = command(folder, NAME, "--force")[0].splitlines()
+    assert lines[2:-1] == ["deleted model.safetensors"]
+
+
+def test_json_holds_what_was_pushed(hub, folder, command):
+    done = json.loads(command(folder, NAME, "--json")[0])
+    assert done["commit"] == hub.head(NAME)
+    assert done["uploaded"] == {path: len(data) for path, data in files_of(folder).items()}
+    assert done["bytes"] == sum(done["uploaded"].values())
+
+
+def test_the_token_is_printed_nowhere(hub, folder, tmp_path):
+    """Not by the library's own log at its most talkative either, whatever the Hub says."""
+    write(folder / "README.md", "# mine")
+    talkative = environment(hub, tmp_path / "home", TOKEN) | {"HF_DEBUG": "1", "HF_HUB_VERBOSITY": "debug"}
+
+    def ends(code: int, *words: str) -> str:
+        asked = [sys.executable, "-c", ALONE, "push", str(folder), *words]
+        done = subprocess.run(asked, env=talkative, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert TOKEN not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    assert "<TOKEN>" in ends(0, NAME, "--json")  # the log would have held it
+    hub.fail("GET", f"{NAME}/revision", 403, message=f"not with {TOKEN}")
+    assert "error: the Hub does not let this token write to local/tiny-2k: not with …" in ends(2, NAME)
+    assert not any(TOKEN in path.read_text() for path in folder.rglob("*.json"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_are_shown_to_a_terminal_alone(hub, folder, capsys, monkeypatch, terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    pushed(folder)
+    err = capsys.readouterr().err
+    assert ("MB/s" in err or "kB/s" in err or "B/s" in err) == terminal
+    assert terminal or err == ""
+
+
+def test_the_settings_of_the_library_are_put_back(hub, folder):
+    before = get_session().timeout
+    hub.fail("PUT", "/lfs/", 400)
+    refused(folder)
+    assert get_session().timeout == before
+    assert not are_progress_bars_disabled()
+
+
+# what came of it
+
+
+@pytest.fixture
+def downloads(hub, monkeypatch):
+    """This process downloads from the Hub, whose address the library has read at import."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template[template.index("/{") :]
+    )
+
+
+@pytest.mark.parametrize("revision", [None, "longer"])
+def test_what_was_pushed_is_what_a_download_brings(hub, folder, tmp_path, revision, downloads):
+    pushed(folder, revision=revision, private=True)
+    snapshot_download(NAME, revision=revision, local_dir=tmp_path / "down", cache_dir=tmp_path / "cache")
+    down = {path: data for path, data in files_of(tmp_path / "down").items() if not path.startswith(".")}
+    assert down == files_of(folder)
+
+
+def test_stock_transformers_loads_what_was_pushed_with_the_same_logits(hub, tmp_path, downloads):
+    made = write_checkpoint(tmp_path / "made", max_shard_size="30KB")
+    push(made, NAME, force=True)
+    down = AutoModelForCausalLM.from_pretrained(NAME, cache_dir=tmp_path / "cache")
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        assert torch.equal(down(ids).logits, AutoModelForCausalLM.from_pretrained(made)(ids).logits)
+    assert len([name for name in hub.downloaded if name.endswith(".safetensors")]) > 1
+
+
+# from Python, in one call
+
+
+def test_a_plan_pushes_itself_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    plan = ropepatch.plan(write_checkpoint(tmp_path / "source"), to=256, method="linear")
+    done = plan.push(NAME, private=True)
+    assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= hub.files(NAME).keys()
+    assert json.loads(hub.files(NAME)["config.json"])["max_position_embeddings"] == 256
+    assert (done.created, hub.models[NAME].private) == (True, True)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_plan_is_not_written_for_a_name_that_is_none(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "ropepatch.publishing.hub.pushing.extend", lambda *arguments: pytest.fail("was written")
+    )
+    plan = ropepatch.plan(write_checkpoint(tmp_path / "source"), to=256, method="linear")
+    with pytest.raises(RopepatchError, match="no name of a repository"):
+        plan.push("a/b/c")

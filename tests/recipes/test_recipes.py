@@ -1,0 +1,561 @@
+"""The recipes that come with ropepatch, what a recipe file may hold, and the command that lists them."""
+
+import inspect
+import json
+import re
+import shlex
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.parallelism_config import ParallelismConfig
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from readme import block, updating, write_block
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, TrainingArguments
+from typer.testing import CliRunner
+
+from ropepatch import plan
+from ropepatch.cli.extend import extend
+from ropepatch.cli.recipes import recipes
+from ropepatch.data.texts import Texts
+from ropepatch.errors import RopepatchError
+from ropepatch.settings import relative_length
+from ropepatch.training.estimates import SHAPES, estimate
+from ropepatch.training.positions import POSITIONS
+from ropepatch.training.recipe import OURS, Recipe, read_recipe, recipe_file, recipe_names
+from ropepatch.training.sections import Data, Fit, Frequencies, Generated, Lora, Watch
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+README = FOLDER / "README.md"
+NAMES = recipe_names()
+KINDS = {"Qwen/Qwen2.5-7B-Instruct": Qwen2Config, "mistralai/Mistral-7B-v0.3": MistralConfig}
+SECTIONS = {
+    "": Recipe,
+    "data.": Data,
+    "data.sources[].": Texts,
+    "data.sources[]. ": Generated,
+    "lora.": Lora,
+    "frequencies.": Frequencies,
+    "method.": Fit,
+    "watch.": Watch,
+}
+
+
+def shape_of(recipe: Recipe):
+    return SHAPES[recipe.model]
+
+
+# Those that come with ropepatch
+
+
+def test_the_recipes_of_the_project_are_there():
+    assert NAMES == [
+        "llama2-7b-linear-32k",
+        "llama2-7b-ntk-32k",
+        "llama2-7b-yarn-32k",
+        "llama2-7b-yarn-32k-pose",
+        "llama3-8b-yarn-64k",
+        "mistral-7b-yarn-64k",
+        "qwen2.5-7b",
+        "smollm2-135m-32k",
+        "smollm2-135m-32k-full",
+        "tiny",
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_and_that_warns_of_nothing(name):
+    recipe = read_recipe(name)
+    values = {key: value for key, value in vars(shape_of(recipe)).items() if key != "qkv_bias"}
+    if recipe.model.startswith("mistralai"):
+        values["sliding_window"] = None  # as in v0.3; transformers' default is that of v0.1
+    config = KINDS.get(recipe.model, LlamaConfig)(
+        **values, rope_parameters={"rope_type": "default", "rope_theta": 1e5}, bos_token_id=0, eos_token_id=0
+    )
+    target = relative_length(recipe.to, shape_of(recipe).max_position_embeddings)
+    made = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
+    assert made.exportable
+    assert not made.warnings
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_trains_the_whole_target(name):
+    """Rows of the target's length, or positions that reach it."""
+    recipe = read_recipe(name)
+    trained = shape_of(recipe).max_position_embeddings
+    longest = max(relative_length(window, trained) for window in recipe.data.windows)
+    target = relative_length(recipe.to, trained)
+    assert longest in ((target,) if recipe.positions.name == "true-length" else (trained, target))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_arguments_of_a_recipe_are_taken_by_the_trainer_without_a_warning(name, tmp_path):
+    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[], **read_recipe(name).trainer)
+    assert arguments.max_steps == read_recipe(name).max_steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_for_a_gpu_is_kept_small_in_memory(name):
+    recipe = read_recipe(name)
+    if recipe.model != "tiny":
+        assert recipe.gradient_checkpointing
+        assert recipe.trainer["bf16"]
+        assert recipe.trainer["save_total_limit"] == 2
+        assert estimate(recipe, shape_of(recipe)).total_gib < 70  # of the 80 GB that the largest ask for
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk"])
+def test_the_counterparts_differ_in_the_method_alone(method):
+    other, yarn = read_recipe(f"llama2-7b-{method}-32k"), read_recipe("llama2-7b-yarn-32k")
+    assert other.method.name == method
+    assert replace(other, method=yarn.method) == yarn
+
+
+def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
+    short, long = read_recipe("llama2-7b-yarn-32k-pose"), read_recipe("llama2-7b-yarn-32k")
+    costs = [estimate(recipe, shape_of(recipe)) for recipe in (short, long)]
+    assert costs[0].tokens == costs[1].tokens
+    assert costs[0].activations_gib < costs[1].activations_gib / 7
+    assert short.trainer | {"gradient_accumulation_steps": 8} == long.trainer
+
+
+def test_the_full_fine_tune_has_no_adapter_and_reads_the_same():
+    full, lora = read_recipe("smollm2-135m-32k-full"), read_recipe("smollm2-135m-32k")
+    assert full.lora is None
+    assert (full.data, full.positions, full.method) == (lora.data, lora.positions, lora.method)
+
+
+# Headers
+
+
+def header(name: str) -> list[str]:
+    lines = recipe_file(name).read_text(encoding="utf-8").splitlines()
+    return lines[: next(number for number, line in enumerate(lines) if line[0] != "#")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_numbers_of_a_header_are_computed(name):
+    """ROPEPATCH_UPDATE=1 writes them anew."""
+    recipe = read_recipe(name)
+    cost = estimate(recipe, shape_of(recipe))
+    number = next(i for i, line in enumerate(header(name)) if "training/estimates.py" in line) + 1
+    expected = f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"
+    if updating():
+        lines = recipe_file(name).read_text(encoding="utf-8").splitlines()
+        lines[number] = expected
+        recipe_file(name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert header(name)[number] == expected
+    assert recipe.model == "tiny" or header(name)[number - 1].startswith("# Not measured: estimates")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_of_a_header_run_that_recipe(name):
+    text = "\n".join(line.removeprefix("#") for line in header(name))
+    commands = [line for line in text.replace("\\\n", " ").splitlines() if "ropepatch extend" in line]
+    assert len(commands) == (1 if name == "tiny" else 2)
+    for command in commands:
+        parse(command)
+        words = shlex.split(command)
+        assert words[words.index("extend") :] == shlex.split(
+            f"extend {read_recipe(name).model} --recipe {name} --out DIR"
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_says_what_fits_where(name):
+    recipe = read_recipe(name)
+    if recipe.model != "tiny":
+        needed = int(re.search(r"needs a GPU of (\d+) GB", "\n".join(header(name)))[1])
+        total = estimate(recipe, shape_of(recipe)).total_gib * 1.073741824
+        assert total < 0.9 * needed
+
+
+def parse(line: str) -> None:
+    """Parse a command line as its program does."""
+    words = shlex.split(line)
+    if words[:2] == ["accelerate", "launch"]:
+        asked = launch_command_parser().parse_args(words[2:])
+        assert load_config_from_file(str(FOLDER.parent / asked.config_file))
+        assert asked.module
+        words = [asked.training_script, *asked.training_script_args]
+    elif words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]
+    assert words[0] == "ropepatch"
+    app = typer.Typer()
+    app.command()({"extend": extend, "recipes": recipes}[words[1]])
+    typer.main.get_command(app).make_context(words[1], words[2:])
+
+
+# The README
+
+
+def described_keys() -> list[tuple[str, str, str]]:
+    """Key, default and meaning of every key, from the docstrings."""
+    rows = {}
+    for prefix, kind in SECTIONS.items():
+        arguments = re.split(r"\n\n\S", inspect.getdoc(kind).split("Args:\n")[1])[0]
+        texts = {}
+        for line in arguments.splitlines():
+            if found := re.match(r"    (\w+): (.*)", line):
+                key = found[1]
+                texts[key] = found[2]
+            elif line.strip():
+                texts[key] += " " + line.strip()
+        for field in fields(kind):
+            default = field.default if field.default is not MISSING else None
+            if field.default is field.default_factory is MISSING:
+                shown = "required"
+            elif field.default is MISSING:
+                shown = {"method": "`yarn`", "watch": "see below"}[field.name]
+            else:
+                listed = list(default) if isinstance(default, tuple) else default
+                words = yaml.safe_dump(listed, default_flow_style=True).removesuffix("...\n").strip()
+                shown = f"`{words}`"
+            rows.setdefault(f"{prefix.strip()}{field.name}", (shown, texts[field.name]))
+    return [(f"`{key}`", default, text.replace("None", "`null`")) for key, (default, text) in rows.items()]
+
+
+def test_the_readme_explains_every_key():
+    """From the docstrings; ROPEPATCH_UPDATE=1 writes it anew."""
+    lines = ["| key | default | |", "|---|---|---|"]
+    lines += [f"| {key} | {default} | {meaning} |" for key, default, meaning in described_keys()]
+    if updating():
+        write_block("keys", "\n".join(lines), README)
+    assert block("keys", README) == "\n".join(lines)
+
+
+def test_the_readme_explains_every_sampling_of_positions():
+    """From the docstrings; ROPEPATCH_UPDATE=1 writes it anew."""
+    lines = ["| positions | parameters | | source |", "|---|---|---|---|"]
+    for name, kind in POSITIONS.items():
+        parameters = ", ".join(f"`{field.name}`" for field in fields(kind))
+        meaning = " ".join(inspect.getdoc(kind).split("\n\n")[0].split())
+        lines.append(f"| `{name}` | {parameters} | {meaning} | {kind.paper} |")
+    if updating():
+        write_block("positions", "\n".join(lines), README)
+    assert block("positions", README) == "\n".join(lines)
+
+
+def test_the_keys_of_the_table_are_those_of_the_dataclasses():
+    keys = {key.strip("`") for key, _, _ in described_keys()}
+    assert {"model", "data.windows", "data.sources[].generated", "lora.r", "watch.every"} <= keys
+    assert len(keys) == sum(len(fields(kind)) for kind in SECTIONS.values()) - 1  # weight, of both sources
+
+
+def test_the_commands_of_the_readme_parse():
+    text = README.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if re.match(r"    (ropepatch|accelerate) ", line)]
+    lines += [line for line in re.findall(r"`((?:ropepatch|torchrun) [^`]*)`", text) if "..." not in line]
+    assert len(lines) >= 6
+    for line in lines:
+        parse(line)
+
+
+def test_the_readme_and_the_folder_name_the_same_accelerate_files():
+    named = set(re.findall(r"`accelerate/(\w+)\.yaml`", README.read_text(encoding="utf-8")))
+    assert named == {file.stem for file in (FOLDER / "accelerate").glob("*.yaml")}
+
+
+# Hostile files
+
+
+def full_recipe() -> dict:
+    """Every section and every kind of value, as a file holds them."""
+    return {
+        "model": "tiny",
+        "to": "8x",
+        "method": {"name": "yarn", "beta_fast": 16},
+        "data": {
+            "sources": [
+                {"text": "books", "field": "text", "split": "train", "min_tokens": "4k", "weight": 2},
+                {"generated": "tales", "weight": 1.5},
+            ],
+            "windows": ["1x", 512],
+            "tokens_per_batch": "2k",
+            "boundaries": False,
+        },
+        "positions": {
+            "name": "mixture",
+            "parts": ["true-length", {"name": "pose", "chunks": 3, "weight": 2}],
+        },
+        "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "loraplus_lr_ratio": 16},
+        "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
+        "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},
+        "attention": "sdpa",
+        "save": "merged",
+        "seed": 3,
+    }
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(content):
+        file = tmp_path / "mine.yaml"
+        file.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+        return read_recipe(str(file))
+
+    return read
+
+
+def put(content, path, value):
+    *before, last = path
+    for key in before:
+        content = content[key]
+    content[last] = value
+
+
+def paths(content, path=()):
+    listed = dict(enumerate(content)) if isinstance(content, list) else content
+    for key, value in listed.items() if isinstance(listed, dict) else ():
+        yield (*path, key)
+        yield from paths(value, (*path, key))
+
+
+def test_a_recipe_is_read_as_it_is_written(read):
+    recipe = read(full_recipe())
+    assert recipe.data.sources == (
+        Texts(text="books", min_tokens="4k", weight=2),
+        Generated(generated="tales", weight=1.5),
+    )
+    assert recipe.data.windows == ("1x", 512)
+    assert recipe.lora == Lora(r=4, lora_dropout=0.1, target_modules=("q_proj",), loraplus_lr_ratio=16)
+    assert recipe.method.label == "yarn (beta_fast=16)"
+    assert [part.sampling.name for part in recipe.positions.parts] == ["true-length", "pose"]
+    assert recipe.watch == Watch(every=2, text="books", passkey_trials=0, max_short_loss_increase=0)
+    assert (recipe.seed, recipe.max_steps) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "right"),
+    [
+        ((), "trainr", "trainer"),
+        (("method",), "beta_fats", "beta_fast"),
+        (("data",), "window", "windows"),
+        (("data", "sources", 0), "splitt", "split"),
+        (("data", "sources", 1), "weigth", "weight"),
+        (("lora",), "lora_alhpa", "lora_alpha"),
+        (("trainer",), "learning_rat", "learning_rate"),
+        (("watch",), "evry", "every"),
+    ],
+)
+def test_an_unknown_key_of_any_section_is_refused_with_the_nearest(read, path, wrong, right):
+    content = full_recipe()
+    put(content, (*path, wrong), 1)
+    with pytest.raises(RopepatchError, match=rf"mine\.yaml: .*{wrong}") as refused:
+        read(content)
+    assert right in refused.value.hint
+
+
+@pytest.mark.parametrize("key", ["model", "to", "data", "positions", "lora", "trainer"])
+def test_a_missing_key_is_named(read, key):
+    content = full_recipe()
+    del content[key]
+    with pytest.raises(RopepatchError, match=f"a recipe must have the key {key}"):
+        read(content)
+
+
+@pytest.mark.parametrize("key", sorted(OURS))
+def test_an_argument_that_would_break_the_run_is_refused(read, key):
+    content = full_recipe()
+    content["trainer"][key] = 1
+    with pytest.raises(RopepatchError, match=f"trainer.{key} is not for a recipe to set"):
+        read(content)
+
+
+def test_a_number_without_a_point_is_told_how_to_write_it(read):
+    text = yaml.safe_dump(full_recipe()).replace("learning_rate: 0.1", "learning_rate: 2e-5")
+    with pytest.raises(RopepatchError, match=r"with a point: 2\.0e-5\), got '2e-5'"):
+        read(text)
+
+
+HOSTILE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 3)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", "0", "1x", "true", "1e-5", "yarn", "pose", "32k", "-1k"])
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["name", "text", "generated", "parts", "weight", "r"]), inner, max_size=2
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@given(path=st.sampled_from([(), *paths(full_recipe())]), value=HOSTILE)
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_stands_in_a_file_is_a_recipe_or_is_refused_in_a_few_words(read, path, value):
+    content = full_recipe()
+    if path:
+        put(content, path, value)
+    else:
+        content = value
+    try:
+        read(content)
+    except RopepatchError as error:
+        refused = str(error)
+        assert ("mine.yaml" in refused, len(refused) < 1000) == (True, True), refused
+
+
+# accelerate
+
+
+CONFIGS = sorted((FOLDER / "accelerate").glob("*.yaml"))
+
+
+def test_the_ways_to_use_several_gpus_are_there():
+    assert [file.stem for file in CONFIGS] == ["ddp", "fsdp2", "fsdp2_cp", "zero3"]
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_accelerate_knows_every_key_of_its_files(file):
+    """It refuses unknown keys at the top itself, and takes any below, which then do nothing."""
+    config = load_config_from_file(str(file))
+    known = {action.dest for action in launch_command_parser()._actions}
+    for section in (config.fsdp_config, config.deepspeed_config, config.parallelism_config):
+        assert section.keys() <= known
+    assert config.mixed_precision == "bf16"
+    assert config.num_machines == 1
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_the_first_lines_of_an_accelerate_file_say_how_to_use_it_and_that_it_was_not_run(file):
+    text = file.read_text(encoding="utf-8")
+    assert f"--config_file recipes/accelerate/{file.name} -m ropepatch extend MODEL" in text
+    assert "Not run here" in text
+
+
+def test_the_files_ask_for_what_their_names_say():
+    kinds = {file.stem: load_config_from_file(str(file)) for file in CONFIGS}
+    assert {name: config.distributed_type.value for name, config in kinds.items()} == {
+        "ddp": "MULTI_GPU",
+        "fsdp2": "FSDP",
+        "fsdp2_cp": "FSDP",
+        "zero3": "DEEPSPEED",
+    }
+    assert kinds["zero3"].deepspeed_config == {
+        "zero_stage": 3,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": False,  # a model that is split while it is read cannot be patched
+        "zero3_save_16bit_model": True,  # or nothing could be saved
+    }
+    assert kinds["fsdp2"].fsdp_config == kinds["fsdp2_cp"].fsdp_config
+    assert kinds["fsdp2"].parallelism_config == {}
+
+
+def test_fsdp_shards_by_layer_and_leaves_loading_and_checkpointing_to_us(monkeypatch):
+    config = load_config_from_file(str(FOLDER / "accelerate" / "fsdp2.yaml")).fsdp_config
+    for key, value in config.items():
+        monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.auto_wrap_policy.__name__ == "transformer_auto_wrap_policy"
+    assert not plugin.cpu_ram_efficient_loading
+    assert not plugin.activation_checkpointing  # transformers refuses it beside its own
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+
+
+def test_context_parallelism_divides_the_processes_among_rows_and_parts_of_rows(monkeypatch):
+    config = load_config_from_file(str(FOLDER / "accelerate" / "fsdp2_cp.yaml"))
+    for key, value in config.parallelism_config.items():
+        monkeypatch.setenv(key.upper(), str(value))
+    made = ParallelismConfig()
+    assert made.cp_enabled
+    assert made.dp_shard_enabled
+    assert made.total_size == config.num_processes
+    assert made.cp_handler.cp_comm_strategy == "allgather"
+
+
+# ropepatch recipes
+
+
+def ask(*words):
+    app = typer.Typer()
+    app.command()(recipes)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_recipes_lists_all_of_them():
+    done = ask()
+    assert done.exit_code == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert list(lines) == ["recipe", *NAMES]
+    assert re.search(
+        r"meta-llama/Llama-2-7b-hf +4k -> 32k +yarn +pose +262\.1 M +LoRA r 8, embeddings, norms",
+        lines["llama2-7b-yarn-32k-pose"],
+    )
+    assert lines["smollm2-135m-32k-full"].rstrip().endswith("all weights")
+
+
+def test_recipes_prints_a_file_with_its_header():
+    assert ask("tiny").stdout == recipe_file("tiny").read_text(encoding="utf-8")
+
+
+def test_recipes_as_json_are_what_they_cost():
+    listed = json.loads(ask("--json").stdout)
+    assert [recipe["recipe"] for recipe in listed] == NAMES
+    (one,) = json.loads(ask("qwen2.5-7b", "--json").stdout)
+    assert one in listed
+    assert (one["from"], one["to"], one["method"], one["steps"]) == (32768, 131072, "yarn", 400)
+    assert one["positions"]["parts"][1] == {"name": "true-length", "weight": 1}
+    recipe = read_recipe("qwen2.5-7b")
+    assert one["estimate"] == estimate(recipe, shape_of(recipe)).to_dict()
+
+
+def test_a_recipe_of_ones_own_is_shown_and_costed_where_its_model_is_known(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(recipe_file("tiny").read_text(encoding="utf-8").replace("max_steps: ", "max_steps: 1"))
+    (mine,) = json.loads(ask(file, "--json").stdout)
+    assert mine["estimate"]["tokens"] > 0
+    file.write_text(file.read_text(encoding="utf-8").replace("model: tiny", "model: ./elsewhere"))
+    (mine,) = json.loads(ask(file, "--json").stdout)
+    assert (mine["estimate"], mine["from"], mine["to"]) == (None, None, "2k")
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b"])
+def test_a_copy_is_the_file_and_never_overwrites(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    done = ask(name, "--copy")
+    assert done.exit_code == 0
+    assert f"--recipe {name}.yaml" in done.stdout
+    assert Path(f"{name}.yaml").read_text(encoding="utf-8") == recipe_file(name).read_text(encoding="utf-8")
+    Path(f"{name}.yaml").write_text("mine")
+    again = ask(name, "--copy")
+    assert isinstance(again.exception, RopepatchError)
+    assert "already exists" in str(again.exception)
+    assert Path(f"{name}.yaml").read_text() == "mine"
+    assert ask(name, "--copy", "other.yaml").exit_code == 0
+    assert read_recipe("other.yaml") == read_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("tini",), "unknown recipe 'tini'", "did you mean tiny?"),
+        (("--copy",), "--copy needs a recipe", "ropepatch recipes NAME --copy"),
+        (("tiny", "mine.yaml"), "mine.yaml without --copy", "ropepatch recipes tiny --copy mine.yaml"),
+        (("tiny", "--copy", "mine"), "mine must end in .yaml", "--recipe"),
+        (("tiny", "--copy", "no/such/mine.yaml"), "cannot write no/such/mine.yaml", "name another FILE"),
+        (("nowhere.yaml",), "nowhere.yaml is not a recipe", "name a YAML file"),
+        (("nowhere.yaml", "--copy", "mine.yaml"), "nowhere.yaml is not a recipe", "name a YAML file"),
+    ],
+)
+def test_what_cannot_be_done_says_what_can(tmp_path, monkeypatch, words, message, hint):
+    monkeypatch.chdir(tmp_path)
+    done = ask(*words)
+    assert isinstance(done.exception, RopepatchError)
+    assert message in str(done.exception)
+    assert hint in done.exception.hint
+    assert not list(tmp_path.iterdir())

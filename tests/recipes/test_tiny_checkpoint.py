@@ -1,0 +1,161 @@
+"""The bundled checkpoint reads and retrieves within 256 tokens and is blind beyond, as its card says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from readme import README, block, updating, write_block
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+import ropepatch
+from ropepatch.cli import main
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import TINY
+
+RESULT = README.parent / "eval" / "results" / "tiny-checkpoint.json"
+CARD = TINY / "README.md"
+
+
+def test_stock_transformers_loads_it_in_float32(tiny):
+    model, tokenizer = tiny
+    stock = AutoModelForCausalLM.from_pretrained(TINY)
+    assert type(stock) is LlamaForCausalLM
+    assert stock.dtype == model.dtype == torch.float32
+    ids = tokenizer("The river runs.", return_tensors="pt").input_ids
+    assert torch.equal(stock(ids).logits, model(ids).logits)
+    assert AutoTokenizer.from_pretrained(TINY)("The river runs.").input_ids == ids[0].tolist()
+
+
+def test_its_shape_is_that_of_a_small_llama(tiny):
+    config = tiny[0].config
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
+    assert config.max_position_embeddings == tiny[1].model_max_length == 256
+    assert config.head_dim in (32, 64)
+    assert 1.8e6 < sum(weight.numel() for weight in tiny[0].parameters()) < 4e6
+
+
+def test_its_folder_is_small_and_holds_bfloat16_safetensors():
+    assert sum(file.stat().st_size for file in TINY.iterdir()) < 8e6
+    with safe_open(TINY / "model.safetensors", "pt") as weights:
+        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118  # not a dict
+
+
+def test_older_loaders_find_the_rope_too():
+    assert json.loads((TINY / "config.json").read_text())["rope_theta"] == 10_000.0
+
+
+def test_it_retrieves_at_every_depth_within_its_window(tiny):
+    grid = ropepatch.passkey(*tiny, lengths=[96, 160, 256], trials=20, seed=2)
+    for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
+        cells = [cell for (_, at), cell in grid.cells.items() if at == depth]
+        assert sum(cell.correct for cell in cells) >= 0.95 * sum(cell.n for cell in cells)
+
+
+def test_it_retrieves_nothing_beyond(tiny):
+    grid = ropepatch.passkey(*tiny, lengths=[512, 1024], trials=6, seed=2)
+    assert grid.at(512).accuracy <= 0.1
+    assert grid.at(1024).accuracy <= 0.1
+
+
+def test_its_loss_within_the_window_is_at_most_5_percent_above_the_floor(tiny):
+    tales = held_out_tales(tiny[1], length=256, count=100)
+    floor = -torch.stack([tale.log_probs()[1:] for tale in tales]).mean().item()
+    loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in tales]).at(256).mean
+    assert floor < loss <= 1.05 * floor
+
+
+def test_beyond_the_window_its_loss_is_far_above_that_of_a_reader_of_256_tokens(tiny):
+    tales = held_out_tales(tiny[1], length=1024, count=8)
+    nearby = -torch.stack([tale.log_probs(256)[512:] for tale in tales]).mean().item()
+    curve = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in tales])
+    assert curve.between(512, 1024).mean > 2 * nearby
+
+
+def test_a_patch_lets_it_retrieve_beyond_and_taking_it_out_makes_it_blind_again(tiny, tmp_path):
+    """The four points of a patch, on a model for which they make a visible difference."""
+    model, tokenizer = tiny
+    plan = ropepatch.plan("tiny", to=1024, method="yarn")
+
+    def asked(reader):
+        return ropepatch.passkey(reader, tokenizer, lengths=[1024], trials=3, seed=3)
+
+    before = asked(model)
+    with ropepatch.patch(model, plan):
+        patched = asked(model)
+    assert before.at(1024).accuracy <= 0.1
+    assert patched.at(1024).accuracy >= 0.5
+    assert asked(model) == before
+    assert asked(ropepatch.load(ropepatch.extend(plan, tmp_path / "longer"))[0]) == patched
+
+
+def test_yarn_reads_further_than_a_perfect_reader_of_the_old_window(tiny):
+    model, tokenizer = tiny
+    tales = held_out_tales(tokenizer, length=512, count=16)
+    with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
+        curve = ropepatch.perplexity(model, None, [tale.ids for tale in tales])
+    floor = -torch.stack([tale.log_probs()[256:] for tale in tales]).mean().item()
+    nearby = -torch.stack([tale.log_probs(256)[256:] for tale in tales]).mean().item()
+    assert floor < curve.between(256, 512).mean < nearby
+
+
+def test_held_out_tales_are_always_the_same_and_begin_alike(tiny):
+    first, second = held_out_tales(tiny[1], length=300, count=2)
+    (longer,) = held_out_tales(tiny[1], length=600, count=1)
+    assert torch.equal(longer.ids[:300], first.ids)
+    assert torch.equal(longer.log_probs()[:300], first.log_probs())
+    assert not torch.equal(first.ids, second.ids)
+
+
+def test_tiny_is_a_model_wherever_one_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in ("plan tiny --to 1k", "extend tiny --to 1k", "eval tiny --to 512 --method yarn --windows 1"):
+        monkeypatch.setattr("sys.argv", ["ropepatch", *words.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        assert capsys.readouterr().out
+    assert (tmp_path / "tiny-yarn-1k" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "tiny-yarn-1k" / "ropepatch.json").read_text())["model"] == "tiny"
+
+
+def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert ropepatch.plan("tiny", to=512).rope.original_max_position_embeddings == 256
+    with pytest.raises(RopepatchError, match=r"no config\.json in tiny"):
+        ropepatch.plan("./tiny", to=512)
+    with pytest.raises(RopepatchError, match=r"no config\.json in tiny"):
+        ropepatch.plan(Path("tiny"), to=512)
+
+
+def test_tiny_has_no_revisions():
+    with pytest.raises(RopepatchError, match="no revisions"):
+        ropepatch.load("tiny", revision="main")
+
+
+def test_the_card_says_what_was_measured():
+    record = json.loads(RESULT.read_text())
+    tales = record["tales"]
+    error = tales["excess_standard_error"]
+    depths = list(record["passkey"]["256"])
+    lines = [
+        f"- Loss on {tales['tales']} tales of {tales['tokens']} tokens: {tales['loss']:.4f} nats per token, "
+        f"{tales['over_floor']:.1%} above the floor of {tales['floor']:.4f} (standard error of the "
+        f"difference {error:.4f}); a reader who forgets every sentence: {tales['forgetful']:.4f}",
+        "- What a window is worth: over the second half of tales of 2048 tokens a perfect reader pays "
+        + ", ".join(f"{nats:.3f} seeing {window} tokens" for window, nats in record["worth"].items()),
+        "- Pass keys retrieved, by depth of the key:",
+        "",
+        f"| tokens | {' | '.join(depths)} |",
+        f"|---|{'---|' * len(depths)}",
+    ]
+    for length, cells in record["passkey"].items():
+        found = (f"{cell['correct']}/{cell['n']}" for cell in cells.values())
+        lines.append(f"| {length} | {' | '.join(found)} |")
+    text = "\n".join(lines)
+    if updating():
+        write_block("measured", text, CARD)
+    assert block("measured", CARD) == text

@@ -1,0 +1,701 @@
+"""The recipe of the bundled checkpoint, the rows it is trained on, and its training in miniature."""
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pretrain as program
+import pretraining
+import pytest
+import torch
+import typer
+import yaml
+from pretraining import Rows, make_tokenizer, pretrain
+from pretraining_recipe import Recipe, Stage, read_recipe
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Trainer
+from typer.testing import CliRunner
+
+from ropepatch.data.documents import BOS, EOS
+from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.tiny import mixture
+from ropepatch.data.tiny.mixture import FEW, IGNORED, MATERIALS, Stock
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import TINY
+from ropepatch.settings import seed_of
+
+SHIPPED = Path(__file__).parents[2] / "recipes" / "tiny" / "pretrain.yaml"
+# Of eight rows of 161 tokens, by material.
+GOLDEN_ROWS = {
+    "strings": "6446358c2961a37f",
+    "copies": "80917c4a9c361f4e",
+    "passkey": "0a83097660b18c5c",
+    "tales": "579bb1a2f13be9ff",
+    "recalls": "c1b6b333f6862382",
+    "retold": "57631cde0758c668",
+    "stories": "4621f5decff4c6c2",
+}
+TEXT = "Once a small grey cat sat by the road, and nobody saw it. " * 60
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def stock(tokenizer):
+    return Stock.of(tokenizer, [TEXT, "And then it rained."])
+
+
+# Seeds
+
+
+def test_a_seed_is_the_same_in_every_version():
+    assert seed_of("passkey", 0, 256, 0.5, 3) == 8445069441905667185
+    assert seed_of() != seed_of(0) != seed_of("0") != seed_of("0", 0)
+
+
+def test_a_seed_does_not_depend_on_the_process():
+    code = "from ropepatch.settings import seed_of; print(seed_of('read', 7, 3))"
+    seeds = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1")
+    }
+    assert seeds == {f"{seed_of('read', 7, 3)}\n"}
+
+
+# The recipe
+
+
+def content(**changes):
+    stage = {
+        "name": "one",
+        "mixture": {"strings": 0.5, "tales": 0.5},
+        "windows": [11, 13],
+        "tokens_per_step": 44,
+        "steps": 5,
+        "learning_rate": 1.0e-3,
+    }
+    model = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 96,
+    }
+    stages = [stage | changes.pop("stage", {})]
+    model |= changes.pop("model", {})
+    return {"seed": 0, "vocab_size": 670, "texts": [], "model": model, "stages": stages} | changes
+
+
+def written(folder, recipe):
+    file = folder / "recipe.yaml"
+    file.write_text(recipe if isinstance(recipe, str) else yaml.safe_dump(recipe))
+    return file
+
+
+def without(mapping, key):
+    return {name: value for name, value in mapping.items() if name != key}
+
+
+def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokenizer):
+    recipe = read_recipe(SHIPPED)
+    made, bundled = recipe.config().to_dict(), LlamaForCausalLM.config_class.from_pretrained(TINY).to_dict()
+    for key in ("hidden_size", "num_hidden_layers", "head_dim", "vocab_size", "max_position_embeddings"):
+        assert made[key] == bundled[key]
+    assert made["rope_parameters"]["rope_theta"] == bundled["rope_parameters"]["rope_theta"] == 10000
+    assert recipe.vocab_size == len(tokenizer)
+    assert max(max(stage.windows) for stage in recipe.stages) == bundled["max_position_embeddings"]
+
+
+def test_a_recipe_is_read_as_it_is_written(tmp_path):
+    recipe = read_recipe(written(tmp_path, content()))
+    assert recipe == Recipe(**content() | {"stages": [Stage(**content()["stages"][0])]})
+    assert recipe.stages[0].lr_scheduler_type == "constant_with_warmup"
+    assert not recipe.stages[0].bf16
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message", "hint"),
+    [
+        ("seed: [", "is not a recipe: while parsing", None),
+        ("- a\n- b", "a recipe must be a mapping, got ['a', 'b']", "its keys are seed, vocab_size"),
+        ("", "a recipe must be a mapping, got None", "its keys are seed"),
+        (content(sed=1), "unknown recipe key 'sed'", "did you mean seed?"),
+        (content(colour=1), "unknown recipe key 'colour'", "known: seed, vocab_size"),
+        (without(content(), "texts"), "a recipe must have the key texts", "its keys are"),
+        (content(seed="0"), "seed must be a whole number from 0, got '0'", None),
+        (content(seed=True), "seed must be a whole number from 0, got True", None),
+        (content(vocab_size=0), "vocab_size must be a whole number above 0, got 0", None),
+        (content(texts="a.txt"), "texts must be a list of files or folders, got 'a.txt'", None),
+        (content(stages=[]), "stages must be a list of stages, got []", None),
+        (content(stages={}), "stages must be a list", None),
+        (content(stages=["a"]), "a stage must be a mapping, got 'a'", "its keys are name, mixture"),
+        (content(stages=content()["stages"] * 2), "two stages have the same name: one, one", None),
+        (content(stage={"step": 1}), "unknown stage key 'step'", "did you mean steps?"),
+        (
+            content(stages=[without(content()["stages"][0], "steps")]),
+            "a stage must have the key steps",
+            "its",
+        ),
+        (content(stage={"steps": -5}), "steps must be a whole number above 0, got -5", None),
+        (content(stage={"steps": True}), "steps must be a whole number above 0, got True", None),
+        (content(stage={"steps": 2.5}), "steps must be a whole number above 0, got 2.5", None),
+        (content(stage={"name": "a/b"}), "name must be letters, digits, _ and -", None),
+        (content(stage={"name": "checkpoint"}), "and not checkpoint: it names a folder", None),
+        (content(stage={"mixture": {"tale": 1}}), "unknown material 'tale'", "did you mean tales?"),
+        (content(stage={"mixture": {}}), "mixture must be shares above 0 by material, got {}", None),
+        (content(stage={"mixture": {"tales": 0}}), "mixture must be shares above 0", None),
+        (content(stage={"mixture": ["tales"]}), "mixture must be shares above 0", None),
+        (content(stage={"windows": []}), "windows must be a list of whole numbers above 0, got []", None),
+        (content(stage={"windows": 11}), "windows must be a list of whole numbers above 0, got 11", None),
+        (content(stage={"windows": [11, 45]}), "a row of 45 tokens has no room in 44 tokens_per_step", None),
+        (content(stage={"learning_rate": "2e-3"}), "(with a point: 2.0e-3), got '2e-3'", None),
+        (content(stage={"learning_rate": -1.0}), "learning_rate must be a number above 0", None),
+        (content(stage={"lr_scheduler_type": "cosin"}), "lr_scheduler_type must be one of linear", None),
+        (content(stage={"bf16": "yes"}), "bf16 must be true or false, got 'yes'", None),
+        (content(model={"hidden_sise": 8}), "unknown model key 'hidden_sise'", "did you mean hidden_size?"),
+        (content(model={"vocab_size": 8}), "unknown model key 'vocab_size'", None),
+        (content(model={"hidden_size": "big"}), "model: Validation error for", None),
+        (content(model={"num_attention_heads": 3}), "model: ", None),
+        (content() | {"model": None}, "model must be a mapping, got None", None),
+    ],
+    ids=lambda value: None,
+)
+def test_a_wrong_recipe_is_refused_in_one_line(tmp_path, recipe, message, hint):
+    file = written(tmp_path, recipe)
+    with pytest.raises(RopepatchError) as caught:
+        read_recipe(file)
+    assert str(caught.value).startswith(f"{file}")
+    assert message in str(caught.value)
+    assert "\n" not in f"{caught.value}{caught.value.hint}"
+    assert hint is None or caught.value.hint.startswith(hint)
+
+
+def test_a_model_without_a_window_is_refused(tmp_path):
+    recipe = content()
+    del recipe["model"]["max_position_embeddings"]
+    with pytest.raises(RopepatchError, match="model has no max_position_embeddings"):
+        read_recipe(written(tmp_path, recipe))
+
+
+def test_a_recipe_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(RopepatchError, match=r"nowhere\.yaml is not a recipe: .*No such file"):
+        read_recipe(tmp_path / "nowhere.yaml")
+
+
+# Materials
+
+
+def drawn(stock, name, length, seeds=range(40)):
+    return [MATERIALS[name](stock, length, seed) for seed in seeds]
+
+
+@pytest.mark.parametrize("name", MATERIALS)
+@pytest.mark.parametrize("length", [96, 161])
+def test_a_row_has_the_length_asked_for_and_labels_its_own_tokens(stock, name, length):
+    for seed in range(6):
+        ids, labels = MATERIALS[name](stock, length, seed)
+        assert ids.shape == labels.shape == (length,)
+        assert ids.dtype == labels.dtype == torch.long
+        trained = labels != IGNORED
+        assert torch.equal(labels[trained], ids[trained])
+        if name not in ("strings", "recalls", "retold"):
+            assert trained.all()
+        again = MATERIALS[name](stock, length, seed)
+        assert torch.equal(ids, again[0])
+        assert torch.equal(labels, again[1])
+
+
+def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(stock):
+    """The rows are part of the recipe: a change here makes other weights."""
+    rows = {
+        name: hashlib.sha256(
+            b"".join(part.numpy().tobytes() for row in drawn(stock, name, 161, range(8)) for part in row)
+        ).hexdigest()[:16]
+        for name in MATERIALS
+    }
+    assert rows == GOLDEN_ROWS
+
+
+@pytest.mark.parametrize("length", [11, 12, 43])
+def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
+    for ids, labels in drawn(stock, "strings", length):
+        half = (length - 2) // 2
+        string = ids[1 : 1 + half]
+        whole = torch.cat([torch.tensor([BOS]), string, torch.tensor([EOS]), string, torch.tensor([EOS])])
+        assert torch.equal(ids, whole[:length])
+        assert (labels[: half + 2] == IGNORED).all()
+        assert torch.equal(labels[half + 2 :], ids[half + 2 :])
+
+
+def test_copies_are_whole_but_for_the_last_and_of_many_lengths(stock):
+    halves = set()
+    for ids, _ in drawn(stock, "copies", 128):
+        rest = ids.tolist()
+        while len(rest) > 1 and EOS in rest:
+            assert rest[0] == BOS
+            half = rest.index(EOS) - 1
+            string, second = rest[1 : 1 + half], rest[2 + half : 2 + 2 * half]
+            assert second == string[: len(second)]
+            assert rest[2 + 2 * half : 3 + 2 * half] in ([EOS], [])
+            halves.add(half)
+            rest = rest[3 + 2 * half :]
+    assert min(halves) < 10
+    assert max(halves) > 50
+    assert max(halves) <= (128 - 3) // 2
+
+
+def test_every_other_pass_key_is_shorter_than_its_row_and_followed_by_a_tale(stock, tokenizer):
+    question = PasskeyTemplate().question
+    shorter = 0
+    for ids, _ in drawn(stock, "passkey", 200, range(200)):
+        prompt, tale, _ = tokenizer.decode(ids[1:]).partition("<s>")
+        answer = prompt.split(question)[1].strip()
+        assert prompt.count(answer) == 3
+        shorter += bool(tale)
+    assert 70 <= shorter <= 130  # of 200, four standard deviations
+
+
+@pytest.mark.parametrize(("name", "length"), [("recalls", 200), ("retold", 600)])
+def test_recalls_are_trained_on_values_that_the_tale_has_told_before_alone(stock, tokenizer, name, length):
+    for ids, labels in drawn(stock, name, length):
+        text = tokenizer.decode(ids)
+        for position in (labels != IGNORED).nonzero().flatten().tolist():
+            piece = tokenizer.decode([ids[position]])
+            assert piece == " " or piece.strip().isdigit() or text.count(piece) >= 3
+        assert (labels != IGNORED).any()
+
+
+def test_a_tale_of_recalls_is_about_few_subjects(stock):
+    for narrator in stock.casts:
+        assert len({form.subject for form in narrator._forms}) == FEW
+
+
+def test_stories_are_stretches_of_the_texts_that_begin_anywhere(stock, tokenizer):
+    stream = tokenizer.decode(stock.stories)
+    assert stream == f"<s>{TEXT}<s>And then it rained."
+    begins = {stream.index(tokenizer.decode(ids)) for ids, _ in drawn(stock, "stories", 50)}
+    assert len(begins) > 10
+    # None ends with the last token of all: the bundled checkpoint was trained so.
+    for ids, _ in drawn(stock, "stories", len(stock.stories) - 1):
+        assert torch.equal(ids, stock.stories[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [
+        ("copies", 10, "a row of copies takes 11 tokens, got 10"),
+        ("passkey", 79, "a row of passkey takes 80 tokens, got 79"),
+        ("stories", 5000, r"the texts have \d+ tokens, too few for a row of 5000"),
+    ],
+)
+def test_a_row_that_cannot_be_drawn_is_refused(stock, name, length, message):
+    with pytest.raises(RopepatchError, match=message):
+        MATERIALS[name](stock, length, 0)
+
+
+def test_the_shortest_rows_can_be_drawn(stock):
+    assert len(MATERIALS["copies"](stock, 11, 0)[0]) == 11
+    assert all(len(MATERIALS["passkey"](stock, 80, seed)[0]) == 80 for seed in range(20))
+
+
+def test_without_texts_there_is_a_stock_of_all_the_rest(tokenizer, monkeypatch):
+    monkeypatch.setattr(mixture, "CASTS", 1)
+    assert Stock.of(tokenizer, []).stories.shape == (0,)
+
+
+# Rows
+
+
+def stage(**changes):
+    return Stage(**content(stage=changes)["stages"][0])
+
+
+def test_a_step_has_the_rows_of_its_window_and_the_windows_take_turns(stock):
+    rows = Rows(stage(windows=[11, 13, 44], steps=7), stock, seed=0)
+    assert len(rows) == 7
+    shapes = [tuple(rows[step]["input_ids"].shape) for step in range(7)]
+    assert shapes == [(4, 11), (3, 13), (1, 44), (4, 11), (3, 13), (1, 44), (4, 11)]
+    assert all(rows[step]["labels"].shape == shapes[step] for step in range(7))
+
+
+def test_a_step_is_the_same_in_whatever_order_steps_are_drawn(stock):
+    forward, shuffled = Rows(stage(steps=12), stock, seed=3), Rows(stage(steps=12), stock, seed=3)
+    steps = {step: forward[step] for step in range(12)}
+    for step in random.Random(0).sample(range(12), 12):
+        assert all(torch.equal(shuffled[step][key], steps[step][key]) for key in steps[step])
+
+
+def test_another_seed_stage_step_or_row_draws_another_row(stock):
+    rows = Rows(stage(windows=[22], mixture={"tales": 1}), stock, seed=0)
+    others = [
+        Rows(stage(windows=[22], mixture={"tales": 1}), stock, seed=1)[0],
+        Rows(stage(windows=[22], mixture={"tales": 1}, name="two"), stock, seed=0)[0],
+        rows[1],
+    ]
+    everything = [row.tolist() for item in (rows[0], *others) for row in item["input_ids"]]
+    assert len(everything) == len({tuple(row) for row in everything}) == 8
+
+
+def test_materials_come_in_the_shares_of_the_mixture(stock, monkeypatch):
+    names = ["strings", "tales", "copies"]
+    for number, name in enumerate(names):
+        row = torch.full((4,), number)
+        monkeypatch.setitem(MATERIALS, name, lambda *_, row=row: (row, row))
+    rows = Rows(
+        stage(mixture={"strings": 1, "tales": 2.0, "copies": 5}, windows=[4], tokens_per_step=400, steps=20),
+        stock,
+        seed=0,
+    )
+    counts = Counter(torch.cat([rows[step]["input_ids"][:, 0] for step in range(20)]).tolist())
+    assert counts.total() == 2000
+    for number, share in enumerate((1 / 8, 2 / 8, 5 / 8)):
+        error = (2000 * share * (1 - share)) ** 0.5
+        assert abs(counts[number] - 2000 * share) < 4 * error
+
+
+def test_the_material_of_a_row_does_not_foretell_its_first_draw(stock, monkeypatch):
+    """Else, in a mixture that begins with a half of tales, all of these would begin alike."""
+    first = {"tales": [], "strings": []}
+
+    def draw(name, length, seed):
+        first[name].append(random.Random(seed).random())
+        return stock.stories[:length], stock.stories[:length]
+
+    for name in first:
+        monkeypatch.setitem(MATERIALS, name, lambda _, length, seed, name=name: draw(name, length, seed))
+    rows = Rows(stage(mixture={"tales": 1, "strings": 1}, windows=[4], tokens_per_step=800), stock, seed=0)
+    assert len(rows[0]["input_ids"]) == 200
+    for draws in first.values():
+        assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.15)  # five standard deviations
+
+
+# Training
+
+STAGES = [
+    {"name": "one", "mixture": {"strings": 0.5, "tales": 0.5}, "windows": [11, 13], "steps": 7},
+    {"name": "two", "mixture": {"recalls": 0.6, "stories": 0.4}, "windows": [64], "steps": 6, "bf16": True},
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Two stages of a few steps, with a text of their own."""
+    text = tmp_path_factory.mktemp("texts") / "text.txt"
+    text.write_text(TEXT)
+    common = {"tokens_per_step": 128, "learning_rate": 5.0e-2}
+    stages = [Stage(**common | stage) for stage in STAGES]
+    return Recipe(**content(texts=[str(text)]) | {"stages": stages})
+
+
+@pytest.fixture(scope="module")
+def finished(small, tmp_path_factory):
+    """An uninterrupted run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "SAVE_EVERY", 2)
+        return pretrain(small, tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="module")
+def made(finished):
+    """The tokenizer and the stock of the finished run, so that not every run makes them again."""
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    return tokenizer, Stock.of(tokenizer, [TEXT.strip()])
+
+
+@pytest.fixture
+def quick(small, made, monkeypatch):
+    """The recipe of the finished run, without making what is made already."""
+    monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
+    monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: made[0])
+    monkeypatch.setattr(Stock, "of", lambda *_: made[1])
+    return small
+
+
+def weights(folder):
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for part in ("one/done", "two/done", "checkpoint")
+        for file in (folder / part).glob("model.safetensors")
+    }
+
+
+def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
+    stored = load_file(finished / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    model = AutoModelForCausalLM.from_pretrained(finished)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+    assert all(torch.equal(model.state_dict()[name], tensor.float()) for name, tensor in stored.items())
+    trained = load_file(finished.parent / "two" / "done" / "model.safetensors")
+    assert all(torch.equal(trained[name].bfloat16(), tensor) for name, tensor in stored.items())
+    assert model.config.use_cache
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (
+        BOS,
+        EOS,
+        None,
+    )
+    config = yaml.safe_load((finished / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000
+    assert config["dtype"] == "float32"
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    assert len(tokenizer) == small.vocab_size == config["vocab_size"]
+    assert tokenizer.model_max_length == 96
+    assert yaml.safe_load((finished / "tokenizer_config.json").read_text())["tokenizer_class"] == (
+        "PreTrainedTokenizerFast"
+    )
+    assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_training_changes_the_weights_in_every_stage(finished):
+    one, two = (load_file(finished.parent / name / "done" / "model.safetensors") for name in ("one", "two"))
+    assert all((one[name] - two[name]).abs().max() > 1e-4 for name in one)
+    assert {tensor.dtype for tensor in two.values()} == {torch.float32}
+
+
+def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenizer, monkeypatch):
+    monkeypatch.chdir(SHIPPED.parents[2])
+    recipe = read_recipe(SHIPPED)
+    documents = pretraining.read_documents(shared / "texts" / "tinystories")
+    made = make_tokenizer(recipe, documents).backend_tokenizer
+    assert made.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+class StoppedError(Exception):
+    pass
+
+
+def interrupt(monkeypatch, name, calls):
+    """Make the training of a stage stop when it asks for one more step than so many."""
+    draw, asked = Rows.__getitem__, Counter()
+
+    def draw_or_stop(rows, step):
+        asked[rows.stage.name] += 1
+        if asked[name] > calls:
+            raise StoppedError
+        return draw(rows, step)
+
+    monkeypatch.setattr(Rows, "__getitem__", draw_or_stop)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "saved"),
+    [("one", 1, []), ("one", 6, ["checkpoint-4"]), ("two", 0, []), ("two", 4, ["checkpoint-2"])],
+)
+def test_an_interrupted_run_goes_on_to_the_same_weights(
+    quick, finished, tmp_path, monkeypatch, name, calls, saved
+):
+    with monkeypatch.context() as patch:
+        interrupt(patch, name, calls)
+        with pytest.raises(StoppedError):
+            pretrain(quick, tmp_path)
+    assert sorted(folder.name for folder in (tmp_path / name).glob("checkpoint-*")) == saved
+    assert not (tmp_path / "checkpoint").exists()
+    assert pretrain(quick, tmp_path) == tmp_path / "checkpoint"
+    assert weights(tmp_path) == weights(finished.parent)
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_and_draws_only_what_is_left(
+    quick, finished, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        interrupt(patch, "two", 5)
+        with pytest.raises(StoppedError):
+            pretrain(quick, tmp_path)
+    left, draw = [], Rows.__getitem__
+    monkeypatch.setattr(
+        Rows, "__getitem__", lambda rows, step: (left.append(rows.stage.name), draw(rows, step))[1]
+    )
+    pretrain(quick, tmp_path)
+    assert left == ["two"] * (6 - 4)
+
+
+def test_what_an_interruption_left_half_written_is_not_taken_for_whole(
+    quick, finished, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        interrupt(patch, "two", 4)
+        with pytest.raises(StoppedError):
+            pretrain(quick, tmp_path)
+    (tmp_path / "two" / "checkpoint-4").mkdir()  # no trainer_state.json, which comes last
+    (tmp_path / "two" / "checkpoint-4" / "config.json").write_text("{")
+    (tmp_path / "two" / ".done.partial").mkdir()
+    (tmp_path / ".checkpoint.partial").mkdir()
+    (tmp_path / ".checkpoint.partial" / "rubbish").write_text("")
+    pretrain(quick, tmp_path)
+    assert weights(tmp_path) == weights(finished.parent)
+    assert not list(tmp_path.rglob("*.partial"))
+    assert not (tmp_path / "checkpoint" / "rubbish").exists()
+
+
+def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
+    assert pretraining._last_checkpoint(tmp_path / "not begun") is None
+    for name in ("checkpoint-750", "checkpoint-1000", "checkpoint-1250"):
+        (tmp_path / name).mkdir()
+    for name in ("checkpoint-750", "checkpoint-1000"):
+        (tmp_path / name / "trainer_state.json").write_text("{}")
+    assert pretraining._last_checkpoint(tmp_path) == tmp_path / "checkpoint-1000"
+
+
+def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before_it(
+    quick, finished, tmp_path, monkeypatch
+):
+    shutil.copytree(finished.parent, tmp_path / "run")
+    before = contents(tmp_path / "run" / "checkpoint")
+
+    def publish(model, tokenizer, folder):
+        folder.mkdir()
+        (folder / "config.json").write_text("{")
+        raise StoppedError
+
+    monkeypatch.setattr(pretraining, "_publish", publish)
+    with pytest.raises(StoppedError):
+        pretrain(quick, tmp_path / "run")
+    assert contents(tmp_path / "run" / "checkpoint") == before
+
+
+def test_a_finished_run_is_handed_back_without_training(quick, finished, monkeypatch):
+    monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("trained again"))
+    before = weights(finished.parent)
+    assert pretrain(quick, finished.parent) == finished
+    assert weights(finished.parent) == before
+
+
+def test_the_trainer_is_told_what_each_stage_says(quick, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Trainer, "train", lambda self, **_: told.append(self.args))
+    pretrain(changed(quick, stages={"two": {"lr_scheduler_type": "cosine", "learning_rate": 0.25}}), tmp_path)
+    said = [
+        (
+            a.max_steps,
+            a.learning_rate,
+            a.lr_scheduler_type,
+            a.bf16,
+            a.warmup_steps,
+            a.seed,
+            a.save_total_limit,
+        )
+        for a in told
+    ]
+    assert said == [
+        (7, 0.05, "constant_with_warmup", False, 50, 0, 1),
+        (6, 0.25, "cosine", True, 50, 0, 1),
+    ]
+
+
+def changed(recipe, **changes):
+    of_stages = changes.pop("stages", {})
+    stages = [Stage(**vars(stage) | of_stages.get(stage.name, {})) for stage in recipe.stages]
+    return Recipe(**vars(recipe) | {"stages": stages} | changes)
+
+
+def contents(folder):
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs", "where"),
+    [
+        ({"seed": 1}, "seed", "one"),
+        ({"stages": {"one": {"learning_rate": 1.0}}}, "stages", "one"),
+        ({"stages": {"two": {"steps": 60}}}, "stages", "two"),
+        ({"model": content()["model"] | {"hidden_size": 32}}, "model", "one"),
+    ],
+)
+def test_the_run_of_another_recipe_is_not_gone_on_with(quick, finished, changes, differs, where):
+    run = finished.parent
+    before = contents(run)
+    with pytest.raises(
+        RopepatchError, match=rf"{where} is of another recipe: it differs in {differs}"
+    ) as caught:
+        pretrain(changed(quick, **changes), run)
+    assert "give another --out" in caught.value.hint
+    assert contents(run) == before
+
+
+def test_texts_that_say_something_else_make_another_recipe_and_texts_that_have_moved_do_not(
+    quick, finished, tmp_path
+):
+    file = tmp_path / "moved.txt"
+    file.write_text(TEXT)
+    assert pretrain(changed(quick, texts=[str(file)]), finished.parent) == finished
+    file.write_text(f"{TEXT} And more.")
+    with pytest.raises(RopepatchError, match="differs in texts"):
+        pretrain(changed(quick, texts=[str(file)]), finished.parent)
+
+
+def test_a_later_stage_may_change_before_it_has_begun(quick, finished, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt(patch, "two", 0)
+        with pytest.raises(StoppedError):
+            pretrain(quick, tmp_path)
+    shutil.rmtree(tmp_path / "two")
+    trained, train = [], Trainer.train
+    monkeypatch.setattr(
+        Trainer, "train", lambda self, **kw: (trained.append(self.args.max_steps), train(self, **kw))[1]
+    )
+    pretrain(changed(quick, stages={"two": {"steps": 3}}), tmp_path)
+    assert trained == [3]
+    assert (
+        weights(tmp_path)["one/done/model.safetensors"]
+        == weights(finished.parent)["one/done/model.safetensors"]
+    )
+
+
+def test_a_folder_that_is_not_of_a_run_is_not_written_into(quick, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "thesis.txt").write_text("")
+    with pytest.raises(RopepatchError, match="one is of another recipe"):
+        pretrain(quick, tmp_path)
+    assert [file.name for file in tmp_path.rglob("*")] == ["one", "thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stages": {"two": {"mixture": {"passkey": 1.0}}}}, "a row of passkey takes 80 tokens, got 64"),
+        ({"stages": {"two": {"windows": [64, 3000], "tokens_per_step": 3000}}}, "too few for a row of 3000"),
+        ({"texts": ["nowhere"]}, "no such file or folder: nowhere"),
+    ],
+)
+def test_what_a_later_stage_cannot_draw_fails_before_anything_is_trained(quick, tmp_path, changes, message):
+    out = tmp_path / "run"
+    with pytest.raises(RopepatchError, match=message):
+        pretrain(changed(quick, **changes), out)
+    assert not out.exists()
+
+
+# The command
+
+
+@pytest.fixture
+def command():
+    app = typer.Typer()
+    app.command()(program.main)
+    return lambda *arguments: CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_the_command_prints_the_folder_of_the_checkpoint(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "pretrain", lambda recipe, out: out / f"of seed {recipe.seed}")
+    result = command(written(tmp_path, content()), "--out", tmp_path)
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/of seed 0\n")
+
+
+def test_the_command_says_what_is_wrong_in_two_lines_and_exits_with_2(command, tmp_path):
+    file = written(tmp_path, content(sed=1))
+    result = command(file, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.output == f"error: {file}: unknown recipe key 'sed'\nhint: did you mean seed?\n"
+    assert not (tmp_path / "run").exists()

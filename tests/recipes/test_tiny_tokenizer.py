@@ -1,0 +1,159 @@
+"""The bundled tokenizer, and the training of one like it."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenization import train_tokenizer
+from transformers import AutoTokenizer
+
+from ropepatch.data.documents import BOS, EOS
+from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.tiny.grammar import tell
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import TINY
+
+ENTRIES = 1024
+TEXTS = [tell(60, seed) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+def split(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def test_it_has_1024_entries_whose_ids_are_0_to_1023(tokenizer):
+    assert len(tokenizer) == ENTRIES
+    assert sorted(tokenizer.get_vocab().values()) == list(range(ENTRIES))
+    config = json.loads((TINY / "config.json").read_text())
+    assert config["vocab_size"] == ENTRIES
+    assert tokenizer.model_max_length == config["max_position_embeddings"]
+
+
+def test_a_text_gets_the_beginning_token_unless_special_tokens_are_left_out(tokenizer):
+    assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<s>", BOS)
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", EOS)
+    plain = split(tokenizer, "Rain falls.")
+    assert BOS not in plain
+    assert tokenizer("Rain falls.").input_ids == [BOS, *plain]
+    assert tokenizer("Rain", "falls.").input_ids == [
+        BOS,
+        *split(tokenizer, "Rain"),
+        BOS,
+        *split(tokenizer, "falls."),
+    ]
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_split_without_an_unknown_token_and_comes_back_unchanged(tokenizer, text):
+    ids = split(tokenizer, text)
+    assert tokenizer.unk_token is None
+    assert all(0 <= token < ENTRIES for token in ids)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text.replace(
+        "<s>", ""
+    ).replace("</s>", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "  two  spaces ",
+        "tab\tand\r\nlines\n\n",
+        "naïve, 東京, עברית, 🦊🏽",
+        "\x00\ufeff\ud7ff\U0010ffff",
+        "a ,b .c n't",
+    ],
+)
+def test_white_space_foreign_letters_and_marks_come_back_unchanged(tokenizer, text):
+    assert tokenizer.decode(split(tokenizer, text)) == text
+
+
+@given(st.text(alphabet="0123456789", min_size=1, max_size=12), st.sampled_from(["", " ", "no", "-"]))
+@settings(max_examples=100, deadline=None)
+def test_every_digit_is_a_token_of_its_own(tokenizer, digits, before):
+    ids = split(tokenizer, before + digits)
+    assert tokenizer.convert_ids_to_tokens(ids[-len(digits) :]) == list(digits)
+    assert not any(
+        len(token) > 1 and any(c.isdigit() for c in token)
+        for token in tokenizer.get_vocab()
+        if token.isascii()
+    )
+
+
+def test_a_special_token_written_in_a_text_is_read_as_that_token(tokenizer):
+    """As stock tokenizers read theirs; `split_special_tokens` spells it out instead."""
+    assert split(tokenizer, "<s>Rain</s>") == [BOS, *split(tokenizer, "Rain"), EOS]
+    spelt = tokenizer("<s>", add_special_tokens=False, split_special_tokens=True).input_ids
+    assert BOS not in spelt
+    assert tokenizer.decode(spelt) == "<s>"
+
+
+def test_the_words_of_the_pass_key_prompts_are_not_cut_to_pieces(tokenizer):
+    words = PasskeyTemplate()
+    text = " ".join(["", *words.filler, words.question])
+    assert len(split(tokenizer, text)) == len(text.replace(".", " .").replace("?", " ?").split())
+
+
+def test_offsets_lead_back_to_the_characters(tokenizer):
+    text = "The pass key is 01234. Keep it well"
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    pieces = [text[begin:end] for begin, end in encoded["offset_mapping"]]
+    assert "".join(pieces) == text
+
+
+# Training
+
+
+def test_the_same_texts_make_the_same_tokenizer():
+    first, second = (
+        train_tokenizer(TEXTS, vocab_size=400, model_max_length=64).backend_tokenizer.to_str()
+        for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("vocab_size", [258, 300, 400])
+def test_it_gets_exactly_as_many_entries_as_asked_for(vocab_size):
+    tokenizer = train_tokenizer(TEXTS, vocab_size=vocab_size, model_max_length=64)
+    assert len(tokenizer) == vocab_size
+    assert tokenizer.model_max_length == 64
+    assert tokenizer.decode(split(tokenizer, "été 🦊")) == "été 🦊"
+
+
+@pytest.mark.parametrize("vocab_size", [257, 5000])
+def test_a_vocabulary_that_the_texts_do_not_make_is_refused(vocab_size):
+    with pytest.raises(
+        RopepatchError, match=rf"make a vocabulary of \d+ entries, not of {vocab_size}"
+    ) as caught:
+        train_tokenizer(TEXTS, vocab_size=vocab_size, model_max_length=64)
+    assert "258 for bytes and special tokens" in caught.value.hint
+
+
+def test_digits_stay_apart_however_often_they_come_together():
+    tokenizer = train_tokenizer([*TEXTS, "1000 " * 500], vocab_size=400, model_max_length=64)
+    assert tokenizer.convert_ids_to_tokens(split(tokenizer, "1000")) == ["1", "0", "0", "0"]
+
+
+def test_special_tokens_are_added_by_what_was_trained_too():
+    tokenizer = train_tokenizer(TEXTS, vocab_size=300, model_max_length=64)
+    rain, falls = split(tokenizer, "Rain"), split(tokenizer, "falls.")
+    assert tokenizer("Rain").input_ids == [BOS, *rain]
+    assert tokenizer("Rain", "falls.").input_ids == [BOS, *rain, BOS, *falls]
+
+
+def test_stock_transformers_loads_what_was_trained(tmp_path):
+    tokenizer = train_tokenizer(TEXTS, vocab_size=300, model_max_length=64)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert loaded("Rain falls 042.").input_ids == tokenizer("Rain falls 042.").input_ids
+    assert (loaded.bos_token_id, loaded.eos_token_id, loaded.model_max_length) == (BOS, EOS, 64)

@@ -1,0 +1,1108 @@
+"""Every formula against two oracles that share no code with it, golden values, properties, wrong twins."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from methods import EXAMPLES, FACTORS, GEOMETRIES, LENGTH_DEPENDENT, STATIC, example, rising
+from oracle import ORACLES, Geometry, Table
+from transformers import GPTNeoXConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from ropepatch.errors import RopepatchError
+from ropepatch.scaling import METHODS, Scaling, find_method, make_scaling
+from ropepatch.scaling.rope import Frequencies, Rope
+
+LLAMA_2, LLAMA_3 = GEOMETRIES["llama-2"], GEOMETRIES["llama-3"]
+
+# Settings other than the defaults, for every parameter of every method.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("yarn", {"ramp": "rotations"}),
+    ("yarn", {"ramp": "wavelength"}),
+    ("yarn", {"truncate": False}),
+    ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
+    ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "rotations", "attention_factor": 1.0}),
+    ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "wavelength", "truncate": False}),
+    ("yarn", {"attention_factor": 0.9}),
+    ("yarn", {"mscale": 0.707, "mscale_all_dim": 1.0}),
+    ("yarn", {"mscale": 1.0, "mscale_all_dim": 1.0}),
+    ("ntk-by-parts", {"alpha": 2.0, "beta": 8.0}),
+    ("llama3", {"alpha": 2.0, "beta": 8.0}),
+    ("giraffe-power", {"power": 2.0}),
+    ("giraffe-power", {"interpolate": True}),
+    ("giraffe-truncated", {"cutoff": 500.0}),
+    ("giraffe-truncated", {"interpolate": True}),
+    ("p-rope", {"partial": 0.0}),
+    ("p-rope", {"partial": 0.3}),
+    ("p-rope", {"partial": 1.0}),
+    ("resonance", {"over": "none"}),
+    ("resonance", {"over": "ntk"}),
+    ("cope", {"over": "yarn", "pairs": 5}),
+    ("cope", {"pairs": 1}),
+    ("cope", {"hard": True}),
+    ("dynamic", {"form": "transformers"}),
+    ("dynamic-yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
+    ("dynamic-yarn", {"ramp": "rotations"}),
+]
+SETTINGS = [(name, {}) for name in METHODS] + VARIANTS
+SETTING_IDS = [" ".join([name, *(f"{k}={v}" for k, v in p.items())]) for name, p in SETTINGS]
+EVERY_SETTING = pytest.mark.parametrize(("name", "parameters"), SETTINGS, ids=SETTING_IDS)
+EVERY_GEOMETRY = pytest.mark.parametrize("rope", GEOMETRIES.values(), ids=GEOMETRIES)
+EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
+
+
+def instance(name: str, parameters: dict[str, Any], rope: Rope, factor: float) -> Scaling:
+    return METHODS[name](factor=factor, **(example(name, rope.num_pairs, factor).parameters() | parameters))
+
+
+def numbers(rope: Rope) -> Geometry:
+    return Geometry(
+        rope.rotary_dim,
+        rope.rope_theta,
+        rope.original_max_position_embeddings,
+        rope.carried,
+        rope.carried_attention_factor,
+    )
+
+
+def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
+    """What NumPy makes of the same parameters."""
+    if scaling.name not in ORACLES:
+        pytest.fail(
+            f"{scaling.name!r} has no oracle: transcribe its paper into ORACLES of tests/support/oracle.py"
+        )
+    at = {"length": length} if scaling.length_dependent else {}
+    return ORACLES[scaling.name](numbers(rope), scaling.factor, **scaling.parameters(), **at)
+
+
+def check(got: Frequencies | Table, right: Table, rtol: float = 1e-6) -> None:
+    """Every frequency and the attention factor agree: judges the implementation and its wrong twins."""
+    np.testing.assert_allclose(np.asarray(got[0], dtype=np.float64), right[0], rtol=rtol, atol=0)
+    assert got[1] == pytest.approx(right[1], rel=1e-9)
+
+
+def lengths(scaling: Scaling, rope: Rope) -> list[int | None]:
+    window = rope.original_max_position_embeddings
+    return [None, 1, window, window + 1, 4 * window] if scaling.length_dependent else [None]
+
+
+# The first oracle: stock transformers, from configurations written by hand.
+
+
+def stock_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
+    """`rope_parameters` as a user of transformers would write them; None where it has no such type."""
+    s, window = scaling.factor, rope.original_max_position_embeddings
+    given_ = {name: value for name, value in scaling.parameters().items() if value is not None}
+    match scaling.name:
+        case "none":
+            return {"rope_type": "default"}
+        case "linear":
+            return {"rope_type": "linear", "factor": s}
+        case "ntk":
+            d = rope.rotary_dim
+            return {"rope_type": "default", "rope_theta": rope.rope_theta * s ** (d / (d - 2))}
+        case "abf":
+            return {"rope_type": "default", "rope_theta": given_["rope_theta"]}
+        case "ntk-by-parts" | "llama3":
+            low, high = given_["alpha"], given_["beta"]
+            bounds = {"low_freq_factor": low, "high_freq_factor": high}
+            return {"rope_type": "llama3", "factor": s, "original_max_position_embeddings": window} | bounds
+        case "yarn" if given_.pop("ramp") == "index":
+            return {"rope_type": "yarn", "factor": s, "original_max_position_embeddings": window} | given_
+        case "p-rope":
+            return {"rope_type": "proportional", "partial_rotary_factor": given_["partial"]}
+        case "longrope" | "longrope-switch" | "custom":
+            long = list(given_["divisors" if scaling.name == "custom" else "long_factor"])
+            lists = {"short_factor": list(given_.get("short_factor", long)), "long_factor": long}
+            a = {k: v for k, v in given_.items() if k == "attention_factor"}
+            return {
+                "rope_type": "longrope", "factor": s, "original_max_position_embeddings": window, **lists, **a
+            }  # fmt: skip
+        case "dynamic":
+            return {"rope_type": "dynamic", "factor": s if given_["form"] == "transformers" else 1.0}
+    return None
+
+
+def stock_table(
+    parameters: dict[str, Any], rope: Rope, length: int | None, share: float = 1.0
+) -> Frequencies:
+    """What transformers computes, for a Llama or, where only a share of the head rotates, a GPT-NeoX."""
+    kind, d = parameters["rope_type"], rope.rotary_dim
+    common = {
+        "hidden_size": int(d / share),
+        "num_attention_heads": 1,
+        "max_position_embeddings": rope.original_max_position_embeddings,
+        "rope_parameters": {"rope_theta": rope.rope_theta} | parameters,
+    }
+    if share == 1:
+        config, rotary = LlamaConfig(head_dim=d, **common), LlamaRotaryEmbedding
+    else:
+        common["rope_parameters"]["partial_rotary_factor"] = share
+        config, rotary = GPTNeoXConfig(**common), GPTNeoXRotaryEmbedding
+    if kind != "default" and length is not None:
+        return Frequencies(*ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length))
+    module = rotary(config)
+    return Frequencies(module.inv_freq, module.attention_scaling)
+
+
+NATIVE = {n for n in METHODS if stock_parameters(example(n, LLAMA_2.num_pairs), LLAMA_2)}
+
+
+@EVERY_GEOMETRY
+@EVERY_SETTING
+def test_transformers_computes_the_same_bits(name, parameters, rope):
+    if stock_parameters(instance(name, parameters, rope, 2.0), rope) is None:
+        assert instance(name, parameters, rope, 2.0).native(rope) is None
+        return
+    for factor in FACTORS:
+        scaling = instance(name, parameters, rope, factor)
+        by_hand = stock_parameters(scaling, rope)
+        share = 0.5 if rope is GEOMETRIES["partial"] and by_hand["rope_type"] != "proportional" else 1.0
+        for length in lengths(scaling, rope):
+            stock = stock_table(by_hand, rope, length, share)
+            ours = scaling.frequencies(rope, length)
+            assert torch.equal(ours.inv_freq, stock.inv_freq), (factor, length)
+            assert ours.inv_freq.dtype == torch.float32
+            assert ours.attention_factor == pytest.approx(stock.attention_factor, rel=1e-12)
+
+
+@EVERY_METHOD
+def test_a_method_with_a_native_rope_type_is_held_against_it(name):
+    native = example(name, LLAMA_2.num_pairs).native(LLAMA_2)
+    assert (native is not None) == (name in NATIVE and name != "p-rope")  # saved as longrope, which more read
+
+
+# The second oracle: NumPy in float64.
+
+
+@EVERY_GEOMETRY
+@EVERY_SETTING
+def test_numpy_computes_the_same_numbers(name, parameters, rope):
+    for factor in FACTORS:
+        scaling = instance(name, parameters, rope, factor)
+        for length in lengths(scaling, rope):
+            got, right = scaling.frequencies(rope, length), expected(scaling, rope, length)
+            if name == "resonance":
+                right = without_ties(got, right, scaling, rope)
+            # untruncated, a pair may lie so near the upper bound that float32 cancels; stock has its bits
+            check(got, right, rtol=3e-6 if parameters.get("truncate") is False else 1e-6)
+
+
+def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Table:
+    """Where a wavelength is a half-integer within float32, both ways of rounding are right."""
+    wavelength = 2 * np.pi / ORACLES[scaling.over](numbers(rope), scaling.factor)[0]
+    tie = np.abs(wavelength % 1 - 0.5) < 5e-7 * wavelength
+    within_one = np.abs(2 * np.pi / got.inv_freq.double().numpy() - wavelength) < 0.5 + 1e-6 * wavelength
+    assert tie[wavelength < 1e4].sum() <= 1  # the excuse is for the slowest pairs
+    return np.where(tie & within_one, got.inv_freq.double().numpy(), right[0]), right[1]
+
+
+@EVERY_METHOD
+def test_the_oracle_covers_every_method_with_the_same_defaults(name):
+    scaling = example(name, LLAMA_2.num_pairs)
+    defaults = {f.name: f.default for f in fields(METHODS[name]) if f.name not in {"factor", *EXAMPLES}}
+    given_ = {k: v for k, v in scaling.parameters().items() if k not in defaults}
+    check(scaling.frequencies(LLAMA_2), ORACLES[name](numbers(LLAMA_2), scaling.factor, **given_))
+
+
+# Golden values.
+
+# (d, b, L): YaRN bounds, raw bounds, NTK b' at s = 2, 4, 8, 16, 32, LongRoPE a at s = 4, 8, 16, 32
+PER_GEOMETRY = {
+    "llama-2": (
+        (20, 46), (20.944482, 45.026881),
+        (20221.2617, 40889.9424, 82684.6226, 167198.7392, 338096.9460),
+        (1.080123, 1.118034, 1.154701, 1.190238),
+    ),
+    "llama-1": (
+        (16, 41), (16.128002, 40.210401),
+        (20221.2617, 40889.9424, 82684.6226, 167198.7392, 338096.9460),
+        (1.087115, 1.128152, 1.167748, 1.206045),
+    ),
+    "tinyllama": (
+        (8, 21), (8.064001, 20.105201),
+        (20452.2287, 41829.3659, 85550.3759, 174969.5854, 357851.7978),
+        (1.087115, 1.128152, 1.167748, 1.206045),
+    ),
+    "llama-3": (
+        (18, 35), (18.081135, 34.984119),
+        (1011063.085, 2044497.122, 4134231.132, 8359936.961, 16904847.299),
+        (1.074172, 1.109400, 1.143544, 1.176697),
+    ),
+    "qwen3": (
+        (23, 40), (23.595948, 39.650881),
+        (2022126.169, 4088994.243, 8268462.264, 16719873.921, 33809694.598),
+        (1.064581, 1.095445, 1.125463, 1.154701),
+    ),
+    "gpt-oss": ((8, 18), (8.092779, 17.398024), None, None),
+    "babyllama": ((0, 4), (0.209820, 3.220120), (None, 48760.5462, None, None, None), None),
+}  # fmt: skip
+EVERY_GOLDEN = pytest.mark.parametrize(
+    ("rope", "golden"), [(GEOMETRIES[name], row) for name, row in PER_GEOMETRY.items()], ids=PER_GEOMETRY
+)
+
+
+def yarn_ramp(rope: Rope, factor: float, **parameters: Any) -> list[float]:
+    """How far every pair is interpolated, 0 to 1, from what YaRN did to it."""
+    after = make_scaling("yarn", factor=factor, **parameters).frequencies(rope).inv_freq.double()
+    before = numbers(rope).theta
+    return ((1 - after.numpy() / before) / (1 - 1 / factor)).tolist()
+
+
+@EVERY_GOLDEN
+def test_yarn_keeps_pairs_up_to_low_and_interpolates_from_high(rope, golden):
+    ramp, (low, high) = yarn_ramp(rope, 16.0), golden[0]
+    assert [i for i, r in enumerate(ramp) if r < 1e-5] == list(range(low + 1))
+    assert [i for i, r in enumerate(ramp) if r > 1 - 1e-5] == list(range(high, rope.num_pairs))
+    assert ramp[low + 1 : high] == pytest.approx(
+        [(i - low) / (high - low) for i in range(low + 1, high)], rel=1e-5
+    )
+
+
+@EVERY_GOLDEN
+def test_without_truncation_the_ramp_runs_between_the_real_bounds(rope, golden):
+    ramp, (low, high) = yarn_ramp(rope, 16.0, truncate=False), golden[1]
+    first, last = math.ceil(low), math.floor(high)
+    slope = (ramp[last] - ramp[first]) / (last - first)
+    assert first - ramp[first] / slope == pytest.approx(low, abs=2e-5)
+    assert last + (1 - ramp[last]) / slope == pytest.approx(high, abs=2e-5)
+
+
+@EVERY_GOLDEN
+def test_ntk_arrives_at_the_golden_bases(rope, golden):
+    for factor, theta in zip((2, 4, 8, 16, 32), golden[2] or (), strict=False):
+        if theta is not None:
+            scaling = make_scaling("ntk", factor=factor)
+            assert scaling.native(rope)["rope_theta"] == pytest.approx(theta, rel=1e-8)
+            check(scaling.frequencies(rope), oracle.abf(numbers(rope), factor, theta))
+
+
+@EVERY_GOLDEN
+def test_longrope_has_the_golden_attention_factors(rope, golden):
+    for factor, a in zip((4, 8, 16, 32), golden[3] or (), strict=False):
+        got = example("longrope", rope.num_pairs, factor).frequencies(rope).attention_factor
+        assert got == pytest.approx(a, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factor", "a"),
+    [
+        (1, 1.0),
+        (2, 1.0693147181),
+        (4, 1.1386294361),
+        (8, 1.2079441542),
+        (16, 1.2772588722),
+        (32, 1.3465735903),
+        (40, 1.3688879454),
+    ],
+)
+def test_yarn_has_the_golden_attention_factors(factor, a):
+    for ramp in ("index", "rotations", "wavelength"):
+        got = make_scaling("yarn", factor=factor, ramp=ramp).frequencies(LLAMA_2).attention_factor
+        assert got == pytest.approx(a, rel=1e-10)
+
+
+@pytest.mark.parametrize(("factor", "square"), [(4, 1.296477), (8, 1.459129), (16, 1.631390)])
+def test_yarn_multiplies_logits_by_the_square_of_its_attention_factor(factor, square):
+    a = make_scaling("yarn", factor=factor).frequencies(LLAMA_2).attention_factor
+    assert a**2 == pytest.approx(square, rel=1e-6)
+
+
+@pytest.mark.parametrize(("mscale", "mscale_all_dim", "a"), [(1.0, 1.0, 1.0), (0.5, 1.0, 0.939)])
+def test_deepseeks_mscales_are_a_ratio_that_may_cool(mscale, mscale_all_dim, a):
+    got = make_scaling("yarn", factor=4.0, mscale=mscale, mscale_all_dim=mscale_all_dim).frequencies(LLAMA_2)
+    assert got.attention_factor == pytest.approx(a, abs=5e-4)
+
+
+# Llama-2 at s = 16, methods.md 9.2 (the column "by-parts (original code)" is another function, not offered)
+COLUMNS: list[tuple[str, dict[str, Any]]] = [
+    ("none", {}),
+    ("ntk", {}),
+    ("ntk-fixed", {}),
+    ("ntk-mixed", {}),
+    ("ntk-by-parts", {}),
+    ("yarn", {}),
+    ("yarn", {"truncate": False}),
+    ("yarn", {"ramp": "wavelength"}),
+]
+LLAMA_2_AT_16 = """
+0  1.0             1.0             9.576032807e-01 8.846773578e-01 1.0             1.0             1.0             1.0
+1  8.659643234e-01 8.286802424e-01 7.940927858e-01 7.046983373e-01 8.659643234e-01 8.659643234e-01 8.659643234e-01 8.659643234e-01
+10 2.371373706e-01 1.527108323e-01 1.472454481e-01 1.131293425e-01 2.371373706e-01 2.371373706e-01 2.371373706e-01 2.371373706e-01
+20 5.623413252e-02 2.332059829e-02 2.264113169e-02 1.690306421e-02 5.623413252e-02 5.623413252e-02 5.623413252e-02 5.623413252e-02
+21 4.869675252e-02 1.932531904e-02 1.877516472e-02 1.402588204e-02 4.832172922e-02 4.694086000e-02 4.859150586e-02 3.088086745e-02
+25 2.738419634e-02 9.113277821e-03 8.878227247e-03 6.679995003e-03 1.566728316e-02 2.244714171e-02 2.306087128e-02 7.049397078e-03
+33 8.659643234e-03 2.026611419e-03 1.985231964e-03 1.542482666e-03 1.757735529e-03 4.600435468e-03 4.595608542e-03 1.018781557e-03
+40 3.162277660e-03 5.438503046e-04 5.353165078e-04 4.342810715e-04 2.991557250e-04 8.817889629e-04 8.164706234e-04 2.522061938e-04
+45 1.539926526e-03 2.125270912e-04 2.099127231e-04 1.768289844e-04 9.642591546e-05 1.517716047e-04 9.785687467e-05 9.984561017e-05
+46 1.333521432e-03 1.761170014e-04 1.740701837e-04 1.478323597e-04 8.334508951e-05 8.334508951e-05 8.334508951e-05 8.334508951e-05
+63 1.154781985e-04 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06
+"""  # noqa: E501
+GOLDEN_ROWS = np.array([[float(x) for x in line.split()] for line in LLAMA_2_AT_16.split("\n") if line])
+
+
+@pytest.mark.parametrize("column", range(len(COLUMNS)), ids=lambda c: SETTING_IDS[SETTINGS.index(COLUMNS[c])])
+def test_llama_2_times_16_has_the_golden_frequencies(column):
+    name, parameters = COLUMNS[column]
+    got = make_scaling(name, factor=16.0, **parameters).frequencies(LLAMA_2).inv_freq
+    pairs, golden = GOLDEN_ROWS[:, 0].astype(int), GOLDEN_ROWS[:, 1 + column]
+    np.testing.assert_allclose(got[pairs].double(), golden, rtol=1e-6)
+    np.testing.assert_allclose(
+        expected(make_scaling(name, factor=16.0, **parameters), LLAMA_2)[0][pairs], golden
+    )
+
+
+def test_linear_is_a_sixteenth_of_every_golden_base_frequency():
+    got = make_scaling("linear", factor=16.0).frequencies(LLAMA_2).inv_freq[GOLDEN_ROWS[:, 0].astype(int)]
+    np.testing.assert_allclose(got.double(), GOLDEN_ROWS[:, 1] / 16, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pair", "rotations", "index", "wavelength"),
+    [(25, 1.748, 1.220, 3.885), (33, 4.927, 1.882, 8.500), (40, 10.571, 3.586, 12.538)],
+)
+def test_the_three_functions_called_yarn_divide_by_different_numbers(pair, rotations, index, wavelength):
+    for ramp, divisor in (("rotations", rotations), ("index", index), ("wavelength", wavelength)):
+        got = make_scaling("yarn", factor=16.0, ramp=ramp).frequencies(LLAMA_2).inv_freq
+        assert (LLAMA_2.inv_freq() / got)[pair].item() == pytest.approx(divisor, abs=6e-4)
+
+
+OTHER_GEOMETRIES: list[tuple[str, str, dict[str, Any], float, dict[int, float]]] = [
+    ("llama-3", "llama3", {}, 8.0, {
+        28: 3.211445995e-03, 29: 2.166570764e-03, 31: 8.567514129e-04, 33: 3.126937504e-04,
+        34: 1.785078128e-04, 35: 9.556212354e-05, 63: 3.068925989e-07,
+    }),
+    ("llama-3", "llama3", {}, 32.0, {
+        29: 2.118406997e-03, 31: 7.625412034e-04, 33: 2.227635015e-04, 34: 9.708287803e-05,
+        35: 2.389053088e-05, 63: 7.672314972e-08,
+    }),
+    ("llama-3", "yarn", {}, 4.0, {
+        18: 2.495540867e-02, 19: 1.943223366e-02, 26: 3.131390283e-03, 34: 2.760217266e-04,
+        35: 1.911242471e-04, 63: 6.137851978e-07,
+    }),
+    ("tinyllama", "yarn", {}, 16.0, {
+        8: 1.0e-01, 9: 6.958153000e-02, 14: 1.008831588e-02, 20: 4.256912235e-04, 21: 1.482108566e-04,
+        31: 8.334508951e-06,
+    }),
+    ("gpt-oss", "yarn", {"truncate": False}, 32.0, {
+        8: 5.081327482e-02, 9: 3.170569618e-02, 12: 6.794959490e-03, 17: 1.293187012e-04,
+        18: 3.830881237e-05, 31: 3.023511428e-07,
+    }),
+    ("llama-2", "giraffe-power", {"power": 2.0}, 4.0, {1: 8.391143553e-01, 32: 2.5e-03, 63: 2.819291955e-08}),
+    ("llama-2", "giraffe-power", {"power": 0.1}, 4.0, {32: 9.330329915e-03, 63: 7.618719820e-05}),
+    ("llama-2", "resonance", {"over": "none"}, 4.0, {
+        0: 1.047197551, 1: 8.975979010e-01, 10: 2.416609734e-01,
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("geometry", "name", "parameters", "factor", "golden"),
+    OTHER_GEOMETRIES,
+    ids=[f"{geometry} {name} {p} s={s:g}" for geometry, name, p, s, _ in OTHER_GEOMETRIES],
+)
+def test_other_geometries_have_the_golden_frequencies(geometry, name, parameters, factor, golden):
+    rope = GEOMETRIES[geometry]
+    got = make_scaling(name, factor=factor, **parameters).frequencies(rope).inv_freq
+    assert got[list(golden)].tolist() == pytest.approx(list(golden.values()), rel=1e-6)
+
+
+def test_llama3_keeps_pair_28_of_llama_3_and_divides_pair_35():
+    divisor = LLAMA_3.inv_freq() / make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
+    assert divisor[:29].tolist() == [1.0] * 29
+    assert divisor[35:].tolist() == [8.0] * 29
+    assert 1 < divisor[29] < divisor[34] < 8
+
+
+@pytest.mark.parametrize(
+    ("form", "f", "length", "theta"),
+    [
+        ("paper", 4.0, 16384, 40889.942432),
+        ("transformers", 1.0, 16384, 40889.942432),
+        ("transformers", 2.0, 16384, 72195.860087),
+        ("transformers", 4.0, 16384, 135401.973042),
+        ("transformers", 4.0, 8192, 51293.787268),
+    ],
+)
+def test_dynamic_ntk_arrives_at_the_golden_bases(form, f, length, theta):
+    got = make_scaling("dynamic", factor=f, form=form).frequencies(LLAMA_2, length)
+    check(got, oracle.abf(numbers(LLAMA_2), f, theta))
+
+
+def test_giraffe_truncated_has_three_golden_bands():
+    got = make_scaling("giraffe-truncated", factor=4.0, cutoff=2048.0).frequencies(LLAMA_2).inv_freq
+    assert torch.equal(got[:41], LLAMA_2.inv_freq()[:41])
+    assert got[41:55].tolist() == pytest.approx([1.917475985e-04] * 14, rel=1e-6)
+    assert got[55:].tolist() == [0.0] * 9
+
+
+def test_cope_has_the_golden_mask():
+    got = make_scaling("cope", factor=4.0, over="none").frequencies(LLAMA_2).inv_freq
+    mask = (got.double() / LLAMA_2.inv_freq().double()).tolist()
+    golden = {44: 1, 45: 0.993180652, 53: 0.541289673, 54: 0.458710327, 62: 0.006819348, 63: 0}
+    assert [mask[i] for i in golden] == pytest.approx(list(golden.values()), rel=1e-6)
+    assert mask[:44] == [1.0] * 44
+
+
+def test_resonance_rounds_the_golden_wavelengths():
+    before = 2 * math.pi / LLAMA_2.inv_freq()[[0, 1, 10, 20]]
+    after = 2 * math.pi / make_scaling("resonance", factor=4.0, over="none").frequencies(LLAMA_2).inv_freq
+    assert before.tolist() == pytest.approx([6.2832, 7.2557, 26.4960, 111.73], rel=1e-4)
+    assert after[[0, 1, 10, 20]].tolist() == pytest.approx([6, 7, 26, 112], rel=1e-6)
+
+
+# Sabotage: a plausible wrong version of every formula, rejected by the comparison that accepts ours.
+
+
+def theta_of(change: Callable[[Geometry], Any]) -> Callable[..., Table]:
+    return lambda g, s, **p: (change(g), 1.0)
+
+
+def yarn_with(g: Geometry, s: float, ramp: Any) -> Table:
+    return g.theta / s * ramp + g.theta * (1 - ramp), oracle.yarn_temperature(s)
+
+
+def default_ramp(g: Geometry) -> Any:
+    return oracle.index_ramp(g, 32.0, 1.0, True)
+
+
+def yarn_rounded(g: Geometry, s: float) -> Table:
+    low, high = (round(bound) for bound in oracle.yarn_bounds(g, 32.0, 1.0, False))
+    return yarn_with(g, s, np.clip((g.i - low) / (high - low), 0, 1))
+
+
+def yarn_temperature_as(change: Callable[[float], float]) -> Callable[..., Table]:
+    return lambda g, s: (oracle.yarn_index(g, s), change(oracle.yarn_temperature(s)))
+
+
+def longer_window(name: str) -> Callable[..., Table]:
+    """L' where L belongs."""
+    return lambda g, s, **p: ORACLES[name](g._replace(L=int(g.L * s)), s, **p)
+
+
+def head_dim_for_rotary_dim(name: str) -> Callable[..., Table]:
+    """The exponent runs over the whole head although half of it rotates."""
+
+    def wrong(g: Geometry, s: float, **p: Any) -> Table:
+        theta, a = ORACLES[name](g._replace(d=2 * g.d), s, **p)
+        return theta[: g.d // 2], a
+
+    return wrong
+
+
+def default_base(name: str) -> Callable[..., Table]:
+    """1e4 where the model has another rope_theta."""
+    return lambda g, s, **p: ORACLES[name](g._replace(b=1e4), s, **p)
+
+
+def wrong_ntk_print(g: Geometry, s: float) -> Table:
+    """theta * alpha^(2i/d), alpha = s^(1/(d-2)): wrong sign, and a power d is missing."""
+    return g.theta * (s ** (1 / (g.d - 2))) ** (2 * g.i / g.d), 1.0
+
+
+def truncated_with(near: Callable[[float], float], far: Callable[[float], float]) -> Callable[..., Table]:
+    def wrong(g: Geometry, s: float) -> Table:
+        c = 2 * np.pi / g.L
+        return np.select([g.theta >= c, g.theta >= c / 8], [g.theta, near(c)], far(c)), 1.0
+
+    return wrong
+
+
+def cope_with(mask: Callable[[Geometry], Any]) -> Callable[..., Table]:
+    return lambda g, s: (oracle.ntk(g, s)[0] * mask(g), 1.0)
+
+
+def ones_then(g: Geometry, tail: Any) -> Any:
+    return np.append(np.ones(g.d // 2 - len(tail)), tail)
+
+
+LONG = {"long_factor": rising(64, 1.0, 24.0)}
+SWITCH = LONG | {"short_factor": rising(64, 1.0, 1.25)}
+# (what is wrong, method, its parameters, the wrong twin)
+SABOTAGE: list[tuple[str, str, dict[str, Any], Callable[..., Table]]] = [
+    ("none: another base", "none", {}, default_base("none")),
+    ("none: exponent 2i/(d-2)", "none", {}, theta_of(lambda g: g.b ** (-2 * g.i / (g.d - 2)))),
+    ("none: exponent i/d", "none", {}, theta_of(lambda g: g.b ** (-g.i / g.d))),
+    ("none: d = head_dim", "none", {}, head_dim_for_rotary_dim("none")),
+    ("linear: times s", "linear", {}, lambda g, s: (g.theta * s, 1.0)),
+    ("linear: s rounded down", "linear", {}, lambda g, s: (g.theta / math.floor(s - 0.5), 1.0)),
+    ("linear: not applied", "linear", {}, ORACLES["none"]),
+    ("ntk: the wrong print", "ntk", {}, wrong_ntk_print),
+    ("ntk: exponent sign", "ntk", {}, lambda g, s: (g.theta * s ** (2 * g.i / (g.d - 2)), 1.0)),
+    ("ntk: b times s", "ntk", {}, lambda g, s: oracle.abf(g, s, g.b * s)),
+    ("ntk: b s^((d-2)/d)", "ntk", {}, lambda g, s: oracle.abf(g, s, g.b * s ** ((g.d - 2) / g.d))),
+    ("ntk: another base", "ntk", {}, default_base("ntk")),
+    ("ntk: d = head_dim", "ntk", {}, head_dim_for_rotary_dim("ntk")),
+    ("abf: b' as a multiple of b", "abf", {"rope_theta": 8e6},
+        lambda g, s, rope_theta: oracle.abf(g, s, g.b * rope_theta)),
+    ("abf: divided as well", "abf", {"rope_theta": 8e6},
+        lambda g, s, rope_theta: (oracle.abf(g, s, rope_theta)[0] / s, 1.0)),
+    ("by-parts: ramp reversed", "ntk-by-parts", {},
+        lambda g, s: (g.theta + g.theta / s - oracle.ntk_by_parts(g, s)[0], 1.0)),
+    ("by-parts: alpha and beta swapped", "ntk-by-parts", {}, lambda g, s: oracle.ntk_by_parts(g, s, 32, 1)),
+    ("by-parts: L' for L", "ntk-by-parts", {}, longer_window("ntk-by-parts")),
+    ("by-parts: the index ramp", "ntk-by-parts", {}, lambda g, s: (oracle.yarn_index(g, s), 1.0)),
+    ("by-parts: radians for rotations", "ntk-by-parts", {},
+        lambda g, s: oracle.ntk_by_parts(g, s, 1 / (2 * np.pi), 32 / (2 * np.pi))),
+    ("by-parts: wavelengths blended", "ntk-by-parts", {}, lambda g, s: (
+        g.theta / (1 + (s - 1) * (1 - np.clip((g.turns - 1) / 31, 0, 1))), 1.0)),
+    ("llama3: low and high swapped", "llama3", {}, lambda g, s: oracle.llama3(g, s, 4.0, 1.0)),
+    ("llama3: ramp reversed", "llama3", {},
+        lambda g, s: (g.theta + g.theta / s - oracle.llama3(g, s)[0], 1.0)),
+    ("llama3: the betas of YaRN", "llama3", {}, lambda g, s: oracle.llama3(g, s, 1.0, 32.0)),
+    ("llama3: L' for L", "llama3", {}, longer_window("llama3")),
+    ("yarn: ramp reversed", "yarn", {}, lambda g, s: yarn_with(g, s, 1 - default_ramp(g))),
+    ("yarn: rotations ramp for the index ramp", "yarn", {}, lambda g, s: oracle.yarn(g, s, ramp="rotations")),
+    ("yarn: wavelength ramp for the index ramp", "yarn", {},
+        lambda g, s: oracle.yarn(g, s, ramp="wavelength")),
+    ("yarn: index ramp for the rotations ramp", "yarn", {"ramp": "rotations"},
+        lambda g, s, ramp: oracle.yarn(g, s)),
+    ("yarn: index ramp for the wavelength ramp", "yarn", {"ramp": "wavelength"},
+        lambda g, s, ramp: oracle.yarn(g, s)),
+    ("yarn: not truncated", "yarn", {}, lambda g, s: oracle.yarn(g, s, truncate=False)),
+    ("yarn: truncated against the setting", "yarn", {"truncate": False},
+        lambda g, s, truncate: oracle.yarn(g, s)),
+    ("yarn: betas swapped", "yarn", {}, lambda g, s: oracle.yarn(g, s, 1.0, 32.0)),
+    ("yarn: bounds rounded to the nearest", "yarn", {}, yarn_rounded),
+    ("yarn: L' for L", "yarn", {}, lambda g, s: oracle.yarn(g._replace(L=int(g.L * s)), s)),
+    ("yarn: another base", "yarn", {}, default_base("yarn")),
+    ("yarn: d = head_dim", "yarn", {}, head_dim_for_rotary_dim("yarn")),
+    ("yarn: NTK on slow pairs", "yarn", {}, lambda g, s: (
+        oracle.ntk(g, s)[0] * default_ramp(g) + g.theta * (1 - default_ramp(g)), oracle.yarn_temperature(s))),
+    ("yarn: a dropped", "yarn", {}, yarn_temperature_as(lambda a: 1.0)),
+    ("yarn: a inverted", "yarn", {}, yarn_temperature_as(lambda a: 1 / a)),
+    ("yarn: a squared", "yarn", {}, yarn_temperature_as(lambda a: a**2)),
+    ("yarn: slope 0.05", "yarn", {}, yarn_temperature_as(lambda a: (a + 1) / 2)),
+    ("yarn: log10", "yarn", {}, lambda g, s: (oracle.yarn_index(g, s), 0.1 * math.log10(s) + 1)),
+    ("yarn: mscale alone", "yarn", {"mscale": 0.5, "mscale_all_dim": 1.0},
+        lambda g, s, **p: (oracle.yarn_index(g, s), 0.05 * math.log(s) + 1)),
+    ("yarn: mscales inverted", "yarn", {"mscale": 0.5, "mscale_all_dim": 1.0},
+        lambda g, s, **p: oracle.yarn(g, s, mscale=1.0, mscale_all_dim=0.5)),
+    ("longrope: factors inverted", "longrope", LONG, lambda g, s, long_factor: (
+        g.theta * np.array(long_factor), oracle.longrope_temperature(g, s))),
+    ("longrope: factors reversed", "longrope", LONG,
+        lambda g, s, long_factor: oracle.longrope(g, s, long_factor[::-1])),
+    ("longrope: divided by s too", "longrope", LONG, lambda g, s, long_factor: (
+        oracle.longrope(g, s, long_factor)[0] / s, oracle.longrope_temperature(g, s))),
+    ("longrope: a dropped", "longrope", LONG,
+        lambda g, s, long_factor: (g.theta / np.array(long_factor), 1.0)),
+    ("longrope: a of L'", "longrope", LONG, longer_window("longrope")),
+    ("longrope: a of YaRN", "longrope", LONG, lambda g, s, long_factor: (
+        g.theta / np.array(long_factor), oracle.yarn_temperature(s))),
+    ("longrope: a without the root", "longrope", LONG, lambda g, s, long_factor: (
+        g.theta / np.array(long_factor), oracle.longrope_temperature(g, s) ** 2)),
+    ("ntk-fixed: i for i+1", "ntk-fixed", {}, lambda g, s: (g.theta * s ** (-2 * g.i / g.d), 1.0)),
+    ("ntk-fixed: exponent sign", "ntk-fixed", {}, lambda g, s: (g.theta * s ** (2 * (g.i + 1) / g.d), 1.0)),
+    ("ntk-fixed: plain NTK", "ntk-fixed", {}, ORACLES["ntk"]),
+    ("ntk-mixed: exponent 1", "ntk-mixed", {}, ORACLES["ntk-fixed"]),
+    ("ntk-mixed: i for i+1", "ntk-mixed", {}, lambda g, s: (
+        g.theta * np.exp(-math.log(s) * (g.i / (g.d / 2)) ** 0.75), 1.0)),
+    ("ntk-mixed: d for d/2 in A", "ntk-mixed", {}, lambda g, s: (
+        g.theta * np.exp(-math.log(s) * ((g.i + 1) / g.d) ** 0.75), 1.0)),
+    ("giraffe-power: i/d", "giraffe-power", {}, lambda g, s: (g.theta * (1 - g.i / g.d) ** 0.1, 1.0)),
+    ("giraffe-power: power forgotten", "giraffe-power", {},
+        lambda g, s: (g.theta * (1 - 2 * g.i / g.d), 1.0)),
+    ("giraffe-power: fast pairs fade", "giraffe-power", {},
+        lambda g, s: (g.theta * ((2 * g.i + 2) / g.d) ** 0.1, 1.0)),
+    ("giraffe-power: always interpolated", "giraffe-power", {},
+        lambda g, s: oracle.giraffe_power(g, s, 0.1, True)),
+    ("giraffe-truncated: bands swapped", "giraffe-truncated", {}, truncated_with(
+        lambda c: 0.0, lambda c: c / 16)),
+    ("giraffe-truncated: held at c/8", "giraffe-truncated", {}, truncated_with(
+        lambda c: c / 8, lambda c: 0.0)),
+    ("giraffe-truncated: slow pairs kept", "giraffe-truncated", {}, lambda g, s: (
+        np.where(g.theta >= 2 * np.pi / g.L, 0.0, g.theta), 1.0)),
+    ("giraffe-truncated: cutoff at L'", "giraffe-truncated", {}, longer_window("giraffe-truncated")),
+    ("giraffe-truncated: radians for turns", "giraffe-truncated", {},
+        lambda g, s: oracle.giraffe_truncated(g, s, 2 * np.pi * g.L)),
+    ("p-rope: the slowest kept", "p-rope", {},
+        lambda g, s: (np.where(g.i >= 0.25 * g.d / 2, g.theta, 0.0), 1.0)),
+    ("p-rope: 1 - p kept", "p-rope", {}, lambda g, s: oracle.p_rope(g, s, 0.25)),
+    ("p-rope: one pair more", "p-rope", {},
+        lambda g, s: (np.where(g.i <= 0.75 * g.d / 2, g.theta, 0.0), 1.0)),
+    ("p-rope: exponent over the kept pairs", "p-rope", {}, lambda g, s: (
+        np.where(g.i < 0.75 * g.d / 2, g.b ** (-2 * g.i / (0.75 * g.d)), 0.0), 1.0)),
+    ("resonance: without rounding", "resonance", {}, ORACLES["yarn"]),
+    ("resonance: rounding down", "resonance", {}, lambda g, s: (
+        2 * np.pi / np.floor(2 * np.pi / oracle.yarn_index(g, s)), oracle.yarn_temperature(s))),
+    ("resonance: rounding frequencies", "resonance", {}, lambda g, s: (
+        np.round(oracle.yarn_index(g, s), 3), oracle.yarn_temperature(s))),
+    ("resonance: over nothing", "resonance", {}, lambda g, s: oracle.resonance(g, s, "none")),
+    ("resonance: a of the inner method lost", "resonance", {}, lambda g, s: (oracle.resonance(g, s)[0], 1.0)),
+    ("cope: the fastest clipped", "cope", {}, cope_with(
+        lambda g: ones_then(g, oracle.cope_mask(20))[::-1])),
+    ("cope: mask reversed", "cope", {}, cope_with(lambda g: ones_then(g, oracle.cope_mask(20)[::-1]))),
+    ("cope: linear fade", "cope", {}, cope_with(lambda g: ones_then(g, np.linspace(1, 0, 20)))),
+    ("cope: last pair never stops", "cope", {}, cope_with(
+        lambda g: ones_then(g, oracle.cope_mask(21)[:20]))),
+    ("cope: hard for soft", "cope", {}, lambda g, s: oracle.cope(g, s, hard=True)),
+    ("cope: soft for hard", "cope", {"hard": True}, lambda g, s, hard: oracle.cope(g, s)),
+    ("custom: multiplied", "custom", {"divisors": LONG["long_factor"], "attention_factor": 1.2},
+        lambda g, s, divisors, attention_factor: (g.theta * np.array(divisors), attention_factor)),
+    ("custom: a dropped", "custom", {"divisors": LONG["long_factor"], "attention_factor": 1.2},
+        lambda g, s, divisors, attention_factor: (g.theta / np.array(divisors), 1.0)),
+    ("dynamic: transformers form for the paper's", "dynamic", {},
+        lambda g, s, length: oracle.dynamic(g, s, "transformers", length)),
+    ("dynamic: paper's form for transformers'", "dynamic", {"form": "transformers"},
+        lambda g, s, form, length: oracle.dynamic(g, s, "paper", length)),
+    ("dynamic: s of the target", "dynamic", {}, lambda g, s, length: oracle.ntk(g, s)),
+    ("dynamic: switched off", "dynamic", {}, lambda g, s, length: oracle.none(g, s)),
+    ("dynamic-linear: s of the target", "dynamic-linear", {}, lambda g, s, length: oracle.linear(g, s)),
+    ("dynamic-yarn: s of the target", "dynamic-yarn", {}, lambda g, s, length: oracle.yarn(g, s)),
+    ("dynamic-yarn: a of the target", "dynamic-yarn", {}, lambda g, s, length: (
+        oracle.dynamic_yarn(g, s, length=length)[0], oracle.yarn_temperature(s))),
+    ("longrope-switch: lists swapped", "longrope-switch", SWITCH,
+        lambda g, s, long_factor, short_factor, length: (
+        oracle.longrope_switch(g, s, short_factor, long_factor, length=length))),
+    ("longrope-switch: a of the length", "longrope-switch", SWITCH,
+        lambda g, s, long_factor, short_factor, length: (
+        g.theta / np.array(long_factor), oracle.longrope_temperature(g, length / g.L))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "wrong"), [row[1:] for row in SABOTAGE], ids=[row[0] for row in SABOTAGE]
+)
+def test_the_comparison_accepts_ours_and_rejects_the_wrong_twin(name, parameters, wrong):
+    rope, factor = GEOMETRIES["qwen3"], 16.0
+    scaling = METHODS[name](factor=factor, **parameters)
+    length = 4 * rope.original_max_position_embeddings if scaling.length_dependent else None
+    at = {"length": length} if scaling.length_dependent else {}
+    right = expected(scaling, rope, length)
+    got = scaling.frequencies(rope, length)
+    check(got, without_ties(got, right, scaling, rope) if name == "resonance" else right)
+    with pytest.raises(AssertionError):
+        check(wrong(numbers(rope), factor, **parameters, **at), right)
+
+
+def test_every_method_has_a_wrong_twin():
+    assert {row[1] for row in SABOTAGE} == set(METHODS)
+
+
+def test_the_wrong_ntk_print_does_next_to_nothing_to_the_last_pair():
+    before = numbers(LLAMA_2).theta[-1]
+    assert wrong_ntk_print(numbers(LLAMA_2), 4.0)[0][-1] / before == pytest.approx(1.010889, rel=1e-6)
+    right = make_scaling("ntk", factor=4.0).frequencies(LLAMA_2).inv_freq[-1]
+    assert right.item() / before == pytest.approx(0.25, rel=1e-6)
+
+
+@EVERY_METHOD
+def test_one_slightly_wrong_pair_is_enough_to_be_rejected(name):
+    scaling = example(name, LLAMA_2.num_pairs)
+    theta, a = expected(scaling, LLAMA_2)
+    moving = np.flatnonzero(theta)[-1]
+    for wrong in ((theta * (1 + 3e-6 * (np.arange(64) == moving)), a), (theta, a * 1.00001)):
+        with pytest.raises(AssertionError):
+            check(wrong, (theta, a))
+
+
+# Properties on any geometry.
+
+DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+SMOOTH = [
+    (name, parameters)
+    for name, parameters in SETTINGS
+    if name in ("linear", "ntk", "ntk-by-parts", "yarn", "llama3")
+]
+any_rope = st.builds(
+    Rope,
+    rotary_dim=st.integers(2, 128).map(lambda pairs: 2 * pairs),
+    rope_theta=st.floats(3, 7).map(lambda x: 10**x),
+    original_max_position_embeddings=st.integers(128, 131072),
+)
+any_factor = st.floats(1, 64)
+EVERY_SMOOTH = pytest.mark.parametrize(
+    ("name", "parameters"), SMOOTH, ids=[SETTING_IDS[SETTINGS.index(x)] for x in SMOOTH]
+)
+
+
+@EVERY_SMOOTH
+@DETERMINISTIC
+@given(rope=any_rope, factor=any_factor)
+def test_frequencies_fall_strictly_and_stay_between_interpolated_and_kept(name, parameters, rope, factor):
+    before, after = rope.inv_freq(), METHODS[name](factor=factor, **parameters).frequencies(rope).inv_freq
+    assert (after.diff() < 0).all()
+    assert (after <= before * (1 + 1e-6)).all()
+    assert (after >= before / factor * (1 - 1e-6)).all()
+
+
+@EVERY_SMOOTH
+@DETERMINISTIC
+@given(rope=any_rope)
+def test_a_factor_of_one_changes_nothing(name, parameters, rope):
+    after = METHODS[name](factor=1.0, **parameters).frequencies(rope)
+    torch.testing.assert_close(after.inv_freq, rope.inv_freq(), rtol=2.5e-7, atol=0)
+    assert after.attention_factor == parameters.get("attention_factor", 1.0)
+
+
+@DETERMINISTIC
+@given(rope=any_rope, factor=any_factor)
+def test_ntk_keeps_the_first_pair_and_interpolates_the_last(rope, factor):
+    after = make_scaling("ntk", factor=factor).frequencies(rope).inv_freq
+    assert after[0] == 1
+    assert after[-1].item() == pytest.approx(rope.inv_freq()[-1].item() / factor, rel=2e-6)
+
+
+@pytest.mark.parametrize("name", ["ntk-fixed", "ntk-mixed"])
+@DETERMINISTIC
+@given(rope=any_rope, factor=any_factor)
+def test_sus_variants_interpolate_the_last_pair(name, rope, factor):
+    after = make_scaling(name, factor=factor).frequencies(rope).inv_freq
+    assert after[-1].item() == pytest.approx(rope.inv_freq()[-1].item() / factor, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "alpha", "beta"), [("ntk-by-parts", 1, 32), ("llama3", 1, 4)])
+@DETERMINISTIC
+@given(rope=any_rope, factor=any_factor)
+def test_by_parts_keeps_pairs_of_many_rotations_and_interpolates_those_of_few(
+    name, alpha, beta, rope, factor
+):
+    before, turns = rope.inv_freq(), numbers(rope).turns
+    after = make_scaling(name, factor=factor).frequencies(rope).inv_freq
+    many, few = torch.tensor(turns >= beta * (1 + 1e-6)), torch.tensor(turns <= alpha * (1 - 1e-6))
+    assert torch.equal(after[many], before[many])
+    assert torch.equal(after[few], before[few] / factor)
+
+
+@pytest.mark.parametrize("ramp", ["index", "wavelength"])
+@DETERMINISTIC
+@given(rope=any_rope, factor=any_factor)
+def test_yarn_touches_no_pair_up_to_low(ramp, rope, factor):
+    low, _ = oracle.yarn_bounds(numbers(rope), 32.0, 1.0, True)
+    after = make_scaling("yarn", factor=factor, ramp=ramp).frequencies(rope).inv_freq
+    assert torch.equal(after[: int(low) + 1], rope.inv_freq()[: int(low) + 1])
+
+
+@pytest.mark.parametrize("name", [n for n in STATIC if n != "resonance"])
+@settings(DETERMINISTIC, max_examples=25)
+@given(rope=any_rope, factor=any_factor)
+def test_numpy_agrees_on_any_geometry(name, rope, factor):
+    scaling = example(name, rope.num_pairs, factor)
+    # 4e-6: an exponent 2i/d that float32 does not hold exactly, times ln b = 16, and cancellation at s = 64
+    check(scaling.frequencies(rope), expected(scaling, rope), rtol=4e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in STATIC if n in NATIVE])
+@settings(DETERMINISTIC, max_examples=25)
+@given(rope=any_rope, factor=any_factor)
+def test_transformers_computes_the_same_bits_on_any_geometry(name, rope, factor):
+    scaling = example(name, rope.num_pairs, factor)
+    stock = stock_table(stock_parameters(scaling, rope), rope, None)
+    assert torch.equal(scaling.frequencies(rope).inv_freq, stock.inv_freq)
+
+
+# What is refused.
+
+INVALID: list[tuple[str, str, Any]] = [
+    ("abf", "rope_theta", 1.0),
+    ("abf", "rope_theta", math.inf),
+    ("abf", "rope_theta", math.nan),
+    ("ntk-by-parts", "alpha", 0.0),
+    ("ntk-by-parts", "alpha", -1.0),
+    ("ntk-by-parts", "beta", 1.0),
+    ("ntk-by-parts", "beta", math.nan),
+    ("ntk-by-parts", "beta", math.inf),
+    ("llama3", "alpha", 0.0),
+    ("llama3", "beta", 0.5),
+    ("yarn", "beta_slow", 0.0),
+    ("yarn", "beta_fast", 1.0),
+    ("yarn", "beta_fast", 0.5),
+    ("yarn", "beta_fast", math.inf),
+    ("yarn", "ramp", "sideways"),
+    ("yarn", "attention_factor", 0.0),
+    ("yarn", "attention_factor", math.inf),
+    ("yarn", "attention_factor", math.nan),
+    ("yarn", "mscale", 1.0),
+    ("dynamic-yarn", "beta_slow", 0.0),
+    ("dynamic-yarn", "beta_fast", 1.0),
+    ("dynamic-yarn", "ramp", "sideways"),
+    ("dynamic", "form", "huggingface"),
+    ("giraffe-power", "power", -0.1),
+    ("giraffe-power", "power", math.inf),
+    ("giraffe-truncated", "cutoff", 0.0),
+    ("giraffe-truncated", "cutoff", -5.0),
+    ("giraffe-truncated", "cutoff", math.inf),
+    ("p-rope", "partial", -0.1),
+    ("p-rope", "partial", 1.5),
+    ("p-rope", "partial", math.nan),
+    ("resonance", "over", "dynamic"),
+    ("resonance", "over", "cope"),
+    ("resonance", "over", "longrope"),
+    ("cope", "over", "resonance"),
+    ("cope", "over", "longrope-switch"),
+    ("cope", "pairs", 0),
+    ("custom", "divisors", ()),
+    ("custom", "divisors", (1.0, 0.0)),
+    ("custom", "divisors", (1.0, math.inf)),
+    ("custom", "attention_factor", 0.0),
+    ("custom", "attention_factor", math.inf),
+    ("longrope", "long_factor", (1.0, -2.0)),
+    ("longrope", "long_factor", (math.nan,)),
+    ("longrope", "attention_factor", -1.0),
+    ("longrope", "attention_factor", math.inf),
+    ("longrope-switch", "short_factor", ()),
+    ("longrope-switch", "short_factor", (1.0, 0.0)),
+    ("longrope-switch", "long_factor", ()),
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), INVALID, ids=str)
+def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name, parameter, value):
+    parameters = example(name, 4).parameters() | {parameter: value}
+    with pytest.raises(RopepatchError) as error:
+        make_scaling(name, factor=4.0, **parameters)
+    message = str(error.value)
+    assert message.startswith(f"{name}: {parameter} must be ")
+    assert message.endswith(f", got {value!r}")
+    assert error.value.hint == f"`ropepatch methods {name}` lists its parameters"
+
+
+@pytest.mark.parametrize(("mscale", "mscale_all_dim"), [(-1.0, -1.0), (-9.0, 1.0), (math.nan, 1.0)])
+def test_deepseeks_mscales_must_both_be_above_zero(mscale, mscale_all_dim):
+    with pytest.raises(RopepatchError, match=r"yarn: mscale must be (above 0|a finite number or None), got"):
+        make_scaling("yarn", factor=40.0, mscale=mscale, mscale_all_dim=mscale_all_dim)
+
+
+@pytest.mark.parametrize("factor", [0.999, 0, -4.0, math.nan, math.inf])
+@EVERY_METHOD
+def test_a_factor_below_one_or_without_a_value_is_refused(name, factor):
+    parameters = example(name, 4).parameters()
+    with pytest.raises(
+        RopepatchError, match=f"^{name}: factor must be (at least 1|a finite number), got {factor}"
+    ):
+        make_scaling(name, factor=factor, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("yarnn", "yarn"),
+        ("YaRN", "yarn"),
+        ("linaer", "linear"),
+        ("pi", "linear"),
+        ("su", "longrope"),
+        ("nope", "p-rope"),
+        ("Llama-3", "llama3"),
+        ("dynamic-ntk", "dynamic"),
+        ("xyz", None),
+    ],
+)
+def test_an_unknown_method_is_answered_with_the_nearest_and_the_list(typed, meant):
+    with pytest.raises(RopepatchError, match=f"^unknown method '{typed}'$") as error:
+        find_method(typed)
+    assert error.value.hint.endswith(f"methods: {', '.join(METHODS)}")
+    if meant:
+        assert error.value.hint.startswith(f"did you mean {meant}? ")
+
+
+def test_an_unknown_parameter_is_answered_with_the_nearest_and_the_list():
+    with pytest.raises(RopepatchError, match="yarn has no parameter 'beta_fats'") as error:
+        make_scaling("yarn", factor=4.0, beta_fats=16)
+    assert error.value.hint.startswith("did you mean beta_fast? its parameters: beta_fast, beta_slow, ")
+    with pytest.raises(RopepatchError) as error:
+        make_scaling("linear", factor=4.0, beta=16)
+    assert error.value.hint == "it has none"
+
+
+@EVERY_METHOD
+def test_a_missing_parameter_is_named_with_how_to_set_it(name):
+    required = [p for p in example(name, 4).parameters() if p in EXAMPLES]
+    if not required:
+        assert make_scaling(name, factor=2.0).factor == 2.0
+        return
+    with pytest.raises(RopepatchError, match=f"^{name} needs {', '.join(required)}$") as error:
+        make_scaling(name, factor=2.0)
+    assert error.value.hint == " ".join(f"--set {p}=VALUE" for p in required)
+
+
+@pytest.mark.parametrize("name", ["longrope", "longrope-switch", "custom"])
+def test_divisors_for_another_number_of_pairs_are_refused(name):
+    with pytest.raises(RopepatchError, match="this model has 64 rotary pairs, got 32 divisors") as error:
+        example(name, 32).frequencies(LLAMA_2)
+    assert str(error.value).startswith("custom: " if name == "custom" else "longrope: ")
+    assert error.value.hint == "give one number per pair, fastest pair first"
+
+
+@pytest.mark.parametrize("name", ["ntk", "dynamic"])
+def test_ntk_of_a_single_pair_is_refused(name):
+    with pytest.raises(RopepatchError, match="needs a rotary dimension of at least 4, got 2"):
+        example(name, 1).frequencies(Rope(2, 1e4, 128))
+
+
+# Length.
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_a_static_method_ignores_the_length(name):
+    scaling = example(name, LLAMA_2.num_pairs)
+    at_window = scaling.frequencies(LLAMA_2)
+    for length in (1, 4096, 4097, 1_000_000):
+        assert torch.equal(scaling.frequencies(LLAMA_2, length).inv_freq, at_window.inv_freq)
+        assert scaling.frequencies(LLAMA_2, length).attention_factor == at_window.attention_factor
+
+
+@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
+def test_a_length_dependent_method_reads_none_as_the_window_and_moves_beyond_it(name):
+    scaling = example(name, LLAMA_2.num_pairs)
+    at_window = scaling.frequencies(LLAMA_2, 4096).inv_freq
+    assert torch.equal(scaling.frequencies(LLAMA_2).inv_freq, at_window)
+    assert torch.equal(scaling.frequencies(LLAMA_2, 100).inv_freq, at_window)
+    assert not torch.equal(scaling.frequencies(LLAMA_2, 16384).inv_freq, at_window)
+
+
+@EVERY_METHOD
+def test_the_answer_does_not_depend_on_earlier_calls(name):
+    scaling = example(name, LLAMA_2.num_pairs)
+    first = scaling.frequencies(LLAMA_2, 300)
+    kept = first.inv_freq.clone()
+    first.inv_freq.zero_()  # nor on what a caller does to an answer
+    for length in (None, 70_000, 5000):
+        scaling.frequencies(LLAMA_2, length)
+    again = scaling.frequencies(LLAMA_2, 300)
+    assert torch.equal(again.inv_freq, kept)
+    assert again.attention_factor == first.attention_factor
+
+
+@pytest.mark.parametrize("name", ["dynamic", "dynamic-linear", "dynamic-yarn"])
+def test_a_dynamic_method_at_the_target_is_its_static_twin(name):
+    static = {"dynamic": "ntk", "dynamic-linear": "linear", "dynamic-yarn": "yarn"}[name]
+    there = make_scaling(name, factor=4.0).frequencies(LLAMA_2, 16384)
+    twin = make_scaling(static, factor=4.0).frequencies(LLAMA_2)
+    assert torch.equal(there.inv_freq, twin.inv_freq)
+    assert there.attention_factor == twin.attention_factor
+
+
+# Ropes that are already scaled: Llama 3.1 carries llama3 times 8, here with a temperature on top.
+
+_LLAMA_3_1 = make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
+CARRIED = Rope(128, 5e5, 131072, carried=tuple(_LLAMA_3_1.tolist()), carried_attention_factor=1.1)
+COMPOSING: list[tuple[str, dict[str, Any]]] = [
+    ("none", {}),
+    ("linear", {}),
+    ("ntk", {}),
+    ("ntk-by-parts", {}),
+    ("llama3", {}),
+    ("yarn", {"ramp": "rotations"}),
+    ("ntk-fixed", {}),
+    ("ntk-mixed", {}),
+    ("giraffe-power", {}),
+    ("giraffe-truncated", {}),
+    ("p-rope", {}),
+    ("resonance", {"over": "linear"}),
+    ("cope", {}),
+    ("custom", {"attention_factor": 1.2}),
+    ("dynamic", {}),
+    ("dynamic-linear", {}),
+    ("dynamic-yarn", {"ramp": "rotations"}),
+]
+REFUSING: list[tuple[str, dict[str, Any]]] = [
+    ("yarn", {}),
+    ("yarn", {"ramp": "wavelength"}),
+    ("dynamic-yarn", {}),
+    ("longrope", {}),
+    ("longrope-switch", {}),
+    ("abf", {}),
+    ("resonance", {}),
+    ("cope", {"over": "yarn"}),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters"), COMPOSING, ids=[name for name, _ in COMPOSING])
+def test_a_scaled_rope_is_scaled_on_top_of_what_it_carries(name, parameters):
+    for factor in FACTORS:
+        scaling = instance(name, parameters, CARRIED, factor)
+        for length in lengths(scaling, CARRIED):
+            got, right = scaling.frequencies(CARRIED, length), expected(scaling, CARRIED, length)
+            if name == "resonance":
+                right = without_ties(got, right, scaling, CARRIED)
+            check(got, right)
+        assert scaling.native(CARRIED) is None
+
+
+def test_attention_factors_multiply():
+    def a_of(name: str, **parameters: Any) -> float:
+        return make_scaling(name, factor=4.0, **parameters).frequencies(CARRIED).attention_factor
+
+    assert a_of("linear") == 1.1
+    assert a_of("yarn", ramp="rotations") == pytest.approx(1.1 * 1.1386294361)
+    assert a_of("yarn", ramp="rotations", attention_factor=2.0) == pytest.approx(2.2)
+    assert a_of("custom", divisors=rising(64, 1, 4), attention_factor=1.5) == pytest.approx(1.65)
+
+
+def test_interpolating_twice_is_interpolating_once_by_the_product():
+    half = make_scaling("linear", factor=2.0).frequencies(LLAMA_2).inv_freq
+    scaled = Rope(128, 1e4, 8192, carried=tuple(half.tolist()))
+    twice = make_scaling("linear", factor=4.0).frequencies(scaled).inv_freq
+    assert torch.equal(twice, make_scaling("linear", factor=8.0).frequencies(LLAMA_2).inv_freq)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), REFUSING, ids=[" ".join([n, *map(str, p.values())]) for n, p in REFUSING]
+)
+def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, parameters):
+    scaling = instance(name, parameters, CARRIED, 4.0)
+    with pytest.raises(RopepatchError, match=r"formula of rope_theta .* already scaled") as error:
+        scaling.frequencies(CARRIED)
+    assert error.value.hint.startswith("use ")
+    proposed = set(re.findall(r"--set (\w+)=", error.value.hint))
+    assert proposed <= set(scaling.parameters())
+
+
+def test_every_method_either_composes_or_refuses_a_scaled_rope():
+    assert {name for name, _ in COMPOSING + REFUSING} == set(METHODS)
+
+
+# What every instance is.
+
+
+@EVERY_METHOD
+def test_an_instance_is_frozen_hashable_and_equal_to_its_like(name):
+    one, other = example(name, 64), example(name, 64)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != example(name, 64, 8.0)
+    with pytest.raises(FrozenInstanceError):
+        one.factor = 8.0
+
+
+@EVERY_METHOD
+def test_an_instance_prints_as_the_code_that_makes_it(name):
+    scaling = example(name, 4)
+    assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling
+
+
+@EVERY_METHOD
+def test_parameters_survive_json_and_make_the_same_instance(name):
+    scaling = example(name, 4)
+    read = json.loads(json.dumps(scaling.parameters(), allow_nan=False))
+    read = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
+    assert make_scaling(name, factor=scaling.factor, **read) == scaling
+
+
+@EVERY_METHOD
+def test_the_registry_knows_a_method_by_its_own_name_formula_and_paper(name):
+    method = METHODS[name]
+    assert method.name == name
+    assert method.formula
+    assert "\n" not in method.formula
+    assert method.paper
+    assert find_method(name) is method
+
+
+@EVERY_METHOD
+def test_frequencies_are_float32_and_the_attention_factor_a_float(name):
+    got = example(name, LLAMA_2.num_pairs, 4).frequencies(LLAMA_2, 16384)
+    assert got.inv_freq.dtype == torch.float32
+    assert got.inv_freq.shape == (64,)
+    assert isinstance(got.attention_factor, float)

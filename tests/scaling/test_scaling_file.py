@@ -1,0 +1,531 @@
+"""A scaling in a small JSON file stands wherever the name of a method does."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from checkpoint_folders import PAIRS, WINDOW, contents, write_checkpoint
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from methods import example as example_of
+from run_recipes import small_recipe
+
+import ropepatch
+from ropepatch.cli import main
+from ropepatch.cli.arguments import parse_settings
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.results import as_read, read_result
+from ropepatch.evaluation.suites import Method, PerplexityTask, Suite, read_method, read_suite
+from ropepatch.scaling import METHODS, CustomDivisors
+from ropepatch.scaling.file import ScalingFile, method_label, read_scaling, write_scaling
+from ropepatch.scaling.rope import Rope
+from ropepatch.training.recipe import read_recipe
+
+TARGET = 4 * WINDOW
+DIVISORS = (1.01, 0.94, 1.2700001, 1.93, 10 / 3, 0.77, 2.88, 23.7)  # not monotone, as learned ones are
+ATTENTION = 1.0718281828
+ROPE = Rope(2 * PAIRS, 10000.0, WINDOW)
+RECORD = {"seed": 0, "steps": 150, "gain": [0.1, None], "text": "naïve"}
+
+
+def written(file, scaling, *, rope=ROPE, target=TARGET, fit=None):
+    return write_scaling(file, SimpleNamespace(scaling=scaling, rope=rope, target=target), fit=fit)
+
+
+def custom(**changes):
+    return CustomDivisors(**{"factor": 4.0, "divisors": DIVISORS, "attention_factor": ATTENTION} | changes)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A small model and, beside it, a text that its tokenizer knows."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("models") / "small")
+    (folder.parent / "text.txt").write_text(" ".join(f"word{i * i % 43}" for i in range(600)))
+    return folder
+
+
+@pytest.fixture
+def fitted(tmp_path, checkpoint):
+    """What `fit` leaves: the plan of a custom scaling, written."""
+    made = ropepatch.plan(
+        checkpoint, to=TARGET, method="custom", divisors=DIVISORS, attention_factor=ATTENTION
+    )
+    return write_scaling(tmp_path / "fitted.json", made, fit=RECORD)
+
+
+def run(capsys, monkeypatch, *words):
+    """What a command prints, and its exit code."""
+    monkeypatch.setattr(sys, "argv", ["ropepatch", *map(str, words)])
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, *capsys.readouterr()
+
+
+# Writing and reading
+
+
+def test_a_file_says_the_scaling_and_what_it_was_made_for(fitted):
+    assert json.loads(fitted.read_text(encoding="utf-8")) == {
+        "ropepatch_scaling": 1,
+        "method": "custom",
+        "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
+        "factor": 4.0,
+        "target": TARGET,
+        "rotary_dim": 16,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+        "fit": RECORD,
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_comes_back_to_the_bit(tmp_path, name):
+    scaling = example_of(name, PAIRS, factor=10 / 3)
+    file = written(tmp_path / "x.json", scaling, fit=RECORD)
+    assert read_scaling(file) == ScalingFile(str(file), scaling, ROPE, TARGET, RECORD)
+
+
+def test_a_rope_that_was_scaled_before_comes_back_too(tmp_path):
+    carried = tuple((ROPE.inv_freq() / 3).tolist())
+    rope = Rope(2 * PAIRS, 10000.0, WINDOW, carried, 1.1)
+    assert read_scaling(written(tmp_path / "x.json", custom(), rope=rope)).rope == rope
+
+
+def test_how_it_was_found_may_be_left_out(tmp_path):
+    file = written(tmp_path / "x.json", custom())
+    assert "fit" not in json.loads(file.read_text())
+    assert read_scaling(file).fit is None
+
+
+def test_a_default_may_be_left_out(fitted):
+    content = json.loads(fitted.read_text())
+    del content["parameters"]["attention_factor"]
+    fitted.write_text(json.dumps(content))
+    assert read_scaling(fitted).scaling == custom(attention_factor=1.0)
+
+
+def test_a_name_that_no_command_would_take_for_a_file_is_refused(tmp_path):
+    with pytest.raises(RopepatchError, match=r"fitted\.txt must end in \.json"):
+        written(tmp_path / "fitted.txt", custom())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_not_overwritten(fitted):
+    before = fitted.read_bytes()
+    with pytest.raises(RopepatchError, match="already exists") as caught:
+        written(fitted, custom(factor=8.0))
+    assert caught.value.hint == "name another file; nothing is overwritten"
+    assert fitted.read_bytes() == before
+
+
+def test_its_folder_is_made(tmp_path):
+    assert written(tmp_path / "new" / "x.json", custom()) == tmp_path / "new" / "x.json"
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["x.json"]
+
+
+def test_where_nothing_can_be_written_it_says_so(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RopepatchError, match=r"cannot write .*x\.json: File exists"):
+        written(tmp_path / "file" / "x.json", custom())
+
+
+# What is no scaling
+
+
+def changed(**changes):
+    """A file's content with other values, or without them where they are None."""
+    content = {
+        "ropepatch_scaling": 1,
+        "method": "custom",
+        "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
+        "factor": 4.0,
+        "target": TARGET,
+        "rotary_dim": 16,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    } | changes
+    return json.dumps({key: value for key, value in content.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        ("", "is not a scaling file: Expecting value", "`ropepatch fit MODEL"),
+        (changed()[:-20], "is not a scaling file: ", "`ropepatch fit MODEL"),
+        (b"\xff{}", "is not a scaling file: ", "`ropepatch fit MODEL"),
+        ("[" * 100_000, "is not a scaling file: maximum recursion", "`ropepatch fit MODEL"),
+        ("[1.0, 2.0]", "is not a scaling file: it has no key ropepatch_scaling", "`ropepatch fit MODEL"),
+        ('{"model_type": "llama"}', "it has no key ropepatch_scaling", "`ropepatch fit MODEL"),
+        (changed(target=float("nan")), "NaN is not JSON", "`ropepatch fit MODEL"),
+        (changed(rope_theta=float("inf")), "Infinity is not JSON", "`ropepatch fit MODEL"),
+        (changed()[:-1] + ', "target": 256}', "a key is given twice", "`ropepatch fit MODEL"),
+        (changed(target=2**63), "'9223372036854775808' is too large", "`ropepatch fit MODEL"),
+        (changed(target=10**400), "is too large", "`ropepatch fit MODEL"),
+        (changed(target="?").replace('"?"', "9" * 5000), "is not a scaling file: ", "`ropepatch fit MODEL"),
+        (changed(ropepatch_scaling=2), "version 2, expected 1", "pip install --upgrade"),
+        (changed(ropepatch_scaling=True), "version True, expected 1", "pip install --upgrade"),
+        (changed(ropepatch_scaling=1.0), "version 1.0, expected 1", "pip install --upgrade"),
+        (changed(factr=4.0), "unknown key 'factr'", "did you mean factor?"),
+        (changed(factor=None), "the key factor is missing", "`ropepatch fit MODEL"),
+        (changed(method=None), "the key method is missing", "`ropepatch fit MODEL"),
+        (changed(rope_theta=None), "the key rope_theta is missing", "`ropepatch fit MODEL"),
+        (changed(method=3), "method must be the name of a method, got 3", "`ropepatch fit MODEL"),
+        (changed(method="costum"), "unknown method 'costum'", "did you mean custom?"),
+        (changed(parameters=[]), "parameters must be a mapping", "`ropepatch fit MODEL"),
+        (changed(parameters={}), "the parameter of custom divisors is missing", "`ropepatch fit MODEL"),
+        (changed(parameters={"divisor": [1.0]}), "unknown parameter of custom 'divisor'", "mean divisors?"),
+        (changed(parameters={"divisors": 2.0}), "divisors must be a tuple", "`ropepatch methods custom`"),
+        (changed(parameters={"divisors": [1.0, "2"]}), "must be a tuple of", "`ropepatch methods custom`"),
+        (changed(parameters={"divisors": [1.0, [2]]}), "must be a tuple of", "`ropepatch methods custom`"),
+        (changed(parameters={"divisors": [1.0, 0]}), "numbers from 1e-30", "`ropepatch methods custom`"),
+        (
+            changed(parameters={"divisors": [1.0], "factor": 2.0}),
+            "unknown parameter of custom 'factor'",
+            "known: divisors",
+        ),
+        (
+            changed(parameters={"divisors": [1.0], "name": "yarn"}),
+            "unknown parameter of custom 'name'",
+            "known: divisors",
+        ),
+        (changed(factor=0), "factor must be a number above 0, got 0", "`ropepatch fit MODEL"),
+        (changed(factor=0.5), "factor must be at least 1, got 0.5", "`ropepatch methods custom`"),
+        (changed(factor="4"), "factor must be a number above 0, got '4'", "`ropepatch fit MODEL"),
+        (changed(target=0), "target must be a whole number above 0, got 0", "`ropepatch fit MODEL"),
+        (changed(target=256.0), "target must be a whole number above 0, got 256.0", "`ropepatch fit MODEL"),
+        (changed(rotary_dim=True), "rotary_dim must be a whole number", "`ropepatch fit MODEL"),
+        (changed(rotary_dim=15), "rotary dimension must be even", "config.json"),
+        (changed(rope_theta="1e4"), "rope_theta must be a number above 0", "`ropepatch fit MODEL"),
+        (
+            changed(original_max_position_embeddings=-64),
+            "original_max_position_embeddings must be a whole number above 0, got -64",
+            "`ropepatch fit MODEL",
+        ),
+        (changed(carried=[1.0, -1.0]), "carried must be a list of frequencies", "`ropepatch fit MODEL"),
+        (changed(carried={}), "carried must be a list of frequencies", "`ropepatch fit MODEL"),
+        (changed(carried=[1.0, 0]), "8 rotary pairs need as many frequencies, got 2", None),
+        (changed(carried_attention_factor=0), "must be a number above 0, got 0", "`ropepatch fit MODEL"),
+        (changed(fit=[]), "fit must be a mapping, got []", "`ropepatch fit MODEL"),
+    ],
+)
+def test_what_is_no_scaling_is_one_line_that_names_the_file(tmp_path, content, message, hint):
+    file = tmp_path / "x.json"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(RopepatchError) as caught:
+        read_scaling(file)
+    assert str(caught.value).startswith(f"{file}")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint is hint is None or hint in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["nowhere.json", ".json", "~nobody-of-that-name/x.json", "a\0.json"])
+def test_a_file_that_is_not_there_is_one_line(file):
+    with pytest.raises(RopepatchError, match=r"json is not a scaling file: .") as caught:
+        read_scaling(file)
+    assert "`ropepatch fit" in caught.value.hint
+
+
+def test_a_folder_is_no_scaling(tmp_path):
+    with pytest.raises(RopepatchError, match=r"is not a scaling file: .*directory"):
+        read_scaling(tmp_path)
+
+
+def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert written("~/new.json", custom()) == tmp_path / "new.json"
+    assert read_scaling("~/new.json").scaling == custom()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**19, -(10**400), 1, 8, 16, 64, 256])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(list(METHODS)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(
+    ["divisors", "attention_factor", "beta_fast", "ramp", "rope_theta", "name", "factor", "base", "truncate"]
+)
+HOSTILE = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(json.loads(changed()), JSON),
+        "method": st.sampled_from(list(METHODS)) | JSON,
+        "parameters": st.dictionaries(NAMES, JSON, max_size=3) | JSON,
+        "carried": st.lists(st.sampled_from([1.0, 0, 1e308]), min_size=8, max_size=8) | JSON,
+        "fit": JSON,
+        "\ud800": JSON,
+    },
+)
+SHARED = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def read_or_refused(file):
+    try:
+        assert isinstance(read_scaling(file), ScalingFile)
+    except RopepatchError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+@settings(SHARED, max_examples=150)
+@given(HOSTILE)
+def test_whatever_its_values_are_a_file_is_read_or_refused_in_one_line(tmp_path, values):
+    (tmp_path / "x.json").write_text(json.dumps(json.loads(changed()) | values))
+    read_or_refused(tmp_path / "x.json")
+
+
+@settings(SHARED, max_examples=100)
+@given(st.binary(max_size=30) | st.text('{}[]":,1e.-+ \n\\uropepatch_scaling', max_size=40))
+@example('{"ropepatch_scaling": 1}')
+@example('{"ropepatch_scaling": null}')
+@example("\ufeff{}")
+def test_whatever_its_bytes_are_a_file_is_read_or_refused_in_one_line(tmp_path, content):
+    (tmp_path / "x.json").write_bytes(content.encode() if isinstance(content, str) else content)
+    read_or_refused(tmp_path / "x.json")
+
+
+# Plans
+
+
+def test_a_plan_from_a_file_is_that_from_its_parameters(checkpoint, fitted):
+    one = ropepatch.plan(checkpoint, to=TARGET, method=str(fitted))
+    other = ropepatch.plan(
+        checkpoint, to=TARGET, method="custom", divisors=DIVISORS, attention_factor=ATTENTION
+    )
+    assert one == other
+    assert one.to_dict() == other.to_dict()
+    assert torch.equal(one.frequencies().inv_freq, other.frequencies().inv_freq)
+    assert one.frequencies().attention_factor == ATTENTION
+
+
+def test_the_frequencies_are_those_of_the_model_over_the_divisors_of_the_file(checkpoint, fitted):
+    inv_freq = ropepatch.plan(checkpoint, method=fitted).frequencies().inv_freq
+    expected = [10000 ** (-2 * pair / 16) / divisor for pair, divisor in enumerate(DIVISORS)]
+    assert inv_freq.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_target_is_that_of_the_file_if_none_is_given(checkpoint, fitted):
+    assert ropepatch.plan(checkpoint, method=str(fitted)).target == TARGET
+
+
+def test_without_a_file_a_target_is_needed(checkpoint):
+    with pytest.raises(RopepatchError, match="to must be a whole number of tokens, got None"):
+        ropepatch.plan(checkpoint)
+
+
+def test_the_factor_is_that_of_the_file(tmp_path, checkpoint):
+    made = ropepatch.plan(checkpoint, to=TARGET, method="yarn", factor=8.0, beta_fast=16.0)
+    file = write_scaling(tmp_path / "x.json", made)
+    assert ropepatch.plan(checkpoint, method=file) == made
+
+
+@pytest.mark.parametrize("to", [TARGET // 2, 2 * TARGET])
+def test_another_target_is_refused(checkpoint, fitted, to):
+    with pytest.raises(RopepatchError, match=rf"for a target of {TARGET} tokens, got {to}") as caught:
+        ropepatch.plan(checkpoint, to=to, method=str(fitted))
+    assert caught.value.hint.startswith(f"--to {TARGET}, or fit it for {to}: `ropepatch fit")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 8}, "rotary_dim 16, .* has 8$"),
+        ({"rope_theta": 500000.0}, r"rope_theta 10000\.0, .* has 500000\.0$"),
+        ({"max_position_embeddings": 128}, "original_max_position_embeddings 64, .* has 128$"),
+        ({"max_position_embeddings": 1024}, "original_max_position_embeddings 64, .* has 1024$"),
+    ],
+)
+def test_another_model_is_refused_with_both_numbers(tiny_config_of, fitted, changes, message):
+    with pytest.raises(RopepatchError, match=rf"fitted\.json is for a model with {message}") as caught:
+        ropepatch.plan(tiny_config_of(**changes), method=str(fitted))
+    assert caught.value.hint.startswith("fit this model: `ropepatch fit")
+
+
+@pytest.fixture
+def tiny_config_of():
+    """A configuration as that of the checkpoint, but for what is given."""
+    from transformers import LlamaConfig
+
+    small = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": WINDOW}
+    return lambda **changes: LlamaConfig(**small | {"rope_theta": 10000.0} | changes)
+
+
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def test_a_model_that_was_scaled_before_is_another(tiny_config_of, fitted):
+    scaled = tiny_config_of(rope_parameters=LINEAR)  # the frequencies alone tell the two apart
+    with pytest.raises(RopepatchError, match=r"with frequencies of an earlier scaling None, .* has \(0\.5"):
+        ropepatch.plan(scaled, method=str(fitted))
+
+
+def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path, tiny_config_of):
+    scaled = tiny_config_of(rope_parameters=LINEAR)
+    made = ropepatch.plan(scaled, to=TARGET, method="custom", divisors=DIVISORS)
+    assert made.rope.is_scaled
+    file = write_scaling(tmp_path / "x.json", made)
+    assert ropepatch.plan(scaled, method=file) == made
+    with pytest.raises(RopepatchError, match=r"frequencies of an earlier scaling \(0\.5, .* has None"):
+        ropepatch.plan(tiny_config_of(), method=file)
+    content = json.loads(file.read_text())
+    content["carried"][3] *= 1 + 1e-7  # another machine's rounding
+    file.write_text(json.dumps(content))
+    assert ropepatch.plan(scaled, method=file).scaling == made.scaling
+    content["carried"][3] *= 1 + 1e-3
+    file.write_text(json.dumps(content))
+    with pytest.raises(RopepatchError, match="frequencies of an earlier scaling"):
+        ropepatch.plan(scaled, method=file)
+
+
+@pytest.mark.parametrize("parameters", [{"attention_factor": 1.0}, {"factor": 4.0}])
+def test_parameters_beside_a_file_are_refused(checkpoint, fitted, parameters):
+    (name,) = parameters
+    with pytest.raises(RopepatchError, match=f"^{name} beside .*fitted.json, which holds every parameter"):
+        ropepatch.plan(checkpoint, to=TARGET, method=str(fitted), **parameters)
+
+
+def test_a_file_with_divisors_for_another_model_is_refused(tmp_path, checkpoint):
+    file = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
+    with pytest.raises(RopepatchError, match="8 rotary pairs, got 3 divisors"):
+        ropepatch.plan(checkpoint, method=file)
+
+
+# Recipes and suites
+
+
+@pytest.mark.parametrize("mapping", [True, False])
+def test_a_recipe_takes_a_file(tmp_path, fitted, mapping):
+    recipe = as_read(small_recipe().to_dict())
+    recipe["method"] = {"name": str(fitted)} if mapping else str(fitted)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    found = read_recipe(str(tmp_path / "mine.yaml"))
+    assert found.method == Method(name=str(fitted))
+    assert found.to_dict()["method"] == {"name": str(fitted)}
+
+
+def test_a_method_is_called_by_the_name_of_its_file():
+    assert Method(name="far/away/fitted.json").label == method_label("fitted.json") == "fitted"
+    assert method_label("ntk-by-parts") == "ntk-by-parts"
+
+
+def test_a_method_in_a_file_has_no_parameters(fitted):
+    with pytest.raises(RopepatchError, match="attention_factor, factor beside"):
+        read_method({"name": str(fitted), "attention_factor": 1.0, "factor": 2.0})
+
+
+def test_a_method_by_its_name_has_its_parameters_and_a_factor():
+    assert read_method({"name": "yarn", "factor": 8.0}).parameters == {"factor": 8.0}
+    with pytest.raises(RopepatchError, match="ntk has no parameter 'beta_fast'"):
+        read_method({"name": "ntk", "beta_fast": 16})
+
+
+@pytest.mark.parametrize("content", ["nowhere.json", {"name": "nowhere.json"}])
+def test_a_missing_file_is_found_when_a_recipe_or_suite_is_read(content):
+    with pytest.raises(RopepatchError, match=r"nowhere\.json is not a scaling file"):
+        read_method(content)
+
+
+def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, checkpoint, fitted):
+    text = {"task": "perplexity", "text": str(checkpoint.parent / "text.txt"), "windows": 2}
+    suite = {"models": [str(checkpoint)], "methods": [str(fitted), "ntk"], "to": [TARGET], "tasks": [text]}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    out = tmp_path / "results"
+    results = {result.label: result for result in measure(read_suite(str(tmp_path / "suite.yaml")), out=out)}
+    scaling = read_result(out / "small-256-perplexity-fitted.json").scaling
+    assert scaling["method"] == "custom"
+    assert scaling["parameters"] == {"divisors": list(DIVISORS), "attention_factor": ATTENTION}
+    losses = {label: result.tables["by_length"][-1]["nats"] for label, result in results.items()}
+    assert losses["fitted"] not in (losses["as it is"], losses["ntk"])
+
+
+def test_a_file_that_changed_is_not_taken_for_what_was_measured(tmp_path, checkpoint, fitted):
+    task = PerplexityTask(text=str(checkpoint.parent / "text.txt"), windows=1)
+    suite = Suite(models=(str(checkpoint),), methods=(Method(name=str(fitted)),), to=(TARGET,), tasks=(task,))
+    assert [result.label for result in measure(suite, out=tmp_path / "results")] == ["as it is", "fitted"]
+    before = contents(tmp_path / "results")
+    assert len(list(measure(suite, out=tmp_path / "results"))) == 2
+    assert contents(tmp_path / "results") == before
+    fitted.unlink()
+    written(fitted, custom(attention_factor=1.5))
+    with pytest.raises(RopepatchError, match="measured with other settings"):
+        list(measure(suite, out=tmp_path / "results"))
+
+
+# Commands
+
+
+def test_plan_takes_a_file(capsys, monkeypatch, checkpoint, fitted):
+    code, out, _ = run(capsys, monkeypatch, "plan", checkpoint, "--method", fitted, "--json")
+    assert code == 0
+    assert json.loads(out)["parameters"] == {"divisors": list(DIVISORS), "attention_factor": ATTENTION}
+    assert json.loads(out)["target"] == TARGET
+
+
+def test_plan_needs_a_target_or_a_file(capsys, monkeypatch, checkpoint):
+    code, out, err = run(capsys, monkeypatch, "plan", checkpoint)
+    assert (code, out, err) == (2, "", "error: --to is missing\nhint: --to 32k\n")
+
+
+def test_set_beside_a_file_is_refused(capsys, monkeypatch, checkpoint, fitted):
+    words = ("plan", checkpoint, "--method", fitted, "--set", "attention_factor=1")
+    code, _, err = run(capsys, monkeypatch, *words)
+    assert code == 2
+    assert f"error: attention_factor beside {fitted}, which holds every parameter" in err
+
+
+def test_a_mistake_is_found_before_anything_is_read_or_downloaded(fitted):
+    assert parse_settings(str(fitted), None) == {}
+    with pytest.raises(RopepatchError, match="divisors beside"):
+        parse_settings(str(fitted), ["divisors=1,2"])
+    with pytest.raises(RopepatchError, match=r"nowhere\.json is not a scaling file"):
+        parse_settings("nowhere.json", None)
+    with pytest.raises(RopepatchError, match="ntk has no parameter 'beta_fast'"):
+        parse_settings("ntk", ["beta_fast=16"])
+
+
+def test_extend_and_eval_take_a_file(capsys, monkeypatch, tmp_path, checkpoint, fitted):
+    given, held = tmp_path / "given", tmp_path / "held"
+    settings = (f"divisors={','.join(map(str, DIVISORS))}", f"attention_factor={ATTENTION}")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    extend = ("extend", checkpoint, "--to", TARGET)
+    assert run(capsys, monkeypatch, *extend, "--method", "custom", *sets, "--out", given)[0] == 0
+    assert run(capsys, monkeypatch, *extend, "--method", fitted, "--out", held)[0] == 0
+    assert (given / "config.json").read_bytes() == (held / "config.json").read_bytes()
+    record = json.loads((held / "ropepatch.json").read_text())
+    assert (record["method"], record["parameters"]["divisors"]) == ("custom", list(DIVISORS))
+
+    text = ("--text", checkpoint.parent / "text.txt", "--windows", 2, "--lengths", TARGET, "--json")
+    scaled = ("--method", fitted, "--to", TARGET)
+    _, in_memory, _ = run(capsys, monkeypatch, "eval", checkpoint, *scaled, *text)
+    _, saved, _ = run(capsys, monkeypatch, "eval", held, *text)
+    patched, reloaded = (
+        {result["label"]: result["tables"]["by_length"] for result in json.loads(printed)}
+        for printed in (in_memory, saved)
+    )
+    assert patched["fitted"] == reloaded["as it is"] != patched["as it is"]
+
+
+def test_methods_describes_a_file(capsys, monkeypatch, fitted):
+    code, out, _ = run(capsys, monkeypatch, "methods", fitted)
+    assert code == 0
+    assert out.startswith(f"{fitted}: 64 -> 256 tokens, rotary_dim 16, rope_theta 10000\ncustom (")
+    assert f"--set divisors={','.join(map(str, DIVISORS))}\n  --set attention_factor={ATTENTION}\n" in out
+    _, out, _ = run(capsys, monkeypatch, "methods", fitted, "--json")
+    assert json.loads(out)[0]["parameters"] == {"divisors": list(DIVISORS), "attention_factor": ATTENTION}

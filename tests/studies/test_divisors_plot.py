@@ -1,0 +1,243 @@
+"""Figures of what fitting learned show the divisors and losses that they were given."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+from divisors import Excess, LearnedDivisors, plot_divisors, plot_excess
+from matplotlib.colors import to_hex
+
+from ropepatch.errors import RopepatchError
+from ropepatch.report.plots.style import COLOURS, PLAIN, save_figure
+from ropepatch.scaling import make_scaling
+from ropepatch.scaling.rope import Rope
+
+ROPE = Rope(8, 10_000.0, 512)
+OTHER = Rope(16, 10_000.0, 256)
+
+
+def learned(divisors=(1.0, 1.5, 0.7, 6.0), *, model="small", rope=ROPE, factor=4.0, seed=0, a=1.07):
+    return LearnedDivisors(model, rope, factor, seed, tuple(divisors), a)
+
+
+def other(**changes):
+    return learned([1.0] * 7 + [2.0], model="other", rope=OTHER, **changes)
+
+
+def found(axes, label):
+    return [line for line in axes.lines if line.get_label() == label]
+
+
+def words(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+# Divisors
+
+
+def test_a_pair_stands_at_its_wavelength_over_the_trained_context_and_its_divisor():
+    (axes,) = plot_divisors([learned()]).axes
+    (line,) = found(axes, "small 0")
+    # Of head width 8 and base 10000 the pairs turn once in 2 pi 10^i tokens.
+    assert list(line.get_xdata()) == pytest.approx([2 * math.pi * 10**i / 512 for i in range(4)], rel=1e-5)
+    assert list(line.get_ydata()) == [1.0, 1.5, 0.7, 6.0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_a_checkpoint_that_carries_other_frequencies_stands_at_its_own_wavelengths():
+    carried = Rope(8, 10_000.0, 512, carried=(1.0, 0.5, 0.25, 0.125))
+    (axes,) = plot_divisors([learned(rope=carried)], methods=["linear"]).axes
+    (line,) = found(axes, "small 0")
+    assert list(line.get_xdata()) == pytest.approx([2 * math.pi * 2**i / 512 for i in range(4)])
+
+
+def test_every_factor_has_a_panel_with_its_own_vectors():
+    curves = [learned(factor=8.0, seed=1), learned(factor=2.0), other(factor=8.0)]
+    figure = plot_divisors(curves)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["2 ×", "8 ×"]
+    assert [len(found(axes, "small 0")) for axes in figure.axes] == [1, 0]
+    assert [len(found(axes, "small 1")) for axes in figure.axes] == [0, 1]
+    assert [len(found(axes, "other 0")) for axes in figure.axes] == [0, 1]
+
+
+def test_checkpoints_differ_in_colour_and_seeds_do_not():
+    (axes,) = plot_divisors([learned(), learned(seed=1), other()]).axes
+    colours = [found(axes, label)[0].get_color() for label in ("small 0", "small 1", "other 0")]
+    assert colours == [COLOURS[0], COLOURS[0], COLOURS[1]]
+
+
+@pytest.mark.parametrize("method", ["yarn", "ntk", "linear"])
+def test_published_divisors_are_those_of_the_registry_on_each_rope(method):
+    (axes,) = plot_divisors([learned(), learned(seed=1), other()]).axes
+    lines = found(axes, method)
+    assert len(lines) == 2
+    for line, rope in zip(lines, (ROPE, OTHER), strict=True):
+        scaled = make_scaling(method, factor=4.0).frequencies(rope).inv_freq
+        assert list(line.get_ydata()) == pytest.approx((rope.inv_freq() / scaled).tolist(), rel=1e-6)
+        assert list(line.get_xdata()) == pytest.approx(
+            (2 * math.pi / rope.inv_freq() / rope.original_max_position_embeddings).tolist()
+        )
+
+
+def test_a_method_that_follows_the_length_is_drawn_at_the_target():
+    (axes,) = plot_divisors([learned()], methods=["dynamic-linear"]).axes
+    assert list(found(axes, "dynamic-linear")[0].get_ydata()) == pytest.approx([4.0] * 4)
+
+
+def test_published_methods_are_grey_and_told_apart_by_dashes():
+    figure = plot_divisors([learned()])
+    lines = [found(figure.axes[0], method)[0] for method in ("yarn", "ntk", "linear")]
+    assert len({line.get_color() for line in lines}) == 1
+    assert to_hex(lines[0].get_color()) not in COLOURS
+    assert len({str(line.get_linestyle()) + str(line._dash_pattern) for line in lines}) == 3
+
+
+def test_the_legend_names_every_checkpoint_and_method_once():
+    curves = [learned(), learned(seed=1), other(), learned(factor=8.0)]
+    assert legend(plot_divisors(curves, methods=["yarn", "linear"])) == ["small", "other", "yarn", "linear"]
+
+
+def test_wavelengths_of_the_trained_and_the_new_context_are_marked():
+    for axes, factor in zip(
+        plot_divisors([learned(factor=2.0), learned(factor=8.0)]).axes, (2, 8), strict=True
+    ):
+        upright = [line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1]
+        assert {1.0, float(factor)} <= set(upright)
+        assert {"L", f"{factor} L"} <= set(words(axes))
+
+
+def test_attention_factors_are_given_as_a_range_over_seeds():
+    curves = [learned(a=1.0712), learned(seed=1, a=1.09), learned(seed=2, a=1.08), other(a=1.25)]
+    (axes,) = plot_divisors(curves).axes
+    shown = {text.get_text(): text.get_color() for text in axes.texts if text.get_text().startswith("a =")}
+    assert shown == {"a = 1.071 to 1.090": COLOURS[0], "a = 1.250": COLOURS[1]}
+
+
+def test_a_pair_beyond_the_picture_is_a_triangle_at_its_edge():
+    (axes,) = plot_divisors([learned((0.03, 1.5, 0.7, 50.0))]).axes
+    (up,), (down,) = found(axes, "_^"), found(axes, "_v")
+    x = list(found(axes, "small 0")[0].get_xdata())
+    low, high = axes.get_ylim()
+    assert list(up.get_xdata()) == [x[3]]
+    assert list(down.get_xdata()) == [x[0]]
+    assert 0.03 < low < down.get_ydata()[0] < 0.5
+    assert 4 < up.get_ydata()[0] < high < 50
+
+
+def test_all_pairs_of_usual_divisors_are_inside_the_picture():
+    (axes,) = plot_divisors([learned((0.2, 1.5, 0.7, 23.7))]).axes
+    low, high = axes.get_ylim()
+    assert low < 0.2
+    assert high > 23.7
+    left, right = axes.get_xlim()
+    assert left < min(found(axes, "small 0")[0].get_xdata())
+    assert max(found(axes, "small 0")[0].get_xdata()) < right
+    assert not len(found(axes, "_^")[0].get_xdata())
+
+
+def test_pairs_that_a_method_stops_do_not_spoil_the_axes():
+    figure = plot_divisors([learned()], methods=["p-rope"])
+    assert math.inf in list(found(figure.axes[0], "p-rope")[0].get_ydata())
+    assert figure.axes[0].get_ylim()[1] < 1000
+
+
+def test_vectors_that_do_not_fit_their_rope_are_refused():
+    with pytest.raises(RopepatchError, match="small has 4 rotary pairs, got 3 divisors"):
+        plot_divisors([learned((1.0, 2.0, 3.0))])
+    with pytest.raises(RopepatchError, match="no vectors to draw"):
+        plot_divisors([])
+
+
+# Excess losses
+
+
+ROWS = [
+    Excess("small", 4.0, "learned", 0.06, (0.05, 0.07)),
+    Excess("small", 4.0, "yarn", 0.15, (0.13, 0.17)),
+    Excess("small", 4.0, "ntk", 0.10),
+    Excess("small", 8.0, "yarn", 0.30, (0.2, 0.4)),
+    Excess("other", 8.0, "learned", -0.01, (-0.03, 0.01)),
+]
+
+
+def panels(rows, **options):
+    return {
+        axes.get_title(loc="left"): axes for axes in plot_excess(rows, **options).axes if axes.get_visible()
+    }
+
+
+def test_every_checkpoint_and_factor_has_a_panel_of_its_rows():
+    drawn = panels(ROWS)
+    assert list(drawn) == ["small, 4 ×", "small, 8 ×", "other, 8 ×"]
+    dots = {
+        title: {line.get_label(): line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
+        for title, axes in drawn.items()
+    }
+    assert dots["small, 4 ×"] == {"learned": 0.06, "yarn": 0.15, "ntk": 0.10}
+    assert dots["small, 8 ×"] == {"yarn": 0.30}
+    assert dots["other, 8 ×"] == {"learned": -0.01}
+
+
+def test_a_dot_stands_beside_its_name_and_on_its_interval():
+    axes = panels(ROWS)["small, 4 ×"]
+    names = dict(zip(axes.get_yticks(), [t.get_text() for t in axes.get_yticklabels()], strict=True))
+    dots = {line.get_label(): line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"}
+    assert {names[place]: place for place in names} == dots
+    intervals = {line.get_ydata()[0]: tuple(line.get_xdata()) for line in found(axes, "_interval")}
+    assert intervals == {dots["learned"]: (0.05, 0.07), dots["yarn"]: (0.13, 0.17)}
+
+
+def test_names_stand_beside_the_first_panel_of_each_checkpoint_alone():
+    shown = {
+        title: any(label.get_visible() for label in axes.get_yticklabels())
+        for title, axes in panels(ROWS).items()
+    }
+    assert shown == {"small, 4 ×": True, "small, 8 ×": False, "other, 8 ×": True}
+
+
+def test_only_the_marked_means_is_in_colour():
+    for marked in ("learned", "ntk"):
+        axes = panels(ROWS, marked=marked)["small, 4 ×"]
+        colours = {line.get_label(): line.get_color() for line in axes.lines if line.get_marker() == "o"}
+        assert colours == dict.fromkeys(("learned", "yarn", "ntk"), PLAIN) | {marked: COLOURS[0]}
+
+
+def test_what_is_far_behind_is_named_at_the_edge_and_leaves_room_for_the_rest():
+    axes = panels([*ROWS[:3], Excess("small", 4.0, "linear", 3.456, (3.0, 4.0))])["small, 4 ×"]
+    assert words(axes) == ["3.46 →"]
+    assert not found(axes, "linear")
+    assert 0.17 < axes.get_xlim()[1] < 0.3
+
+
+def test_a_panel_holds_zero_and_the_intervals_of_small_losses():
+    rows = [Excess("a", 2.0, "x", 0.0, (-0.01, 0.01)), Excess("a", 2.0, "y", 0.002, (-0.01, 0.03))]
+    left, right = panels(rows)["a, 2 ×"].get_xlim()
+    assert left < -0.01
+    assert right > 0.03
+    left, right = panels([Excess("a", 2.0, "x", 0.0)])["a, 2 ×"].get_xlim()
+    assert left <= 0 < right
+
+
+def test_losses_below_zero_are_inside_their_panel():
+    rows = [Excess("a", 8.0, name, nats) for name, nats in (("x", -0.05), ("y", -0.04), ("z", 0.03))]
+    axes = panels(rows)["a, 8 ×"]
+    left, right = axes.get_xlim()
+    assert left < -0.05
+    assert right > 0.03
+    assert not words(axes)
+
+
+def test_no_losses_are_refused():
+    with pytest.raises(RopepatchError, match="no losses to draw"):
+        plot_excess([])
+
+
+def test_any_name_and_a_stopped_pair_can_be_drawn(tmp_path):
+    figure = plot_divisors([learned(model="$x_1"), other(factor=8.0)], methods=["p-rope"])
+    for name, made in (("divisors", figure), ("excess", plot_excess(ROWS))):
+        _, svg = save_figure(made, tmp_path / name)
+        ElementTree.parse(svg)

@@ -1,0 +1,127 @@
+"""The tables of the study of encodings: known rows give known figures, and the page is the result file."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from readme import block, updating, write_block
+
+from ropepatch.encodings import ENCODINGS
+from ropepatch.gallery.extrapolation import mean_curves, measured_curves
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "eval" / "studies" / "encodings" / "encodings.md"
+RESULTS = ROOT / "eval" / "results" / "encodings.json"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "eval" / "studies" / "encodings" / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TABLES = script("encoding_tables")
+COST = ROOT / "eval" / "results" / "encoding_cost.json"
+LENGTHS = ("128", "256", "512")
+
+
+def read(*nats, far=2.0, found=3):
+    told = {
+        span: {length: {"nats": value, "tokens": 5} for length in LENGTHS}
+        for span, value in (("near", 1.0), ("far", far))
+    }
+    told["far"]["128"] = {"nats": None, "tokens": 0}
+    return {
+        "nats": dict(zip(LENGTHS, nats, strict=True)),
+        "told": told,
+        "keys": {length: [found, 4] for length in LENGTHS},
+    }
+
+
+FLOOR = read(0.5, 0.25, 0.125, far=0.5)
+ROWS = [
+    {"study": "scratch", "encoding": "rope", "seed": 1, "seconds": 90, "floor": FLOOR} | read(1.0, 1.0, 3.0),
+    {"study": "scratch", "encoding": "alibi", "seed": 0, "seconds": None, "floor": FLOOR}
+    | read(0.75, 0.75, 0.75),
+    {"study": "scratch", "encoding": "rope", "seed": 0, "seconds": 60, "floor": FLOOR}
+    | read(0.5, 2.0, 5.0, far=4.0, found=1),
+    {"study": "recalibrated", "encoding": "yarn", "window": 128, "seconds": 9, "floor": FLOOR}
+    | {"before": read(9.0, 9.0, 9.0, found=0) | {"floor": FLOOR}}
+    | read(1.0, 1.0, 1.0),
+]
+
+
+def generated(name, text):
+    if updating():
+        write_block(name, text, PAGE)
+    assert block(name, PAGE) == text
+
+
+def cells(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_losses_are_above_the_floor_of_their_length_means_over_seeds_with_the_extremes():
+    rope, alibi = sorted(cells(TABLES.loss_table(ROWS)), reverse=True)
+    assert rope == [
+        "`rope`",
+        "2",
+        "0.250 (0.000 to 0.500)",
+        "1.250 (0.750 to 1.750)",
+        "3.875 (2.875 to 4.875)",
+    ]
+    assert alibi == ["`alibi`", "1", "0.250", "0.500", "0.625"]
+
+
+def test_what_was_told_is_above_its_own_floor_and_keys_are_summed_over_seeds():
+    rope, alibi = sorted(cells(TABLES.recall_table(ROWS)), reverse=True)
+    assert rope[:3] == ["`rope`", "0.000 (0.000 to 0.000)", "0.000 (0.000 to 0.000)"]
+    assert rope[3] == "2.500 (1.500 to 3.500)"
+    assert rope[6:] == ["4/8", "4/8", "4/8", "1.2 (1.0 to 1.5)"]
+    assert alibi[-1] == ""
+
+
+def test_recalibrations_have_a_line_before_and_one_after():
+    before, after = cells(TABLES.recalibration_table(ROWS))
+    assert before == ["`yarn`", "128", "before", "8.500", "8.750", "8.875", "0/4", "0/4", "0/4"]
+    assert after == ["`yarn`", "128", "after", "0.500", "0.750", "0.875", "3/4", "3/4", "3/4"]
+
+
+def test_losses_on_real_text_have_their_intervals():
+    row = {"study": "text", "encoding": "rope", "interval": {length: [0.5, 1.5] for length in LENGTHS}}
+    (line,) = cells(TABLES.text_table([row | read(1.0, 1.0, 1.25)]))
+    assert line == ["`rope`", *["1.000 [0.500, 1.500]"] * 2, "1.250 [0.500, 1.500]"]
+
+
+def test_the_curves_are_means_over_seeds_in_nats():
+    means, floor = mean_curves(ROWS)
+    assert means["rope"] == {128: 0.75, 256: 1.5, 512: 4.0}
+    assert floor == {128: 0.5, 256: 0.25, 512: 0.125}
+
+
+def test_costs_are_ratios_to_the_stock_rope_with_their_range():
+    ratio = {"median": 1.5, "min": 1.25, "max": 2.0}
+    cell = {"encoding": "t5", "step": {"ratio": ratio}, "forward": {"ratio": ratio | {"median": 1.75}}}
+    table = TABLES.cost_table(
+        {"cells": [cell | {"tokens": 8192, "mib": 64.4, "memory_ratio": 3.0}]}
+    ).splitlines()
+    assert table[0] == "| encoding | step, 8,192 tokens | forward, 8,192 tokens | memory, 8,192 tokens |"
+    assert table[2] == "| `t5` | 1.50 (1.25 to 2.00) | 1.75 (1.25 to 2.00) | 3.00 (64 MiB) |"
+
+
+def test_the_costs_of_the_page_are_their_result_file():
+    generated("cost", TABLES.cost_table(json.loads(COST.read_text())))
+
+
+@pytest.mark.parametrize("name", ["loss", "recall", "recalibration", "text"])
+def test_the_page_is_the_result_file(name):
+    generated(name, getattr(TABLES, f"{name}_table")(json.loads(RESULTS.read_text())["rows"]))
+
+
+def test_every_encoding_that_can_be_trained_is_in_the_study():
+    means, _ = measured_curves()
+    assert [*means] == [name for name in ENCODINGS if name != "drope"]

@@ -1,0 +1,128 @@
+"""A Hub of one dataset in a thread: as much of its HTTP as streaming with `datasets` speaks."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from hub_server import COMMIT, etag, listening
+
+
+def asked_elsewhere(code: str, *words: str, home: Path, url: str, offline: bool) -> list[Any]:
+    """The JSON lines that an interpreter of its own prints: `datasets` reads the Hub's address once."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    own = {"HF_ENDPOINT": url, "HF_HOME": str(home / "home"), "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HUB_OFFLINE": str(int(offline)), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *words],
+        env=kept | own,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+class DatasetHub:
+    """What the server holds, and what it handed out.
+
+    Args:
+        name: The id of the one dataset.
+        folder: Its files.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self.dead: str | None = None  # a file that is listed, but answered by status 500
+        self.url = ""
+        self.asked: list[str] = []  # every path
+        self.read: list[str] = []  # the files whose bytes were asked for
+
+    def answer(self, path: str, wanted: list[str]) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body for a path; `wanted` are the files of a paths-info."""
+        api = f"/api/datasets/{self.name}"
+        for revision in ("main", COMMIT):
+            if path.startswith(files := f"/datasets/{self.name}/resolve/{revision}/"):
+                return self._file(path.removeprefix(files))
+            if path == f"{api}/paths-info/{revision}":
+                return (
+                    200,
+                    {},
+                    json.dumps([self._entry(self.folder / name) for name in wanted if name]).encode(),
+                )
+            if path == f"{api}/revision/{revision}":
+                return 200, {}, json.dumps(self._info()).encode()
+            if path == (tree := f"{api}/tree/{revision}") or path.startswith(f"{tree}/"):
+                return self._tree(path.removeprefix(tree).strip("/"))
+        if path == api:
+            return 200, {}, json.dumps(self._info()).encode()
+        return 404, {"X-Error-Code": "RepoNotFound"}, b""
+
+    def _info(self) -> dict:
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        siblings = [{"rfilename": str(path.relative_to(self.folder))} for path in files]
+        return {"id": self.name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
+
+    def _tree(self, below: str) -> tuple[int, dict[str, str], bytes]:
+        if not (self.folder / below).is_dir():
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+        entries = [self._entry(path) for path in sorted((self.folder / below).rglob("*"))]
+        return 200, {}, json.dumps(entries).encode()
+
+    def _entry(self, path: Path) -> dict:
+        place = {"path": str(path.relative_to(self.folder))}
+        if path.is_dir():
+            return place | {"type": "directory", "oid": "0" * 40, "size": 0}
+        return place | {"type": "file", "oid": etag(path), "size": path.stat().st_size}
+
+    def _file(self, name: str) -> tuple[int, dict[str, str], bytes]:
+        if not (self.folder / name).is_file():
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+        if name == self.dead:
+            return 500, {}, b""
+        headers = {"ETag": f'"{etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
+        return 200, headers, (self.folder / name).read_bytes()
+
+
+@contextmanager
+def serving(hub: DatasetHub) -> Iterator[DatasetHub]:
+    """The hub at `hub.url` on this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = unquote(self.path.partition("?")[0])
+            hub.asked.append(path)
+            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+            status, headers, body = hub.answer(path, parse_qs(sent).get("paths", []))
+            if self.command == "GET" and "/resolve/" in path and status == 200:
+                hub.read.append(path.partition("/resolve/")[2].partition("/")[2])
+            if (asked := self.headers.get("Range")) and status == 200:
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                end = min(int(last or len(body)), len(body) - 1)
+                headers["Content-Range"] = f"bytes {first}-{end}/{len(body)}"
+                status, body = 206, body[int(first) : end + 1]
+            self.send_response(status)
+            for key, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_POST = do_GET  # noqa: N815  # the names http.server calls
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with listening(Handler) as hub.url:
+        yield hub

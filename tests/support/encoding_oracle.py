@@ -1,0 +1,238 @@
+"""Every position encoding by the letter of its paper, pair by pair in float64; shares no code with ropepatch.
+
+m the position of a query, n that of a key, q, k, v their vectors [D], h the head of the query, c the case. A
+score is what the softmax sees; a value is what it weighs.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Case(NamedTuple):
+    """One layer of a model with an encoding.
+
+    parameters are those of the encoding, weights those that its module trains, by name. theta None stands for
+    b^(-2i/D).
+    """
+
+    parameters: dict[str, Any]
+    weights: dict[str, Array]
+    layer: int
+    heads: int
+    key_value_heads: int
+    D: int
+    C: int
+    b: float
+    theta: Array | None = None
+    a: float = 1.0
+
+    @property
+    def frequencies(self) -> Array:
+        return ladder(self.b, self.D) if self.theta is None else self.theta
+
+
+def ladder(b: float, width: int) -> Array:
+    return np.array([b ** (-2 * i / width) for i in range(width // 2)])
+
+
+def sinusoid(t: float, width: int, b: float = 10000.0) -> Array:
+    found = np.empty(width)
+    for i in range(width // 2):
+        found[2 * i], found[2 * i + 1] = (
+            math.sin(t / b ** (2 * i / width)),
+            math.cos(t / b ** (2 * i / width)),
+        )
+    return found
+
+
+# Absolute: what is added to the embedding of the token at p, which nobody multiplies by sqrt(C)
+
+
+def integer(c: Case, p: int) -> Array:
+    return np.full(c.C, p / math.sqrt(c.C))
+
+
+def normalised(c: Case, p: int) -> Array:
+    return np.full(c.C, p / (c.parameters["length"] - 1) / math.sqrt(c.C))
+
+
+def binary(c: Case, p: int) -> Array:
+    digits = [int(digit) for digit in reversed(f"{p:b}")]
+    return np.array((digits + [0] * c.C)[: c.C]) / math.sqrt(c.C)
+
+
+def sinusoidal(c: Case, p: int) -> Array:
+    return sinusoid(p, c.C, c.parameters["base"]) / math.sqrt(c.C)
+
+
+def learned(c: Case, p: int) -> Array:
+    return c.weights["table"][p]
+
+
+TABLES: dict[str, Callable[[Case, int], Array]] = {
+    "integer": integer,
+    "normalised": normalised,
+    "binary": binary,
+    "sinusoidal": sinusoidal,
+    "learned": learned,
+}
+
+
+# Relative and rotary: the score of a pair
+
+
+def nope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return q @ k / math.sqrt(c.D)
+
+
+def drope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return c.parameters["temperature"] * nope(c, h, q, m, k, n)
+
+
+def shaw(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return q @ (k + c.weights["keys"][c.layer, min(m - n, c.parameters["clip"])]) / math.sqrt(c.D)
+
+
+def transformer_xl(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    r = c.weights["projection"][c.layer, h] @ sinusoid(m - n, c.C)
+    u, v = c.weights["u"][h], c.weights["v"][h]
+    return (q @ k + q @ r + u @ k + v @ r) / math.sqrt(c.D)
+
+
+def nezha(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return q @ (k + sinusoid(n - m, c.D)) / math.sqrt(c.D)
+
+
+def bucket(distance: int, buckets: int, max_distance: int) -> int:
+    exact = buckets // 2
+    if distance < exact:
+        return distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    return min(buckets - 1, exact + math.floor(share * (buckets - exact)))
+
+
+def t5(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    row = bucket(m - n, c.parameters["buckets"], c.parameters["max_distance"])
+    return nope(c, h, q, m, k, n) + c.weights["table"][row, h]
+
+
+def slope(h: int, heads: int) -> float:
+    power = 2 ** math.floor(math.log2(heads))
+    return 2 ** (-8 * (h + 1) / power) if h < power else 2 ** (-8 * (2 * (h - power) + 1) / (2 * power))
+
+
+def alibi(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return nope(c, h, q, m, k, n) - slope(h, c.heads) * (m - n)
+
+
+def product(q: Array, k: Array, angles: Array) -> float:
+    """q . k where pair i of the first 2 len(angles) channels, (x_i, x_{i + len}), turns by the i-th angle."""
+    pairs = len(angles)
+    (z, w), turn = (x[:pairs] + 1j * x[pairs : 2 * pairs] for x in (q, k)), np.exp(1j * angles)
+    return (z * w.conj() * turn).real.sum() + q[2 * pairs :] @ k[2 * pairs :]
+
+
+def rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return c.a**2 * product(q, k, (m - n) * c.frequencies) / math.sqrt(c.D)
+
+
+def partial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    turning = math.floor(c.parameters["share"] * c.D / 2) * 2
+    return product(q, k, (m - n) * ladder(c.b, turning)) / math.sqrt(c.D)
+
+
+def p_rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    theta = c.frequencies.copy()
+    theta[math.floor(c.parameters["share"] * c.D / 2) :] = 0
+    return c.a**2 * product(q, k, (m - n) * theta) / math.sqrt(c.D)
+
+
+def place(p: int, grid: tuple[int, ...]) -> list[int]:
+    """Where p is on a grid that is filled line by line."""
+    found = []
+    for axis in range(len(grid)):
+        below = math.prod(grid[axis:])
+        found.append(p // below)
+        p %= below
+    return [*found, p]
+
+
+def axial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    at, seen = place(m, c.parameters["grid"]), place(n, c.parameters["grid"])
+    blocks = [(i - j) * ladder(c.b, c.D // len(at)) for i, j in zip(at, seen, strict=True)]
+    return product(q, k, np.concatenate(blocks)) / math.sqrt(c.D)
+
+
+def xpos(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    gamma, tokens = c.parameters["gamma"], c.parameters["scale_base"]
+    zeta = np.array([(2 * i / c.D + gamma) / (1 + gamma) for i in range(c.D // 2)] * 2)
+    stretched, shrunk = q * zeta ** (m / tokens), k * zeta ** (-n / tokens)
+    return c.a**2 * product(stretched, shrunk, (m - n) * c.frequencies) / math.sqrt(c.D)
+
+
+def nope_heads(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    turning = round(c.parameters["rotated"] * c.key_value_heads)
+    group = h // (c.heads // c.key_value_heads)
+    return (rope if group < turning else nope)(c, h, q, m, k, n)
+
+
+def nope_layers(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
+    return (nope if (c.layer + 1) % c.parameters["every"] == 0 else rope)(c, h, q, m, k, n)
+
+
+SCORES: dict[str, Callable[[Case, int, Array, int, Array, int], float]] = {
+    "shaw": shaw,
+    "transformer-xl": transformer_xl,
+    "nezha": nezha,
+    "t5": t5,
+    "alibi": alibi,
+    "rope": rope,
+    "xpos": xpos,
+    "p-rope": p_rope,
+    "partial": partial,
+    "axial": axial,
+    "nope": nope,
+    "nope-heads": nope_heads,
+    "nope-layers": nope_layers,
+    "drope": drope,
+}
+
+
+def value(name: str, c: Case, v: Array, m: int, n: int) -> Array:
+    if name == "shaw":
+        return v + c.weights["values"][c.layer, min(m - n, c.parameters["clip"])]
+    return v + sinusoid(n - m, c.D) if name == "nezha" else v
+
+
+def attention(
+    name: str, c: Case, q: Array, k: Array, v: Array, queries: Any, keys: Any, visible: Any
+) -> tuple[Array, Array]:
+    """Output [B, H, Q, D] and weights [B, H, Q, T].
+
+    q is [B, H, Q, D], k and v are [B, K, T, D], queries [B, Q] and keys [B, T] positions, visible [B, Q, T].
+    """
+    score = nope if name in TABLES else SCORES[name]
+    output, weights = np.zeros(q.shape), np.zeros((*q.shape[:3], k.shape[2]))
+    for b, h, i in np.ndindex(*q.shape[:3]):
+        group, m = h // (c.heads // c.key_value_heads), int(queries[b, i])
+        seen = np.flatnonzero(visible[b, i])
+        scores = [score(c, h, q[b, h, i], m, k[b, group, j], int(keys[b, j])) for j in seen]
+        shares = np.exp(np.array(scores) - max(scores))
+        weights[b, h, i, seen] = shares / shares.sum()
+        for j in seen:
+            output[b, h, i] += weights[b, h, i, j] * value(name, c, v[b, group, j], m, int(keys[b, j]))
+    return output, weights
+
+
+def check_known(name: str) -> None:
+    """Fail on an encoding that nothing here can check."""
+    if name not in TABLES | SCORES:
+        raise AssertionError(
+            f"encoding {name!r} has no oracle: write its formula into tests/support/encoding_oracle.py"
+        )

@@ -1,0 +1,56 @@
+"""A valid instance of every registered method, so that tests over METHODS cover a new one by its existing."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+
+from ropepatch.scaling import METHODS, Scaling
+from ropepatch.scaling.rope import Rope
+
+STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
+LENGTH_DEPENDENT = [name for name, method in METHODS.items() if method.length_dependent]
+FACTORS = (1.0, 1.5, 2.0, 4.0, 16.0, 40.0)
+
+GEOMETRIES = {
+    "llama-2": Rope(128, 1e4, 4096),
+    "llama-1": Rope(128, 1e4, 2048),
+    "tinyllama": Rope(64, 1e4, 2048),
+    "llama-3": Rope(128, 5e5, 8192),
+    "qwen3": Rope(128, 1e6, 32768),
+    "gpt-oss": Rope(64, 1.5e5, 4096),
+    "babyllama": Rope(16, 1e4, 256),
+    "partial": Rope(32, 1e4, 2048),  # half of a head of 64 rotates, as in GPT-NeoX models
+}
+
+
+def rising(pairs: int, first: float, last: float) -> tuple[float, ...]:
+    """Divisors from `first` at the fastest pair to `last` at the slowest, in even steps."""
+    return tuple(first + (last - first) * i / max(pairs - 1, 1) for i in range(pairs))
+
+
+# What a method without a default for a parameter of this name is given, by number of rotary pairs and factor.
+EXAMPLES: dict[str, Callable[[int, float], Any]] = {
+    "rope_theta": lambda pairs, factor: 2e6 * factor,
+    "divisors": lambda pairs, factor: rising(pairs, 1.0, factor),
+    "long_factor": lambda pairs, factor: rising(pairs, 1.0, 1.5 * factor),
+    "short_factor": lambda pairs, factor: rising(pairs, 1.0, 1.25),
+}
+
+
+def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
+    """An instance with its defaults, and an example for every parameter that has none."""
+    method = METHODS[name]
+    required = [
+        f.name
+        for f in fields(method)
+        if f.name != "factor" and f.default is MISSING and f.default_factory is MISSING
+    ]
+    for parameter in required:
+        if parameter not in EXAMPLES:
+            pytest.fail(
+                f"the tests have no example for the parameter {parameter!r} that {name!r} requires: "
+                f"add EXAMPLES[{parameter!r}] to tests/support/methods.py"
+            )
+    return method(factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required})

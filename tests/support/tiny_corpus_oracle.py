@@ -1,0 +1,245 @@
+"""What a reader of a generated document can know, by brute force from how the process is defined.
+
+Shares no code with `ropepatch.data.tiny.corpus`. Every `log_probs` gives the log-probability of each token
+of a document given the ``window`` tokens before it (all of them if None), as a list; the first token is
+certain.
+"""
+
+import math
+import re
+from collections import defaultdict
+from functools import cache
+from itertools import chain, product
+
+import numpy as np
+
+from ropepatch.data.tiny.grammar import KINDS
+
+
+def visible(position: int, window: int | None) -> slice:
+    return slice(0 if window is None else max(0, position - window), position)
+
+
+# Tales: from the words.
+
+# The value, or what the window has left of it, and whose it is: the second half of every fact sentence.
+FACTS = [
+    re.compile(pattern)
+    for pattern in (
+        r"(\w+) greets (\w+)\.",
+        r"(\w+) called (\w+)\.",
+        r"(\w+) is how they know (\w+)\.",
+        r"(\w+) is an old (\w+)\.",
+        r"(\w+) is a fine (\w+)\.",
+        r"(\w+) the (\w+)\.",
+        r"(\d+) opens chest (\w+)\.",
+        r"(\d+) for chest (\w+)\.",
+    )
+]
+
+
+class Words:
+    """Reads tales of the bundled grammar: every sentence with every value, and how probable each is."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        rows = [
+            (kind.share / len(kind.subjects) / len(kind.forms), form, subject, value)
+            for kind in KINDS
+            for subject in kind.subjects
+            for form in kind.forms
+            for value in kind.values or [""]
+        ]
+        texts = [" " + form.format(subject=subject, value=value) for _, form, subject, value in rows]
+        split = tokenizer(texts, add_special_tokens=False).input_ids
+        self.tokens = np.full((len(rows), max(map(len, split)) + 1), -1)
+        for row, ids in enumerate(split):
+            self.tokens[row, : len(ids)] = ids
+        self.share = np.array([share for share, *_ in rows])
+        self.values = {subject: kind.values for kind in KINDS for subject in kind.subjects if kind.values}
+        self.rows_of = defaultdict(list)
+        for row, (_, _, subject, _) in enumerate(rows):
+            self.rows_of[subject].append(row)
+        self.value = [value for *_, value in rows]
+        self.uniform = self.share / np.array(
+            [len(self.values.get(subject, " ")) for _, _, subject, _ in rows]
+        )
+
+    @cache  # noqa: B019  # an oracle lives as long as its test
+    def told(self, subject, seen):
+        """Of the subject's sentences, how probable each value is for who has seen this much of it."""
+        rows = self.rows_of[subject]
+        fits = np.array(
+            [
+                value.endswith(seen) if seen.isdigit() else value == seen
+                for value in map(self.value.__getitem__, rows)
+            ]
+        )
+        possible = len({self.value[row] for row, fit in zip(rows, fits, strict=True) if fit})
+        return rows, self.share[rows] * fits / possible
+
+    def log_probs(self, ids, window=None):
+        pieces = [self.tokenizer.decode([token]) for token in ids]
+        result = [0.0]
+        for position in range(1, len(ids)):
+            span = visible(position, window)
+            ends = [at for at in range(span.start, position) if pieces[at] in (".", "<s>")]
+            begin = ends[-1] + 1
+            weights = self.uniform.copy()
+            text = "".join(pieces[span.start : begin])
+            for seen, subject in {m.groups() for pattern in FACTS for m in pattern.finditer(text)}:
+                if subject in self.values:
+                    rows, chances = self.told(subject, seen)
+                    weights[rows] = chances
+            offset = position - begin
+            fits = (self.tokens[:, :offset] == ids[begin:position]).all(axis=1)
+            before = weights[fits]
+            after = before[self.tokens[fits, offset] == ids[position]]
+            result.append(math.log(after.sum() / before.sum()))
+        return result
+
+
+# Tales: Bayes over every hidden assignment of values, and every place where the window may cut a sentence.
+
+
+class Assignments:
+    """Reads tales of a few sentences, given as (text with {value}, share, subject or None, values)."""
+
+    def __init__(self, tokenizer, sentences):
+        values = {subject: pool for _, _, subject, pool in sentences if subject is not None}
+        self.worlds = [
+            [
+                (
+                    tuple(
+                        tokenizer(
+                            " " + text.replace("{value}", world.get(subject, "")), add_special_tokens=False
+                        ).input_ids
+                    ),
+                    share,
+                )
+                for text, share, subject, _ in sentences
+            ]
+            for world in (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+        ]
+
+    def log_probs(self, ids, window=None):
+        begins = [
+            0.0,
+            1.0,
+        ]  # the probability that a sentence begins at an index; every world has the same lengths
+        for index in range(2, len(ids)):
+            begins.append(sum(s * begins[index - len(t)] for t, s in self.worlds[0] if index - len(t) >= 1))
+        result = [0.0]
+        for position in range(1, len(ids)):
+            span = visible(position, window)
+            before = after = 0.0
+            for world in self.worlds:
+                reading = self._first(world, ids, span.start, begins)
+                for index in range(span.start + 1, position):
+                    reading = self._next(world, reading, ids[index])
+                before += sum(reading.values())
+                after += sum(self._next(world, reading, ids[position]).values())
+            result.append(math.log(after / before))
+        return result
+
+    @staticmethod
+    def _first(world, ids, start, begins):
+        """How probable it is that the first visible token stands at {(sentence, offset)}."""
+        if start == 0:
+            return {None: 1.0}
+        return {
+            (sentence, offset): begins[start - offset] * share
+            for sentence, (tokens, share) in enumerate(world)
+            for offset, token in enumerate(tokens)
+            if token == ids[start] and start - offset >= 1
+        }
+
+    @staticmethod
+    def _next(world, reading, token):
+        following = defaultdict(float)
+        for state, chance in reading.items():
+            if state is not None and state[1] + 1 < len(world[state[0]][0]):
+                options = [((state[0], state[1] + 1), 1.0)]
+            else:
+                options = [((sentence, 0), share) for sentence, (_, share) in enumerate(world)]
+            for (sentence, offset), share in options:
+                if world[sentence][0][offset] == token:
+                    following[sentence, offset] += chance * share
+        return following
+
+
+# Pass keys: every place of the needle; a digit of the key is (k,) in place of a token.
+
+
+def passkey_prompts(tokenizer, template, length):
+    """The prompt with the needle in each place, in tokens; a tuple (k,) is the k-th digit of the key."""
+    digits = {f"{n}": tokenizer(f"{n}", add_special_tokens=False).input_ids for n in range(10)}
+    zero = digits["0"][0]
+
+    def split(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    def keyed(text):
+        tokens, digit = [], 0
+        for token in split(text.format(key="0" * template.digits)):
+            tokens.append((digit % template.digits,) if token == zero else token)
+            digit += token == zero
+        return tokens
+
+    intro = [tokenizer.bos_token_id, *split(template.intro)]
+    end = keyed(f" {template.question} {{key}}")
+    needle = keyed(f" {template.needle}")
+    room = length - len(intro) - len(end) - len(needle)
+    sentences = []
+    while sum(map(len, sentences)) < room:
+        sentences.insert(0, split(" " + template.filler[-1 - len(sentences) % len(template.filler)]))
+    sentences[0] = sentences[0][sum(map(len, sentences)) - room :]
+    places = [[*sentences[:at], needle, *sentences[at:]] for at in range(len(sentences) + 1)]
+    return [[*intro, *chain.from_iterable(place), *end] for place in places]
+
+
+def passkey_log_probs(prompts, ids, digit_ids, window=None):
+    """By weighing every place with how probable it makes what is visible; unseen digits are uniform."""
+    result = [0.0]
+    for position in range(1, len(ids)):
+        span = visible(position, window)
+        before = after = 0.0
+        for prompt in prompts:
+            key = {}
+            weight = _explained(prompt[span], ids[span], digit_ids, key)
+            before += weight
+            after += weight * _explained(
+                prompt[position : position + 1], ids[position : position + 1], digit_ids, key
+            )
+        result.append(math.log(after / before))
+    return result
+
+
+def _explained(tokens, seen, digit_ids, key):
+    """The probability of what is seen if the prompt is this; ``key`` keeps the digits that it settles."""
+    chance = 1.0
+    for token, there in zip(tokens, seen, strict=True):
+        if not isinstance(token, tuple):
+            chance *= token == there
+        elif token in key:
+            chance *= key[token] == there
+        else:
+            chance *= (there in digit_ids) / 10
+            key[token] = there
+        if not chance:
+            break
+    return chance
+
+
+# Anything: every document there is, each as probable as any other.
+
+
+def enumerated_log_probs(documents, ids, window=None):
+    """By counting the documents [N, T] that agree with what is visible."""
+    documents = np.array(documents)
+    result = [0.0]
+    for position in range(1, len(ids)):
+        span = visible(position, window)
+        fits = (documents[:, span] == ids[span]).all(axis=1)
+        result.append(math.log((fits & (documents[:, position] == ids[position])).sum() / fits.sum()))
+    return result

@@ -1,0 +1,506 @@
+"""Rows read every token once per epoch, and a batch is the same whoever asks for it, in whatever order."""
+
+import json
+import pickle
+import random
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from letters import letter_tokenizer
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ropepatch.data.texts import Texts
+from ropepatch.data.tiny.mixture import MATERIALS, Stock
+from ropepatch.data.token_store import Reading, TokenStore
+from ropepatch.data.tokens import tokenised
+from ropepatch.errors import RopepatchError
+from ropepatch.settings import seed_of
+from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
+from ropepatch.training.rows import Batches, GeneratedRows, Row, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.sections import Data, Generated
+
+LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]
+
+lengths_of_documents = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+
+
+def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenStore:
+    """A store in which every token is its own: ``first`` and those after it."""
+    starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
+    tokens = torch.arange(first, first + sum(lengths), dtype=torch.int32)
+    reading = Reading(source=name, revision=None, min_tokens=1, complete=True, bad=0, first_bad="", short=0)
+    return TokenStore(Path(), tokens, starts, f"{name} {lengths} {first}", reading)
+
+
+def data_of(
+    *weights: float, windows: tuple = (8,), tokens_per_batch: int | str = 24, boundaries: bool = True
+) -> Data:
+    return Data(
+        sources=tuple(Texts(text=f"source {number}", weight=weight) for number, weight in enumerate(weights)),
+        windows=windows,
+        tokens_per_batch=tokens_per_batch,
+        boundaries=boundaries,
+    )
+
+
+def batches_of(
+    data: Data,
+    streams: list[Stream],
+    positions: PositionSampling | None = None,
+    *,
+    trained: int = 8,
+    target: int = 64,
+    steps: int = 6,
+    per_step: int = 2,
+    seed: int = 0,
+) -> Batches:
+    return Batches(
+        data,
+        streams,
+        positions or TrueLength(),
+        trained=trained,
+        target=target,
+        steps=steps,
+        per_step=per_step,
+        seed=seed,
+    )
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key], other[key]) if isinstance(one[key], Tensor) else one[key] == other[key]
+        for key in one
+    )
+
+
+# rows of a text
+
+
+@given(
+    lengths_of_documents, st.integers(0, 20), st.integers(1, 30), st.integers(0, 3), st.integers(0, 2**64 - 1)
+)
+def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(lengths, begin, window, epoch, seed):
+    store = store_of(lengths)
+    count = (sum(lengths) - begin) // window
+    rows = TokenRows(store, begin, seed)
+    if count < 1:
+        with pytest.raises(RopepatchError, match="too few for a row"):
+            rows.row(0, window)
+        return
+    read = [rows.row(epoch * count + index, window).ids.tolist() for index in range(count)]
+    windows = [list(range(begin + window * k, begin + window * (k + 1))) for k in range(count)]
+    assert sorted(read) == windows
+
+
+@given(lengths_of_documents, st.integers(0, 20), st.integers(1, 30))
+def test_a_row_knows_its_documents_and_trains_on_all_but_their_first_tokens(lengths, begin, window):
+    owner = [document for document, length in enumerate(lengths) for _ in range(length)]
+    if len(owner) - begin < window:
+        return
+    row = TokenRows(store_of(lengths), begin, 0).row(0, window)
+    ids = row.ids.tolist()
+    labels, parts = [], []
+    for before, token in zip([None, *ids], ids, strict=False):
+        if before is None or owner[before] != owner[token]:
+            labels.append(-100)
+            parts.append(1)
+        else:
+            labels.append(token)
+            parts[-1] += 1
+    assert row.labels.tolist() == labels
+    assert list(row.lengths) == parts
+    assert row.ids.dtype == row.labels.dtype == torch.long
+
+
+def test_the_order_is_another_in_each_epoch_for_each_seed_and_each_window():
+    store = store_of([5050])  # 50 rows of 100 or of 101
+
+    def order(seed: int, epoch: int, window: int = 100) -> list[int]:
+        rows = TokenRows(store, 0, seed)
+        return [int(rows.row(epoch * 50 + index, window).ids[0]) // window for index in range(50)]
+
+    orders = [order(0, 0), order(0, 1), order(0, 2), order(1, 0), order(0, 0, 101)]
+    assert order(0, 1) == orders[1]
+    assert list(range(50)) not in orders
+    assert len({tuple(one) for one in orders}) == len(orders)
+    for one in orders:  # shuffled, not shifted
+        assert sum(after == before + 1 for before, after in pairwise(one)) < 10
+
+
+@pytest.mark.parametrize("window", [3, 4])
+def test_rows_asked_for_in_any_order_are_the_same(window):
+    rows = TokenRows(store_of([5, 9, 13, 2]), 2, 7)
+    asked = [(index, w) for index in range(40) for w in (window, 5)]
+    first = {key: rows.row(*key).ids.tolist() for key in asked}
+    random.Random(0).shuffle(asked)
+    other = TokenRows(store_of([5, 9, 13, 2]), 2, 7)
+    assert {key: other.row(*key).ids.tolist() for key in asked} == first
+
+
+def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
+    drawn: list[int] = []
+    randperm = torch.randperm
+
+    def told(count: int, **options: object) -> Tensor:
+        drawn.append(count)
+        return randperm(count, **options)
+
+    monkeypatch.setattr(torch, "randperm", told)
+    rows = TokenRows(store_of([1000]), 0, 0)
+    for index in range(100):
+        rows.row(index, 10)
+        rows.row(index // 2, 20)
+    assert drawn == [100, 50]
+
+
+def test_too_little_text_is_an_error_that_says_what_there_is():
+    with pytest.raises(RopepatchError, match="books has 9 tokens, too few for a row of 10"):
+        TokenRows(store_of([4, 5]), 0, 0).row(0, 10)
+    with pytest.raises(RopepatchError, match="books has 5 tokens after the 4 that are held out, too few"):
+        TokenRows(store_of([4, 5]), 4, 0).row(0, 6)
+
+
+def test_the_digest_names_content_what_is_held_out_and_the_order():
+    digests = [
+        TokenRows(store_of([9], first=first), begin, seed).digest
+        for first, begin, seed in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    ]
+    assert len(set(digests)) == 4
+    assert TokenRows(store_of([9]), 0, 0).digest == digests[0]
+
+
+# what is held out
+
+
+def test_held_out_are_the_first_tokens_and_they_are_not_trained_on():
+    store = store_of([7, 30, 63])
+    pieces, begin = held_out(store, 12, 2)
+    assert [piece.tolist() for piece in pieces] == [list(range(12)), list(range(12, 24))]
+    assert begin == 24
+    assert pieces[0].dtype == torch.long
+    rows = TokenRows(store, begin, 0)
+    read = {token for index in range(19) for token in rows.row(index, 4).ids.tolist()}
+    assert read == set(range(24, 100))
+
+
+def test_too_little_to_hold_out_is_an_error():
+    assert held_out(store_of([24]), 12, 2)[1] == 24
+    with pytest.raises(RopepatchError, match="books has 23 tokens, too few to hold out 2 x 12"):
+        held_out(store_of([23]), 12, 2)
+
+
+# generated rows
+
+
+@pytest.fixture(scope="module")
+def stock(tiny: tuple[object, PreTrainedTokenizerBase]) -> Stock:
+    return Stock.of(tiny[1], [])
+
+
+@pytest.mark.parametrize("material", [name for name in MATERIALS if name != "stories"])
+def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, stock, material):
+    rows = GeneratedRows(material, tiny[1], 5)
+    for index, window in ((0, 128), (1, 128), (0, 100)):
+        row = rows.row(index, window)
+        ids, labels = MATERIALS[material](stock, window, seed_of(5, material, window, index))
+        assert torch.equal(row.ids, ids)
+        assert row.labels.tolist() == [-100, *labels[1:].tolist()]
+        assert row.lengths == (window,)
+
+
+def test_generated_rows_differ_by_number_and_seed(tiny):
+    rows = [GeneratedRows("tales", tiny[1], seed).row(index, 64) for seed in (0, 1) for index in (0, 1)]
+    assert len({tuple(row.ids.tolist()) for row in rows}) == 4
+    digests = {GeneratedRows(name, tiny[1], seed).digest for seed in (0, 1) for name in ("tales", "copies")}
+    assert len(digests) == 4
+
+
+def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
+    with pytest.raises(RopepatchError, match="unknown material 'tale'") as caught:
+        GeneratedRows("tale", tiny[1], 0)
+    assert caught.value.hint == "did you mean tales?"
+
+
+def test_a_tokenizer_that_cannot_tell_the_tales_is_refused():
+    with pytest.raises(RopepatchError):
+        GeneratedRows("tales", letter_tokenizer(bos_token="<s>", eos_token="</s>"), 0)
+
+
+# which rows
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0.01, 100), min_size=1, max_size=4),
+    st.lists(st.sampled_from([2, 3, 5, 8]), min_size=1, max_size=3),
+    st.integers(8, 40),
+    st.integers(1, 6),
+    st.integers(1, 4),
+)
+def test_a_schedule_follows_the_windows_and_counts_each_source_by_itself(
+    weights, windows, room, steps, per_step
+):
+    data = data_of(*weights, windows=tuple(windows), tokens_per_batch=room)
+    schedule = Schedule.of(data, trained=8, steps=steps, per_step=per_step, seed=3)
+    row, seen = 0, Counter()
+    taken = [0] * len(weights)
+    for item in range(steps * per_step):
+        assert int(schedule.begins[item]) == row
+        window = windows[item // per_step % len(windows)]
+        for _ in range(room // window):
+            source = int(schedule.sources[row])
+            assert int(schedule.windows[row]) == window
+            assert int(schedule.indices[row]) == seen[source, window]
+            seen[source, window] += 1
+            taken[source] += window
+            row += 1
+    assert int(schedule.begins[-1]) == len(schedule.windows) == row
+    assert [schedule.tokens(source) for source in range(len(weights))] == taken
+
+
+def test_sources_are_drawn_by_their_weights():
+    data = data_of(1.0, 3.0, 0.001, 6.0, windows=(2,), tokens_per_batch=200)
+    schedule = Schedule.of(data, trained=8, steps=500, per_step=1, seed=0)
+    counts = torch.bincount(schedule.sources, minlength=4) / 50_000
+    assert counts.tolist() == pytest.approx([0.1, 0.3, 0.0001, 0.6], abs=0.01)
+    assert len(schedule.sources) == 50_000
+    other = Schedule.of(data, trained=8, steps=500, per_step=1, seed=1)
+    assert not torch.equal(schedule.sources, other.sources)
+    assert (schedule.sources[:-1] == schedule.sources[1:]).double().mean() < 0.6  # drawn row by row
+
+
+def test_lengths_may_be_multiples_of_the_trained_context():
+    data = data_of(1.0, windows=("1x", "2k"), tokens_per_batch="16x")
+    schedule = Schedule.of(data, trained=256, steps=2, per_step=1, seed=0)
+    assert schedule.windows.tolist() == [256] * 16 + [2048] * 2
+
+
+@pytest.mark.parametrize(("window", "room"), [(9, 8), (1, 8), ("2x", 15)])
+def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
+    with pytest.raises(
+        RopepatchError, match=f"a window must be from 2 tokens to the {room} of tokens_per_batch"
+    ):
+        Schedule.of(
+            data_of(1.0, windows=(4, window), tokens_per_batch=room), trained=8, steps=1, per_step=1, seed=0
+        )
+
+
+# batches
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+@pytest.mark.parametrize("positions", [TrueLength(), PoSE(), RandPos()], ids=lambda p: p.name)
+def test_a_batch_is_its_rows_on_end_as_an_independent_reading_of_the_schedule_has_them(positions, boundaries):
+    lengths = [[3, 9, 30, 1, 1, 50, 6], [100], [2] * 40]
+    streams = [TokenRows(store_of(parts, f"s{n}", 1000 * n), n, n) for n, parts in enumerate(lengths)]
+    owners = {
+        1000 * n + place: (n, document)
+        for n, parts in enumerate(lengths)
+        for place, document in enumerate(d for d, length in enumerate(parts) for _ in range(length))
+    }
+    data = data_of(2.0, 1.0, 1.0, windows=(8, 16, 5), tokens_per_batch=33, boundaries=boundaries)
+    batches = batches_of(data, streams, positions, per_step=3, seed=11)
+    schedule = Schedule.of(data, trained=8, steps=6, per_step=3, seed=11)
+    assert len(batches) == 18
+    row = 0
+    for item in range(18):
+        window = (8, 16, 5)[item // 3 % 3]
+        ids: list[int] = []
+        labels: list[int] = []
+        places: list[int] = []
+        ends = [0]
+        for number in range(33 // window):
+            stream = streams[int(schedule.sources[row])]
+            tokens = stream.row(int(schedule.indices[row]), window).ids.tolist()
+            parts: list[int] = []
+            for place, token in enumerate(tokens):
+                new = place == 0 or (boundaries and owners[token] != owners[tokens[place - 1]])
+                labels.append(-100 if new else token)
+                if new:
+                    parts.append(0)
+                parts[-1] += 1
+            draw = random.Random(seed_of(11, "positions", item, number))
+            places += row_positions(positions, parts, 64, draw).tolist()
+            ends += [ends[-1] + sum(parts[: count + 1]) for count in range(len(parts))]
+            ids += tokens
+            row += 1
+        batch = batches[item]
+        assert batch["input_ids"].tolist() == [ids]
+        assert batch["labels"].tolist() == [labels]
+        assert batch["position_ids"].tolist() == [places]
+        for side in "qk":
+            assert batch[f"cu_seq_lens_{side}"].tolist() == ends
+            assert batch[f"cu_seq_lens_{side}"].dtype == torch.int32
+            assert batch[f"max_length_{side}"] == max(b - a for a, b in pairwise(ends))
+            assert type(batch[f"max_length_{side}"]) is int
+        assert {batch[key].dtype for key in ("input_ids", "labels", "position_ids")} == {torch.int64}
+        assert set(batch) == {
+            *("input_ids", "labels", "position_ids"),
+            *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+        }
+
+
+def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny):
+    data = data_of(1.0, windows=(64,), tokens_per_batch=128, boundaries=False)
+    rows = GeneratedRows("strings", tiny[1], 0)
+    batch = batches_of(data, [rows])[0]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 64, 128]
+    assert torch.equal(batch["labels"][0, :64], rows.row(0, 64).labels)
+    assert int((batch["labels"][0] == -100).sum()) > 60
+
+
+def test_joined_rows_train_on_the_first_token_of_all_documents_but_one():
+    ids = torch.tensor([5, 6, 7, 8, 9])
+    row = Row(ids, torch.tensor([-100, -100, -100, 8, -100]), (2, 2, 1)).joined()
+    assert row.labels.tolist() == [-100, -100, 7, 8, 9]  # the second was left out by the material
+    assert row.lengths == (5,)
+    single = Row(ids, ids, (5,)).joined()
+    assert torch.equal(single.labels, ids)
+
+
+def test_nothing_is_read_twice_before_a_source_is_over():
+    streams = [TokenRows(store_of([400], "a"), 0, 0), TokenRows(store_of([400], "b", 1000), 0, 0)]
+    batches = batches_of(data_of(1.0, 2.0), streams, steps=16, per_step=2)
+    tokens = [token for item in range(16) for token in batches[item]["input_ids"][0].tolist()]
+    assert len(tokens) == 16 * 24
+    assert max(Counter(tokens).values()) == 1
+
+
+# whoever asks
+
+
+@pytest.fixture
+def mixed(tiny, tmp_path: Path) -> Batches:
+    """Batches of a store on disk, which is read less than once, and of tales."""
+    lines = [json.dumps({"input_ids": [document] * length}) for document, length in enumerate(LENGTHS)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = Texts(text=str(tmp_path / "a.jsonl"), weight=2.0)
+    store = tokenised(source, tiny[1], trained=1, vocabulary=1000, tokens=10**5, cache=tmp_path / "cache")
+    data = Data(
+        sources=(source, Generated(generated="tales")),
+        windows=(64, "1x"),
+        tokens_per_batch=300,
+    )
+    streams = [TokenRows(store, 30, 1), GeneratedRows("tales", tiny[1], 2)]
+    return batches_of(data, streams, PoSE(), trained=100, target=800, steps=12, per_step=4, seed=9)
+
+
+def test_a_batch_does_not_depend_on_what_was_asked_before(mixed):
+    copy = pickle.loads(pickle.dumps(mixed))
+    expected = [mixed[item] for item in range(len(mixed))]
+    order = list(range(len(mixed)))
+    random.Random(1).shuffle(order)
+    assert all(same(copy[item], expected[item]) for item in order)
+    assert not any(same(one, other) for one, other in pairwise(expected))
+
+
+def test_a_loader_gives_the_batches_in_their_order_and_resumes_where_it_was(mixed):
+    from accelerate import skip_first_batches
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(mixed, batch_size=1, collate_fn=lambda items: items[0])
+    whole = list(loader)
+    assert all(same(batch, mixed[item]) for item, batch in enumerate(whole))
+    rest = list(skip_first_batches(loader, 7))
+    assert len(rest) == len(whole) - 7
+    assert all(same(one, other) for one, other in zip(rest, whole[7:], strict=True))
+
+
+@pytest.mark.parametrize(("processes", "accumulated"), [(2, 2), (4, 1), (2, 1)])
+def test_a_step_reads_the_same_however_many_processes_share_it(mixed, processes, accumulated):
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    sampler = BatchSampler(SequentialSampler(mixed), batch_size=1, drop_last=False)
+    shards = [iter(BatchSamplerShard(sampler, processes, rank)) for rank in range(processes)]
+    per_step = processes * accumulated
+    for step in range(len(mixed) // per_step):
+        dealt = [item for shard in shards for (item,) in islice(shard, accumulated)]
+        assert sorted(dealt) == list(range(step * per_step, (step + 1) * per_step))
+    assert not any(list(shard) for shard in shards)
+
+
+def test_batches_end(mixed):
+    assert len(list(islice(iter(mixed), 100))) == len(mixed) == 48
+    with pytest.raises(IndexError):
+        mixed[-1]
+
+
+# what fails before the first step
+
+
+def test_a_window_beyond_the_target_is_refused():
+    streams = [TokenRows(store_of([100]), 0, 0)]
+    batches_of(data_of(1.0, windows=(8, 16)), streams, target=16)
+    with pytest.raises(RopepatchError, match="a window of 16 tokens is longer than the target of 15"):
+        batches_of(data_of(1.0, windows=(8, 16)), streams, target=15)
+
+
+def test_a_source_that_has_no_row_of_one_of_the_windows_is_refused():
+    streams = [TokenRows(store_of([100]), 0, 0), TokenRows(store_of([15], "short"), 0, 0)]
+    with pytest.raises(RopepatchError, match="short has 15 tokens, too few for a row of 16"):
+        batches_of(data_of(1.0, 1.0, windows=(8, 16)), streams)
+
+
+# what is told
+
+
+def test_a_source_that_is_read_more_than_once_is_told_of(caplog):
+    streams = [TokenRows(store_of([104], "books"), 4, 0), TokenRows(store_of([10_000], "web"), 0, 0)]
+    batches = batches_of(data_of(1.0, 1.0, windows=(10,), tokens_per_batch=80), streams, steps=4, per_step=2)
+    read = [batches.schedule.tokens(0), batches.schedule.tokens(1)]
+    assert sum(read) == 640
+    assert batches.times(0) == read[0] / 100
+    assert [record.getMessage() for record in caplog.records] == [f"books is read {read[0] / 100:.1f} times"]
+    assert batches.report == [
+        f"books: {read[0]} tokens are read, {read[0] / 100:.1f} times what it has",
+        f"web: {read[1]} tokens are read, 0.0 times what it has",
+    ]
+
+
+@pytest.mark.parametrize(("size", "told"), [(91, ["books is read 1.1 times"]), (92, [])])
+def test_a_warning_never_says_that_a_source_is_read_once(caplog, size, told):
+    batches_of(data_of(1.0), [TokenRows(store_of([size]), 0, 0)], steps=2, per_step=2)  # 96 tokens
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+def test_a_source_that_is_read_once_is_not_warned_of_and_generated_rows_never_come_again(caplog, tiny):
+    streams = [TokenRows(store_of([48]), 0, 0)]
+    assert batches_of(data_of(1.0), streams, steps=2, per_step=1).times(0) == 1
+    generated = batches_of(data_of(1.0, windows=(16,)), [GeneratedRows("tales", tiny[1], 0)])
+    assert generated.times(0) == 0
+    assert generated.report == ["generated tales: 192 tokens are read"]
+    assert not caplog.records
+
+
+def test_the_digest_names_all_that_decides_the_batches():
+    def digest(
+        data: Data | None = None, tokens: int = 100, positions: PositionSampling | None = None, **options: int
+    ):
+        data = data or data_of(1.0, 1.0)
+        streams = [TokenRows(store_of([tokens], name), 0, 0) for name in "ab"]
+        return batches_of(data, streams, positions, **options).digest
+
+    changed = [
+        digest(),
+        digest(tokens=101),
+        digest(positions=PoSE()),
+        digest(positions=PoSE(chunks=3)),
+        digest(target=65),
+        digest(seed=1),
+        digest(steps=7),
+        digest(per_step=3),
+        digest(data_of(1.0, 2.0)),
+        digest(data_of(1.0, 1.0, windows=(8, 6))),
+        digest(data_of(1.0, 1.0, tokens_per_batch=32)),
+        digest(data_of(1.0, 1.0, tokens_per_batch=48), steps=3),  # the same rows in fewer batches
+        digest(data_of(1.0, 1.0, boundaries=False)),
+    ]
+    assert len(set(changed)) == len(changed)
+    assert digest() == changed[0]

@@ -1,0 +1,589 @@
+"""Frequencies that are trained with the weights, and adaptation that starts from fitted ones."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import typer
+import yaml
+from run_recipes import STEPS, small_recipe
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from typer.testing import CliRunner
+
+import ropepatch
+from ropepatch.cli.extend import extend
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import Texts
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
+from ropepatch.evaluation.results import as_read
+from ropepatch.fitting import fitting
+from ropepatch.fitting.choosing import Choice
+from ropepatch.fitting.fitted import Fitted
+from ropepatch.model.source import TINY
+from ropepatch.scaling.file import write_scaling
+from ropepatch.training import adaptation
+from ropepatch.training.adaptation import adapt
+from ropepatch.training.frequencies import FILE, TrainedRope, frozen, train_frequencies
+from ropepatch.training.recipe import read_recipe
+from ropepatch.training.sections import Data, Fit, Frequencies, Lora
+from ropepatch.training.supply import make_supply, write_windows
+
+RATE = 0.02
+IDS = torch.arange(3, 403)[None]
+YARN = ropepatch.plan("tiny", to=512, method="yarn")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_tokenizer(tiny):
+    """Every run makes its rows with the same tokenizer, and what they are made from but once."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr("ropepatch.training.run.load_tokenizer", lambda folder: tiny[1])
+        yield
+
+
+def learning(**changes):
+    """The small recipe with trained frequencies, whose rate is far from that of the weights."""
+    return small_recipe(frequencies=Frequencies(learning_rate=RATE), **changes)
+
+
+def record_of(folder):
+    return json.loads((folder / "ropepatch.json").read_text())
+
+
+def moved(folder):
+    """ln of the divisors and of the attention factor, after the training over before."""
+    ends = record_of(folder)["adaptation"]["frequencies"]
+    flat = {when: np.array([*end["divisors"], end["attention_factor"]]) for when, end in ends.items()}
+    return np.log(flat["end"] / flat["start"])
+
+
+@torch.inference_mode()
+def logits(model):
+    return model.eval()(IDS, use_cache=False).logits
+
+
+def patched(plan):
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+        )
+    )
+    ropepatch.patch(model, made := plan(model))
+    return model, made
+
+
+def scaled_by(method, **parameters):
+    return lambda model: ropepatch.plan(model, to=256, method=method, **parameters)
+
+
+# The module
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "p-rope", "cope"])
+def test_untrained_it_computes_what_the_plan_does_to_the_bit(method):
+    model, plan = patched(scaled_by(method))
+    x, positions = torch.zeros(1, 256, 8), torch.arange(256)[None]
+    before = model.model.rotary_emb(x, positions)
+    rope = train_frequencies(model, plan, 1e-3)
+    assert model.model.rotary_emb is rope
+    assert all(torch.equal(*pair) for pair in zip(before, rope(x, positions), strict=True))
+
+
+def test_the_gradient_is_that_of_the_formula():
+    """Of sum(w cos(p f e^-u) a e^v) in NumPy, at a point away from the start."""
+    model, plan = patched(scaled_by("yarn"))
+    rope = train_frequencies(model, plan, 1e-3)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        rope.log_divisors.copy_(0.3 * torch.randn(8, generator=generator))
+        rope.log_attention.fill_(0.2)
+    weights = torch.randn(1, 50, 16, generator=generator)
+    cos, _ = rope(torch.zeros(1, 50, 16), torch.arange(50)[None])
+    (cos * weights).sum().backward()
+    start, u = plan.frequencies(), rope.log_divisors.detach().double().numpy()
+    angles = np.arange(50)[:, None] * (start.inv_freq.double().numpy() * np.exp(-u))
+    a, w = start.attention_factor * math.exp(0.2), weights[0].double().numpy()
+    both = w[:, :8] + w[:, 8:]  # each pair stands twice
+    assert rope.log_divisors.grad.numpy() == pytest.approx(
+        (both * a * np.sin(angles) * angles).sum(0), rel=1e-4
+    )
+    assert rope.log_attention.grad.item() == pytest.approx((both * a * np.cos(angles)).sum(), rel=1e-4)
+
+
+def test_a_cast_of_the_model_leaves_the_frequencies_in_float32_and_no_state_dict_holds_them():
+    model, plan = patched(scaled_by("yarn"))
+    before = set(model.state_dict())
+    rope = train_frequencies(model, plan, 1e-3)
+    with torch.no_grad():
+        rope.log_divisors.fill_(0.1)
+    model.to(torch.bfloat16)
+    assert {parameter.dtype for parameter in rope.parameters()} == {torch.float32}
+    assert rope.log_divisors.tolist() == pytest.approx([0.1] * 8, rel=1e-7)
+    assert set(model.state_dict()) == before
+    assert {"model.rotary_emb.log_divisors", "model.rotary_emb.log_attention"} <= dict(
+        model.named_parameters()
+    ).keys()
+
+
+@pytest.mark.parametrize("method", ["yarn", "p-rope"])
+def test_a_frozen_plan_has_the_trained_frequencies_and_reads_back_to_the_bit(tmp_path, method):
+    model, plan = patched(scaled_by(method))
+    rope = train_frequencies(model, plan, 1e-3)
+    with torch.no_grad():
+        rope.log_divisors.copy_(torch.linspace(-1, 1, 8))
+        rope.log_attention.fill_(-0.1)
+    rope.save(tmp_path)
+    again, _ = patched(lambda model: plan)
+    other = train_frequencies(again, plan, 1e-3)
+    other.restore(tmp_path)
+    assert torch.equal(other.log_divisors, rope.log_divisors)
+    assert torch.equal(other.log_attention, rope.log_attention)
+    start, end = plan.frequencies(), frozen(plan, tmp_path).frequencies()
+    expected = start.inv_freq.double() * torch.exp(-torch.linspace(-1, 1, 8).double())
+    assert end.inv_freq.tolist() == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-29)
+    assert end.attention_factor == pytest.approx(start.attention_factor * math.exp(-0.1), rel=1e-6)
+
+
+def test_frequencies_of_a_model_that_is_scaled_already_are_frozen_relative_to_those_it_has(tmp_path):
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+    )
+    plan = ropepatch.plan(config, to=256, method="linear")
+    content = {"log_divisors": [0.5] * 8, "log_attention": 0.0}
+    (tmp_path / FILE).write_text(json.dumps(content))
+    end = frozen(plan, tmp_path)
+    assert end.scaling.divisors == pytest.approx([4 * math.exp(0.5)] * 8, rel=1e-6)
+    assert end.rope.is_scaled
+
+
+def test_a_model_whose_rope_lets_no_gradient_through_is_refused():
+    model, plan = patched(scaled_by("yarn"))
+    with torch.no_grad(), pytest.raises(RopepatchError, match="no gradient reaches the frequencies of llama"):
+        train_frequencies(model, plan, 1e-3)
+
+
+# Training
+
+
+def kept_trainer(place, recipe, callback=None):
+    """The folder that a recipe makes, and its trainer."""
+    made = []
+    with pytest.MonkeyPatch.context() as patching:
+        make = adaptation.make_trainer
+
+        def remembered(**arguments):
+            made.append(make(**arguments))
+            if callback is not None:
+                made[-1].add_callback(callback)
+            return made[-1]
+
+        patching.setattr(adaptation, "make_trainer", remembered)
+        folder = adapt(YARN, recipe, place / "out").folder
+    return SimpleNamespace(folder=folder, trainer=made[0])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """An uninterrupted run, and the model as its last step left it, in memory."""
+    return kept_trainer(tmp_path_factory.mktemp("trained"), learning())
+
+
+def test_training_moves_every_divisor_and_the_attention_factor(run):
+    assert (np.abs(moved(run.folder)) > 1e-3).all()
+    assert (np.abs(moved(run.folder)) < RATE * STEPS).all()
+    start = record_of(run.folder)["adaptation"]["frequencies"]["start"]
+    frequencies = YARN.frequencies()
+    divided = YARN.rope.inv_freq() / torch.tensor(start["divisors"])
+    assert divided.tolist() == pytest.approx(frequencies.inv_freq.tolist(), rel=1e-6)
+    assert start["attention_factor"] == pytest.approx(frequencies.attention_factor)
+
+
+def test_stock_transformers_computes_what_the_trained_model_does(run):
+    stock = AutoModelForCausalLM.from_pretrained(run.folder)
+    assert stock.config.rope_parameters["rope_type"] == "longrope"
+    assert record_of(run.folder)["verified"]["frequencies"] == "equal"
+    trained = logits(run.trainer.model)
+    assert torch.allclose(logits(stock), trained, atol=1e-3 * trained.abs().max())
+
+
+def test_the_trained_frequencies_matter_to_the_logits(run):
+    record = record_of(run.folder)
+    stock = AutoModelForCausalLM.from_pretrained(run.folder)
+    start = AutoModelForCausalLM.from_pretrained(run.folder, rope_parameters=YARN.rope_parameters)
+    assert record["method"] == "custom"
+    assert record["parameters"] == record["adaptation"]["frequencies"]["end"]
+    assert (logits(start) - logits(stock)).abs().max() > 0.01 * logits(stock).abs().max()
+
+
+def test_what_is_watched_is_the_model_with_its_frequencies_of_the_moment(run):
+    (piece,) = run.trainer.watcher.pieces
+    history = json.loads((run.folder / "adaptation" / "history.json").read_text())
+    stock = AutoModelForCausalLM.from_pretrained(run.folder).eval()
+    assert history[-1]["target_loss"] == pytest.approx(
+        ropepatch.perplexity(stock, None, [piece]).between(256, 512).mean, abs=1e-4
+    )
+
+
+def test_the_frequencies_are_in_a_group_of_their_own_without_decay(run):
+    model, optimizer = run.trainer.model, run.trainer.optimizer
+    rope = next(module for module in model.modules() if isinstance(module, TrainedRope))
+    ours = {id(parameter) for parameter in rope.parameters()}
+    groups = [({id(p) for p in group["params"]}, group) for group in optimizer.param_groups]
+    (group,) = (group for members, group in groups if members & ours)
+    assert {id(parameter) for parameter in group["params"]} == ours
+    assert (group["initial_lr"], group["weight_decay"]) == (RATE, 0.0)
+    others = set().union(*(members for members, _ in groups)) - ours
+    assert others == {id(p) for p in model.parameters() if p.requires_grad} - ours
+
+
+class Stop(TrainerCallback):
+    """Raises after a step, as if the process were gone."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, run):
+    with pytest.raises(KeyboardInterrupt):
+        kept_trainer(tmp_path, learning(), Stop())
+    assert (tmp_path / "out.run" / "checkpoint-2" / FILE).is_file()
+    resumed = adapt(YARN, learning(), tmp_path / "out").folder
+    assert (resumed / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
+    for key in ("parameters", "inv_freq", "attention_factor"):
+        assert record_of(resumed)[key] == record_of(run.folder)[key]
+
+
+FIRST = {"max_steps": 1, "learning_rate": 1e-5}
+
+
+def test_the_first_step_of_all_weights_is_of_the_learning_rate_of_the_frequencies(tmp_path):
+    """In mixed precision, with activations that are computed again."""
+    recipe = learning(lora=None, gradient_checkpointing=True, trainer=FIRST | {"bf16": True})
+    folder = adapt(YARN, recipe, tmp_path / "out").folder
+    assert np.abs(moved(folder)) == pytest.approx(np.full(17, RATE), rel=1e-3)
+    assert load_file(folder / "model.safetensors").keys() == load_file(TINY / "model.safetensors").keys()
+
+
+def test_an_adapter_of_two_rates_goes_on_its_base_with_the_trained_frequencies(tmp_path):
+    lora = Lora(r=4, loraplus_lr_ratio=16.0)
+    made = kept_trainer(tmp_path, learning(lora=lora, save="adapter", trainer=FIRST))
+    assert np.abs(moved(made.folder)) == pytest.approx(np.full(17, RATE), rel=1e-3)
+    model, _ = ropepatch.load_adapter(made.folder)
+    trained = logits(made.trainer.model)
+    assert torch.allclose(logits(model), trained, atol=1e-3 * trained.abs().max())
+
+
+def test_they_are_not_trained_where_the_model_is_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(RopepatchError, match="frequencies cannot be trained where FSDP or DeepSpeed split"):
+        adapt(YARN, learning(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+# The keys of a recipe
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(**changes):
+        file = tmp_path / "mine.yaml"
+        file.write_text(yaml.safe_dump(as_read(small_recipe().to_dict()) | changes))
+        return read_recipe(str(file))
+
+    return read
+
+
+def test_the_keys_are_read_as_they_are_written(read):
+    assert read().frequencies is None
+    recipe = read(frequencies={"learning_rate": 0.01}, method={"name": "fit", "steps": 20, "init": "yarn"})
+    assert recipe.frequencies == Frequencies(learning_rate=0.01)
+    assert (recipe.method.name, recipe.method.parameters) == ("fit", {"steps": 20, "init": "yarn"})
+    assert read(**as_read(recipe.to_dict())) == recipe
+    assert read(method="fit").method.parameters == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"frequencies": {"learning_rate": 0}}, "learning_rate must be a number above 0"),
+        ({"frequencies": {"learning_rate": "1e-3"}}, r"with a point: 1\.0e-3\), got '1e-3'"),
+        ({"frequencies": {"rate": 0.1}}, "unknown frequencies key 'rate'"),
+        ({"frequencies": True}, "a frequencies must be a mapping"),
+        ({"method": {"name": "fit", "steps": 0}}, "steps must be a whole number above 0"),
+        ({"method": {"name": "fit", "stesp": 3}}, "unknown fit key 'stesp'"),
+        ({"method": {"name": "fit", "text": 3}}, "text must be a text"),
+        ({"method": {"name": "fit", "init": ""}}, "init must be a text"),
+    ],
+)
+def test_what_is_no_such_section_is_refused(read, changes, message):
+    with pytest.raises(RopepatchError, match=message):
+        read(**changes)
+
+
+# A fit first
+
+
+def texts(folder, **settings):
+    """A recipe that reads two texts, and holds pieces of the first out."""
+    sources = []
+    for name in ("mice", "cats"):
+        file = folder / f"{name}.txt"
+        file.write_text(
+            "<|endoftext|>".join(f"Once there were {n} {name}. They ate. " * 5 for n in range(400))
+        )
+        sources.append(Texts(text=str(file), weight=1.0 if name == "mice" else 2.0))
+    return small_recipe(data=Data(sources=tuple(sources), windows=(64,), tokens_per_batch=128), **settings)
+
+
+def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tmp_path, tiny):
+    recipe = texts(tmp_path)
+    shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache"}
+    write_windows(recipe, tiny[1], tmp_path / "windows.jsonl", **shape)
+    rows = [tuple(ids) for ids in stream_documents(tmp_path / "windows.jsonl", field="input_ids")]
+    assert {len(row) for row in rows} == {512}
+    assert len(set(rows)) == len(rows) > 80
+    supply = make_supply(recipe, tiny[1], per_step=1, **shape)
+    first = [int(ids) for piece in supply.pieces for ids in piece]
+    assert tuple(first) not in rows
+    decoded = [tiny[1].decode(row) for row in rows]
+    assert [sum(name in text for text in decoded[:30]) for name in ("mice", "cats")] == [10, 20]
+    joined = " ".join(decoded)
+    assert "Once there were 39 mice" in joined
+    assert "Once there were 39 cats" in joined
+    assert "Once there were 0 mice" not in joined  # in the piece that is held out
+    assert "Once there were 0 cats" in joined
+
+
+def test_too_little_text_for_a_fit_is_said(tmp_path, tiny):
+    shape = {"trained": 256, "target": 8192, "vocabulary": 1024, "cache": tmp_path / "cache"}
+    with pytest.raises(RopepatchError, match=r"make \d windows of 8192 tokens, and a fit needs"):
+        write_windows(texts(tmp_path), tiny[1], tmp_path / "windows.jsonl", **shape)
+    assert not (tmp_path / "windows.jsonl").exists()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Every call of a fit that takes no time, with the text that it was given."""
+    calls = []
+
+    def fit(model, *, to, work, progress, device, **options):
+        text = options["text"]
+        calls.append(options | {"content": Path(text).read_text() if text else None})
+        divisors = [1.0 + 0.1 * pair for pair in range(16)]
+        plan = ropepatch.plan(model, to=to, method="custom", divisors=divisors, attention_factor=1.05)
+        return Fitted(plan, {"text": str(text), "seconds": 0.0})
+
+    monkeypatch.setattr(fitting, "fit", fit)
+    monkeypatch.setattr(Fitted, "__str__", lambda self: "fitted")
+    return calls
+
+
+def ask(*words):
+    app = typer.Typer()
+    app.command()(extend)
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(done.exception, RopepatchError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, asked):
+    ask("tiny", "--to", "512", "--method", "fit", "--set", "steps=7", "--set", "init=ntk", "--out", "out")
+    record = record_of(place / "out")
+    assert (record["method"], record["parameters"]["attention_factor"]) == ("custom", 1.05)
+    assert record["fit"] == {"text": "None", "seconds": 0.0}
+    assert (record["start"]["asked"]["steps"], record["start"]["asked"]["init"]) == (7, "ntk")
+    (call,) = asked
+    assert (call["steps"], call["init"], call["text"], call["split"]) == (7, "ntk", None, "train")
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_the_text_of_the_command_line_is_what_is_learned_from(place, asked):
+    (place / "a.txt").write_text("text")
+    words = ("--text", "a.txt", "--field", "body", "--split", "validation")
+    ask("tiny", "--to", "512", "--method", "fit", *words, "--dry-run")
+    (call,) = asked
+    assert (call["text"], call["field"], call["split"]) == ("a.txt", "body", "validation")
+    assert [path.name for path in place.iterdir()] == ["a.txt"]
+
+
+def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_call_repeats(
+    place, asked, monkeypatch
+):
+    recipe = texts(place, trainer={"max_steps": 4}, frequencies=Frequencies())
+    content = as_read(recipe.to_dict()) | {"method": {"name": "fit", "steps": 3}, "seed": 5}
+    (place / "mine.yaml").write_text(yaml.safe_dump(content))
+    words = ("tiny", "--recipe", "mine.yaml", "--out", "out")
+
+    def gone(*arguments, **options):
+        raise RopepatchError("gone")
+
+    with monkeypatch.context() as patching:
+        patching.setattr(adaptation, "_train", gone)
+        with pytest.raises(RopepatchError, match="gone"):
+            ask(*words)
+    assert (place / "out.fit" / "start.json").is_file()
+    (call,) = asked
+    assert (call["steps"], call["seed"], call["field"]) == (3, 5, "input_ids")
+    assert "input_ids" in call["content"]
+    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in steps"):
+        ask(*words, "--set", "steps=4")
+    for _ in range(2):  # goes on, and then finds it finished
+        ask(*words)
+        record = record_of(place / "out")
+        assert record["fit"]["text"] == ", ".join(source.text for source in recipe.data.sources)
+        assert record["start"]["parameters"]["divisors"][3] == 1.3
+        assert record["parameters"]["divisors"][3] != 1.3  # but those that were trained from it
+        assert record["adaptation"]["frequencies"]["start"]["divisors"][3] == pytest.approx(1.3, rel=1e-6)
+        assert not list(place.glob("out.*"))
+    with pytest.raises(RopepatchError, match="already exists"):
+        ask(*words, "--set", "steps=4")
+    assert len(asked) == 1
+
+
+def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, asked):
+    (place / "out.fit").mkdir()
+    (place / "out.fit" / "mine.txt").write_text("mine")
+    with pytest.raises(RopepatchError, match="holds other files"):
+        ask("tiny", "--to", "512", "--method", "fit", "--out", "out")
+    assert not asked
+    assert (place / "out.fit" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--set", "stesp=3"), "unknown parameter of fit 'stesp'"),
+        (("--set", "steps=many"), "steps must be a whole number above 0, got 'many'"),
+        (("--eval", "demo", "--text", "a.txt"), "--text is what --eval measures"),
+        (("--to", "256"), "already covers 256 tokens"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, asked, words, message):
+    (place / "a.txt").write_text("Once there were mice. " * 1000)
+    with pytest.raises(RopepatchError, match=message):
+        ask("tiny", "--to", "512", "--method", "fit", *words, "--out", "out")
+    assert not asked
+    assert [path.name for path in place.iterdir()] == ["a.txt"]
+
+
+RECOMMENDED = "ntk-by-parts"
+RANKED = Ranked(
+    label="ntk-by-parts",
+    nats=1.5,
+    interval=(1.25, 1.75),
+    behind=0.0,
+    behind_interval=(0.0, 0.0),
+    inside=1.0,
+    price=0.25,
+    price_interval=(-math.inf, math.inf),
+    keys=None,
+    front=True,
+)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """How the choice was asked for, each time; what it gives."""
+    calls = []
+
+    def resolve(model, to, *, out, **options):
+        out.mkdir(parents=True)
+        calls.append((model, to, out, options))
+        return Choice(
+            ranking=Ranking((RANKED,), RECOMMENDED, ("Take it.",)),
+            method="ntk-by-parts",
+            parameters={"beta": 16.0},
+            results=(),
+            fitted=SimpleNamespace(record={"text": "read", "seconds": 0.0}),
+            left_out={},
+        )
+
+    monkeypatch.setattr("ropepatch.cli.auto.resolve_auto", resolve)
+    return calls
+
+
+def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_fit(place, chosen):
+    ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
+    ((model, to, out, options),) = chosen
+    assert (model, to, out) == ("tiny", 512, place / "out.fit" / "measured")
+    assert options == {"text": None, "field": "text", "split": "test", "revision": None, "settings": None}
+    record = record_of(place / "out")
+    assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
+    assert record["start"]["asked"]["method"] == "auto"
+    assert record["ranking"]["fit"] == {"text": "read", "seconds": 0.0}  # ranked, and not chosen
+    assert "fit" not in record
+    assert record["ranking"]["rule"] == RULE
+    assert record["ranking"]["advice"] == ["Take it."]
+    (row,) = record["ranking"]["rows"]
+    assert (row["label"], row["nats"], row["price_interval"]) == ("ntk-by-parts", 1.5, [None, None])
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, chosen, monkeypatch):
+    monkeypatch.setitem(globals(), "RECOMMENDED", "fit")
+    ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
+    record = record_of(place / "out")
+    assert record["fit"] == {"text": "read", "seconds": 0.0}
+    assert "fit" not in record["ranking"]
+
+
+def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
+    words = ("tiny", "--to", "512", "--method", "auto", "--out", "out")
+
+    def cut_off(model, to, *, out, **options):
+        out.mkdir(parents=True)
+        (out / "a result").touch()
+        raise RopepatchError("cut off")
+
+    with monkeypatch.context() as patching:
+        patching.setattr("ropepatch.cli.auto.resolve_auto", cut_off)
+        with pytest.raises(RopepatchError, match="cut off"):
+            ask(*words)
+    assert (place / "out.fit" / "measured" / "a result").exists()
+    (place / "a.txt").write_text("text")
+    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in text"):
+        ask(*words, "--text", "a.txt")
+    shutil.rmtree(place / "out.fit" / "measured")  # which `chosen` makes
+    ask(*words)
+    assert not (place / "out.fit").exists()
+
+
+def test_a_scaling_file_names_the_target_and_the_folder(place):
+    write_scaling(
+        place / "learned.json", ropepatch.plan("tiny", to=512, method="custom", divisors=[2.0] * 16)
+    )
+    ask("tiny", "--method", "learned.json")
+    assert record_of(place / "tiny-learned-512")["target"] == 512
+    shutil.rmtree(place / "tiny-learned-512")
+
+
+def test_a_section_of_a_fit_says_what_it_takes():
+    with pytest.raises(RopepatchError, match="split must be a text"):
+        Fit(split="")
