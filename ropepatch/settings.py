@@ -1,125 +1,35 @@
-"""What a user writes, read once: names, parameters, lengths, YAML and seeds; errors in one line."""
+"""What a user writes, read once: lengths, YAML, seeds and all settings; errors in one line."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import math
+import inspect
 import re
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from pathlib import Path
 from textwrap import shorten
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import RopepatchError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-LARGEST = 1e12  # of a parameter: beyond it powers and logarithms leave the floating-point range
-
-Kind = TypeVar("Kind", bound="Checked")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """Parameters that are of their declared types.
-
-    Raises:
-        RopepatchError: On one that is not.
-    """
-
-    name: ClassVar[str]  # what the user types
-    listed_by: ClassVar[str]  # the command that lists the parameters
-
-    def __post_init__(self) -> None:
-        types = get_type_hints(type(self))
-        for field in fields(self):
-            fits, expected = _fits(getattr(self, field.name), types[field.name])
-            self._require(fits, field.name, expected)
-            if isinstance(getattr(self, field.name), float):
-                self._require(abs(getattr(self, field.name)) <= LARGEST, field.name, f"at most {LARGEST:g}")
-
-    def _require(self, condition: bool, parameter: str, expected: str) -> None:
-        if not condition:
-            raise RopepatchError(
-                f"{self.name}: {parameter} must be {expected}, got {getattr(self, parameter)!r}",
-                hint=f"`{self.listed_by} {self.name}` lists its parameters",
-            )
-
-
-def find_kind(
-    name: str, kinds: Mapping[str, type[Kind]], what: str, other_names: Mapping[str, str]
-) -> type[Kind]:
-    """The kind of that name.
-
-    Raises:
-        RopepatchError: If there is none; with the nearest name and the list.
-    """
-    if name in kinds:
-        return kinds[name]
-    near = difflib.get_close_matches(other_names.get(name.lower(), name.lower()), kinds)
-    suggestion = f"did you mean {near[0]}? " if near else ""
-    raise RopepatchError(f"unknown {what} {name!r}", hint=f"{suggestion}{what}s: {', '.join(kinds)}")
-
-
-def refuse_parameters(name: str, known: list[str], parameters: Iterable[str]) -> None:
-    """Refuse what is no parameter of that name.
-
-    Raises:
-        RopepatchError: On an unknown parameter; with the nearest one and the list.
-    """
-    for parameter in parameters:
-        if parameter not in known:
-            near = difflib.get_close_matches(parameter, known)
-            suggestion = f"did you mean {near[0]}? " if near else ""
-            listed = f"its parameters: {', '.join(known)}" if known else "it has none"
-            raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=suggestion + listed)
-
-
-def required(kind: type[Checked]) -> list[str]:
-    """The parameters that have no default."""
-    return [field.name for field in fields(kind) if field.default is MISSING]
-
-
-def hashable(value: Any) -> Any:
-    """Lists, arrays and tensors of numbers as the tuple a frozen dataclass holds."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _fits(value: Any, kind: Any) -> tuple[bool, str]:
-    """Whether a value is of a parameter's declared type, and how that type is called."""
-    if get_origin(kind) is UnionType:
-        (option,) = (option for option in get_args(kind) if option is not NoneType)
-        fits, expected = _fits(value, option)
-        return value is None or fits, f"{expected} or None"
-    if get_origin(kind) is Literal:
-        return value in get_args(kind), " or ".join(get_args(kind))
-    if get_origin(kind) is tuple:
-        whole = get_args(kind)[0] is int
-        of_kind = all(map(_is_whole if whole else _is_number, value)) if isinstance(value, tuple) else False
-        return of_kind, "a tuple of whole numbers" if whole else "a tuple of finite numbers"
-    if kind is float:
-        return _is_number(value), "a finite number"
-    if kind is int:
-        return _is_whole(value), "a whole number"
-    return isinstance(value, kind), {bool: "true or false", str: "a name"}[kind]
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
 
 _short = reprlib.Repr()  # aliases make a short YAML file hold an endless value
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
@@ -158,11 +68,10 @@ def check_keys(kind: type, content: object) -> None:
     Raises:
         RopepatchError: No mapping, a key that is unknown, or one that is missing.
     """
-    place = kind.__name__.lower()
-    known = [field.name for field in fields(kind)]
+    place, known = kind.__name__.lower(), [field.name for field in fields(kind)]
     keys = f"its keys are {', '.join(known)}"
     if not isinstance(content, dict):
-        raise RopepatchError(f"a {place} must be a mapping, got {_short.repr(content)}", hint=keys)
+        raise RopepatchError(f"a {place} must be a mapping, got {shown(content)}", hint=keys)
     refuse_unknown(content, known, f"{place} key")
     for field in fields(kind):
         if field.default is field.default_factory is MISSING and field.name not in content:
@@ -178,22 +87,19 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> 
     choices = list(known)
     for name in names:
         if name not in choices:
-            close = get_close_matches(name, choices, n=1) if isinstance(name, str) else []
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(choices)}"
-            raise RopepatchError(f"unknown {what} {_short.repr(name)}", hint=hint)
+            raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest(name, choices))
 
 
-def is_count(value: object) -> bool:
-    """Whether it is a whole number above 0."""
+def is_count(value: object) -> bool:  # noqa: D103
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def is_amount(value: object) -> bool:
-    """Whether it is a finite number above 0."""
+def is_amount(value: object) -> bool:  # noqa: D103
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
-Length = int | str  # what `relative_length` takes
+TOKENS = r"([0-9]{1,12})([kKmM]?)"
+MULTIPLE = r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x"  # of the trained context
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
@@ -203,7 +109,7 @@ def parse_length(text: str) -> int:
     Raises:
         RopepatchError: If the text is none of these.
     """
-    match = re.fullmatch(r"([0-9]{1,12})([kKmM]?)", text.strip())
+    match = re.fullmatch(TOKENS, text.strip())
     if not match or int(match[1]) == 0:
         raise RopepatchError(f"{text!r} is not a length in tokens", hint="write 4096, 32k (32 x 1024) or 1m")
     return int(match[1]) * UNITS[match[2].lower()]
@@ -220,7 +126,7 @@ def relative_length(text: str | int, trained: int) -> int:
     Raises:
         RopepatchError: If the text is none of these.
     """
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x", str(text).strip())
+    match = re.fullmatch(MULTIPLE, str(text).strip())
     return round(float(match[1]) * trained) if match else parse_length(str(text))
 
 
@@ -237,21 +143,206 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big")
 
 
-def is_text(value: object) -> bool:
-    """Whether it is a text that is not empty."""
-    return isinstance(value, str) and value != ""
+def expected(words: str) -> WrapValidator:
+    """In `Annotated`: what people call the type, for "KEY must be WORDS, got VALUE"."""
+
+    def check(value: Any, fits: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            fits(value)
+        except (ValidationError, RopepatchError):
+            raise PydanticCustomError("unfit", "unfit", {"words": words}) from None
+        return value  # as it was written: 2 stays 2 where 2.0 would do
+
+    return WrapValidator(check)
 
 
-def check_length(key: str, value: Length) -> None:
-    """Refuse what `relative_length` does not take."""
-    try:
-        tokens = relative_length(value, 10**6)
-    except RopepatchError as error:
-        raise RopepatchError(f"{key}: {error}", hint=error.hint) from error
-    check(key, value, tokens >= 1, "at least one token")
+class OneOf:
+    """In `Annotated`: a text that is one of these names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """What pydantic asks for."""
+        return core_schema.literal_schema(self.names)
 
 
-def check(key: str, value: object, fits: object, expected: str) -> None:
-    """Refuse a value that does not fit."""
-    if not fits:
-        raise RopepatchError(f"{key} must be {expected}, got {value!r}")
+def _some_tokens(length: int | str) -> int | str:
+    if relative_length(length, 10**6) == 0:
+        raise RopepatchError("no token")
+    return length
+
+
+Entry = TypeVar("Entry")
+Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1), expected("a text")]
+Count = Annotated[int, Field(gt=0), expected("a whole number above 0")]
+Whole = Annotated[int, Field(ge=0), expected("a whole number from 0")]
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), expected("a number above 0")]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), expected("a number from 0")]
+Share = Annotated[float, Field(ge=0, le=1), expected("a share from 0 to 1")]
+PartShare = Annotated[float, Field(ge=0, lt=1), expected("a share from 0 to below 1")]
+Length = Annotated[
+    Annotated[int, Field(gt=0)] | Annotated[str, Field(pattern=f"^({TOKENS}|{MULTIPLE})$")],
+    AfterValidator(_some_tokens),
+    expected("a length in tokens (4096, 32k or 4x)"),
+]
+WORDS = {  # what is expected where a type has no words of its own, by pydantic's type of error
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "model_type": "a mapping",
+    "string_type": "a text",
+    "too_short": "a list of at least one",
+    "tuple_type": "a list",
+}
+
+
+class Settings(BaseModel):
+    """What a user writes: each value of its declared type to the letter, and no key that is unknown.
+
+    What does not fit is a `RopepatchError` that names its place, from YAML, JSON or Python alike. Lists
+    become tuples. What a key means stands in the docstring alone: the JSON Schema takes it from there.
+
+    Example::
+
+        class Source(Settings):  # with a docstring and its Args
+            text: Text
+            weight: Amount = 1.0
+            window: Length | None = None
+
+            def check(self) -> None:  # what no single value tells
+                if self.window is None and self.weight != 1:
+                    raise RopepatchError("weight without window")
+
+        Source.from_yaml(Path("source.yaml")).model_copy(update={"window": "32k"})
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _refusal(error, type(self)) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested ones keep their place
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """The settings that a mapping holds.
+
+        Raises:
+            RopepatchError: No mapping, a key that is unknown or missing, or a value that does not fit.
+        """
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise _refusal(error, cls) from None
+
+    @classmethod
+    def from_yaml(cls, file: Path) -> Self:
+        """The settings of a YAML file.
+
+        Raises:
+            RopepatchError: No such file, no YAML, or as in `model_validate`, with the name of the file.
+        """
+        content = read_yaml(file, noun(cls))
+        try:
+            return cls.model_validate(content)
+        except RopepatchError as error:
+            raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The same but for these values, which are checked as all are."""
+        return type(self)(**dict(self) | dict(update or {}))
+
+    def check(self) -> None:
+        """Raise a `RopepatchError` where values do not fit together."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        required = [key for key, field in cls.model_fields.items() if field.is_required()]
+        for key in [*content, *required]:
+            if key not in cls.model_fields or key not in content:
+                fault = "absent" if key in required else "unknown"
+                raise PydanticCustomError(fault, fault, {"key": (key,), "keys": list(cls.model_fields)})
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        try:
+            self.check()
+        except RopepatchError as error:
+            raise PydanticCustomError("together", "together", {"error": error}) from error
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """What pydantic asks for, with the meaning of every key."""
+        written = handler.resolve_ref_schema(handler(schema))
+        written["description"] = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+        texts = meanings(cls)
+        for key, value in written.get("properties", {}).items():
+            value.pop("title", None)
+            value["description"] = texts[key]
+        return written
+
+
+def noun(kind: type) -> str:
+    """What people call an object of a class: a `PasskeyTemplate` is a passkey template."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", kind.__name__).lower()
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """The arguments of a class, and what its docstring says of each."""
+    section = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, flags=re.MULTILINE)
+    return {key: " ".join(text.split()) for key, text in entries}
+
+
+def shown(value: object) -> str:
+    """A value for a message: short and on one line, whatever it is."""
+    return " ".join(_short.repr(value).split())
+
+
+def _refusal(error: ValidationError, kind: type[Settings]) -> RopepatchError:
+    """The first thing that pydantic refused, in one line and a hint."""
+    first = error.errors(include_url=False)[0]
+    value, context, fault = first["input"], first.get("ctx", {}), first["type"]
+    place, hint = _place(first["loc"]), None
+    if fault == "together":
+        together: RopepatchError = context["error"]
+        return RopepatchError(f"{place}: {together}" if place else str(together), hint=together.hint)
+    if fault in ("unknown", "absent"):
+        key = _place(first["loc"] + context["key"]) if place else context["key"][0]
+        if fault == "absent":
+            hint = f"its keys are {', '.join(context['keys'])}"
+            return RopepatchError(f"a {noun(kind)} must have the key {key}", hint=hint)
+        hint = _nearest(context["key"][0], context["keys"])
+        return RopepatchError(f"unknown {noun(kind)} key {shown(key)}", hint=hint)
+    words = context.get("words") or WORDS.get(fault, first["msg"].removeprefix("Input should be "))
+    if fault == "literal_error":
+        names = re.findall("'([^']*)'", context["expected"])
+        words, hint = f"one of {', '.join(names)}", _nearest(value, names)
+    elif isinstance(value, str) and "number" in words:
+        hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
+    return RopepatchError(f"{place or f'a {noun(kind)}'} must be {words}, got {shown(value)}", hint=hint)
+
+
+def _place(steps: tuple[Any, ...]) -> str:
+    """Where in a file: `data.sources[1].weight`; a step in angle brackets is pydantic's own, of a `Tag`."""
+    named = [step for step in steps if not str(step).startswith(("<", "["))]
+    parts = [f".{step}" if str(step).isidentifier() else f"[{shown(step)}]" for step in named]
+    return "".join(parts).removeprefix(".")
+
+
+def _nearest(name: object, names: list[str]) -> str:
+    close = get_close_matches(name, names, n=1) if isinstance(name, str) else []
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import Length, check, check_length, is_amount, is_text
+from ropepatch.settings import Length, is_amount, relative_length
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +56,26 @@ class Texts:
             check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
         check_length("min_tokens", self.min_tokens)
         check("weight", self.weight, is_amount(self.weight), "a number above 0")
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def check_length(key: str, value: Length) -> None:
+    """Refuse what `relative_length` does not take."""
+    try:
+        tokens = relative_length(value, 10**6)
+    except RopepatchError as error:
+        raise RopepatchError(f"{key}: {error}", hint=error.hint) from error
+    check(key, value, tokens >= 1, "at least one token")
+
+
+def check(key: str, value: object, fits: object, expected: str) -> None:
+    """Refuse a value that does not fit."""
+    if not fits:
+        raise RopepatchError(f"{key} must be {expected}, got {value!r}")
 
 
 def read_documents(path: Path) -> list[str]:

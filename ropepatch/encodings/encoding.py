@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ropepatch.scaling.parameters import Checked
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Checked
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from ropepatch.encodings.encoding import (
     Shape,
 )
 from ropepatch.encodings.unrotated import Unpositioned
+from ropepatch.scaling.parameters import required
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import required
 
 SHAPE = Shape(
     layers=4,

@@ -9,6 +9,7 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.dynamic import DynamicLinear, DynamicNTK, DynamicYaRN
 from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.parameters import find_kind, hashable, refuse_parameters, required
 from ropepatch.scaling.powers import (
     AdjustedBase,
     NTKAware,
@@ -20,7 +21,6 @@ from ropepatch.scaling.powers import (
 from ropepatch.scaling.ramps import Llama3, NTKByParts, YaRN
 from ropepatch.scaling.reshaped import ClippedRope, GiraffePower, GiraffeTruncated, PartialRope, Resonance
 from ropepatch.scaling.searched import CustomDivisors, LongRoPE, LongRoPESwitch
-from ropepatch.settings import find_kind, hashable, refuse_parameters, required
 
 METHODS: dict[str, type[Scaling]] = {
     "none": Unscaled,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
+from ropepatch.scaling.parameters import Checked
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import Checked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ropepatch.data.texts import check
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import check, check_keys, is_amount, is_count, refuse_unknown
+from ropepatch.settings import check_keys, is_amount, is_count, refuse_unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,18 +8,15 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ropepatch.data.texts import Texts
+from ropepatch.data.texts import Texts, check, check_length, is_text
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, read_method
 from ropepatch.files import shipped
 from ropepatch.settings import (
     Length,
-    check,
     check_keys,
-    check_length,
     is_amount,
     is_count,
-    is_text,
     read_yaml,
     refuse_unknown,
 )

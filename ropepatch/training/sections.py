@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ropepatch.data.texts import Texts
-from ropepatch.settings import Length, check, check_length, is_amount, is_count, is_text
+from ropepatch.data.texts import Texts, check, check_length, is_text
+from ropepatch.settings import Length, is_amount, is_count
 
 
 @dataclass(frozen=True, kw_only=True)
