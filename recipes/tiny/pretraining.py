@@ -27,8 +27,8 @@ from ropepatch.data.texts import read_documents
 from ropepatch.data.tiny.grammar import tell
 from ropepatch.data.tiny.mixture import MATERIALS, Stock
 from ropepatch.encodings import swap, swapped
+from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
-from ropepatch.model.loading import load_model
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
             with _new_folder(done) as folder:
                 _save(model, folder)
         # From the disk even if just trained: the trainer leaves its casts on the model.
-        loaded: Any = load_model(done)
+        loaded: Any = load_checkpoint(done)
         model = loaded.float()
     with _new_folder(out / PUBLISHED) as folder:
         _publish(model, tokenizer, folder)

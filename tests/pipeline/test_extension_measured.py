@@ -157,7 +157,7 @@ def test_without_an_adapted_checkpoint_the_others_are_measured(tmp_path):
 
 
 def test_what_is_there_is_not_measured_again_and_no_model_is_loaded(results, extended, monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.measuring.load_model", unmeasurable)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
     measured, out = results
     again = list(measure_extension(SUITE, PLAN, extended, label="again", out=out, progress=unmeasurable))
     assert [as_read(result.tables) for result in again] == [as_read(result.tables) for result in measured]
@@ -273,7 +273,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
         loaded.append((folder, weakref.ref(model)))
         return model
 
-    monkeypatch.setattr("ropepatch.evaluation.measuring.load_model", load)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", load)
     tasks = (SHORT, replace(SHORT, windows=2))
     assert len(list(measure_extension(replace(SUITE, tasks=tasks), PLAN, extended))) == 8
     assert [folder for folder, _ in loaded] == [source.TINY, extended]

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, DynamicCache, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutput, CausalLMOutputWithPast
 
-import ropepatch
 from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.model.source import TINY
 
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None)
-CHECKPOINT = Path(ropepatch.__file__).parent / "tiny" / "checkpoint"
+CHECKPOINT = TINY
 TEMPLATE = PasskeyTemplate()
 ACCENTED = PasskeyTemplate(
     intro="Quelque part ici se cache un mot de passe : 🔑.",
