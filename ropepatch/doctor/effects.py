@@ -19,7 +19,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.verification import available_bytes
 from ropepatch.model.config import load_config, text_config
 from ropepatch.model.loading import load_model
-from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu
+from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu, rotating_by
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import Weights
 
@@ -92,14 +92,12 @@ class Bench:
     @contextmanager
     def under(self, rotary: nn.Module) -> Iterator[Any]:
         """The model while it rotates by another module."""
-        parent, _, name = self.site.path.rpartition(".")
-        before = self.model.get_submodule(self.site.path)
-        setattr(self.model.get_submodule(parent), name, rotary)
-        try:
-            with stock_code("run the model"), torch.inference_mode():
-                yield self.model
-        finally:
-            setattr(self.model.get_submodule(parent), name, before)
+        with (
+            rotating_by(self.model, self.site.path, rotary),
+            stock_code("run the model"),
+            torch.inference_mode(),
+        ):
+            yield self.model
 
 
 def _bench(raw: dict[str, Any], weights: Weights) -> Bench:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,7 @@ from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Pla
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
-from ropepatch.model.rotary import base_model, float32_on_cpu
+from ropepatch.model.rotary import RotarySubstitute, Substitution, base_model, find_substitute, float32_on_cpu
 from ropepatch.model.survey import survey
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ropepatch")
 
 
-class SwappedPositions(nn.Module):
+class SwappedPositions(RotarySubstitute):
     """Stands in the place of the rotary module: cos 1 and sin 0, and the encoding that works instead.
 
     Args:
@@ -40,14 +39,13 @@ class SwappedPositions(nn.Module):
         implementation: The attention that the model was set to.
     """
 
-    stock: nn.Module
+    state = "the position encoding of this model is swapped"
+    way_back = "call remove() on its swap first"
 
     def __init__(
         self, stock: nn.Module, encoding: Encoding, module: nn.Module, config: PreTrainedConfig
     ) -> None:
-        super().__init__()
-        self.__dict__["stock"] = stock
-        self.tables = {name: table.cpu() for name, table in stock.named_buffers() if not table.is_meta}
+        super().__init__(stock)
         self.encoding, self.module, self.config = encoding, module, config
         self.implementation = config._attn_implementation
         self.absolute = isinstance(module, AbsoluteModule)
@@ -79,14 +77,6 @@ class SwappedPositions(nn.Module):
             return Attended(query, key, value)
         found: Attended = self.module(layer, query, key, value, places, scaling)
         return found
-
-    def _apply(self, fn: Any, recurse: bool = True) -> SwappedPositions:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
-        here = next(self.stock.buffers()).device
-        there = fn(torch.zeros(1, device=here)).device
-        for name, table in self.tables.items():
-            setattr(self.stock, name, table.to(there))
-        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
         """A copy within the copy of a model, whose attention finds it.
@@ -124,19 +114,14 @@ class _Added:
         return (hidden + vectors.to(hidden.dtype), *others), kwargs
 
 
-class Swap:
+class Swap(Substitution[SwappedPositions]):
     """The handle of a model whose encoding is swapped, and a context manager that puts the rope back.
 
     Args:
         model: The model.
         path: Where its rotary module was.
-        positions: What stands there now.
+        substitute: What stands there now.
     """
-
-    def __init__(self, model: PreTrainedModel, path: str, positions: SwappedPositions) -> None:
-        self.model = model
-        self.path = path
-        self._positions = positions
 
     @property
     def encoding(self) -> Encoding:
@@ -145,14 +130,14 @@ class Swap:
         Raises:
             RopepatchError: If it has been taken out.
         """
-        if not self._in_force:
+        if not self.in_force:
             raise RopepatchError("this encoding has been taken out", hint="call ropepatch.swap again")
-        return self._positions.encoding
+        return self._substitute.encoding
 
     @property
     def module(self) -> nn.Module:
         """What the encoding has built; its parameters are new, and want training."""
-        return self._positions.module
+        return self._substitute.module
 
     def save(self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Write the model with this encoding into a new folder, which `ropepatch.load` loads again.
@@ -166,9 +151,9 @@ class Swap:
 
     def remove(self) -> None:
         """Put the same rotary module back, and the same attention; a second time does nothing."""
-        if not self._in_force:
+        if not self.in_force:
             return
-        positions = self._positions
+        positions = self._substitute
         self.model.set_submodule(self.path, positions.stock)
         for attention in attentions_of(self.model):
             del attention.__dict__[SLOT]
@@ -178,22 +163,6 @@ class Swap:
                 del first._forward_pre_hooks[key], first._forward_pre_hooks_with_kwargs[key]
         _set_attention(self.model, positions.implementation)
         logger.info("%s: positions %s -> rope", type(self.model).__name__, positions.encoding.name)
-
-    @property
-    def _in_force(self) -> bool:
-        return self.model.get_submodule(self.path) is self._positions
-
-    def __enter__(self) -> Swap:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def __repr__(self) -> str:
-        state = f"{self.path}: {self._positions.extra_repr()}" if self._in_force else "removed"
-        return f"Swap({type(self.model).__name__}, {state})"
 
 
 @float32_on_cpu()
@@ -231,10 +200,8 @@ def swap_encoding(model: nn.Module, encoding: Encoding) -> Swap:
 def swapped(model: nn.Module) -> Swap | None:
     """The swap of a model (also of a copy of a swapped model), or None."""
     base = base_model(model)
-    for path, module in base.named_modules():
-        if isinstance(module, SwappedPositions):
-            return Swap(base, path, module)
-    return None
+    found = find_substitute(base, SwappedPositions)
+    return None if found is None else Swap(base, *found)
 
 
 def _first_layer(base: PreTrainedModel, path: str) -> nn.Module:

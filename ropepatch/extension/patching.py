@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +12,14 @@ from torch import Tensor, nn
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.config import text_config
-from ropepatch.model.rotary import base_model, float32_on_cpu, scaled_twin
+from ropepatch.model.rotary import (
+    RotarySubstitute,
+    Substitution,
+    base_model,
+    find_substitute,
+    float32_on_cpu,
+    scaled_twin,
+)
 from ropepatch.model.survey import Survey, survey
 from ropepatch.scaling import Scaling
 
@@ -28,23 +33,20 @@ class ABSENT:
     """Stands for a configuration value that was not there; a class, which copies and pickles as itself."""
 
 
-class ScaledRope(nn.Module):
+class ScaledRope(RotarySubstitute):
     """A stock rotary module's forward over other frequencies.
 
     The stock class does the work, so cos and sin come in its own layout (half-split, interleaved, half-width,
     complex, per layer type) and precision: float32 positions and angles, cast last.
-
-    Neither the stock module nor the frequencies are registered: `model.to(bfloat16)` would round them by up
-    to 0.4%, which at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation
-    would reset them. The name avoids "RotaryEmbedding", by which transformers finds what to re-initialise.
     """
 
-    stock: nn.Module
+    state = "this model is already patched"
+    way_back = "call remove() on its patch first"
+
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
 
     def __init__(self, stock: nn.Module, plan: Plan, length: int, before: dict[str, Any]) -> None:
-        super().__init__()
-        self.__dict__["stock"] = stock
+        super().__init__(stock)
         self.plan = plan
         self.before = before
         self.hold(length)
@@ -52,26 +54,16 @@ class ScaledRope(nn.Module):
     @float32_on_cpu()
     def hold(self, length: int) -> None:
         """Compute with the frequencies for this length from now on."""
-        name = self.plan.site.attribute("inv_freq")
         self.length = length
         self.frequencies = self.plan.frequencies(length)
-        kept = {key: buffer.cpu() for key, buffer in self.stock.named_buffers() if not buffer.is_meta}
-        self.values = kept | {name: self.frequencies.inv_freq}
         self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
-        self._place(getattr(self.stock, name).device)
+        self.follow(self.device)
 
-    def _place(self, device: torch.device) -> None:
-        self.table._buffers = {name: value.to(device) for name, value in self.values.items()}
-        if device.type != "meta":
-            for name, buffer in self.stock.named_buffers():
-                if not buffer.is_meta:
-                    setattr(self.stock, name, buffer.to(device))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaledRope:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
-        here = next(iter(self.table.buffers())).device
-        self._place(fn(torch.zeros(1, device=here)).device)
-        return self
+    def follow(self, device: torch.device) -> None:
+        """Bring both tables to where the model is."""
+        super().follow(device)
+        scaled = self.tables | {self.plan.site.attribute("inv_freq"): self.frequencies.inv_freq}
+        self.table._buffers = {name: table.to(device) for name, table in scaled.items()}
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
@@ -92,23 +84,14 @@ class ScaledRope(nn.Module):
         return f"{scaling.name}, {span}, factor={scaling.factor:g}, attention_factor={a:.4g}"
 
 
-class Patch:
+class Patch(Substitution[ScaledRope]):
     """The handle of a patched model, and a context manager that takes the patch out.
 
     Args:
         model: The patched model.
         path: Where its rotary module is.
-        rope: The module that stands there while the patch is on.
+        substitute: The module that stands there while the patch is on.
     """
-
-    def __init__(self, model: PreTrainedModel, path: str, rope: ScaledRope) -> None:
-        self.model = model
-        self.path = path
-        self._scaled = rope
-
-    @property
-    def _rope(self) -> ScaledRope | None:
-        return self._scaled if self.model.get_submodule(self.path) is self._scaled else None
 
     @property
     def plan(self) -> Plan:
@@ -134,30 +117,17 @@ class Patch:
 
     def remove(self) -> None:
         """Put the same rotary module and the same configuration values back; a second time does nothing."""
-        rope = self._rope
-        if rope is None:
+        if not self.in_force:
             return
-        _set_submodule(self.model, self.path, rope.stock)
+        rope = self._substitute
+        self.model.set_submodule(self.path, rope.stock)
         _set_config(text_config(self.model.config), rope.before)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
     def _active(self) -> ScaledRope:
-        if (rope := self._rope) is None:
+        if not self.in_force:
             raise RopepatchError("this patch has been removed", hint="call ropepatch.patch again")
-        return rope
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def __repr__(self) -> str:
-        rope = self._rope
-        state = "removed" if rope is None else f"{self.path}: {rope.extra_repr()}"
-        return f"Patch({type(self.model).__name__}, {state})"
+        return self._substitute
 
 
 @float32_on_cpu()
@@ -178,8 +148,6 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
             hint="ropepatch.plan(model, to=...) or ropepatch.make_scaling(name, factor=...)",
         )
     base = base_model(model)
-    if active(base) is not None:
-        raise RopepatchError("this model is already patched", hint="call remove() on its patch first")
     config = text_config(base.config)
     found = survey(base.config.to_dict(), base)
     made = scaling if isinstance(scaling, Plan) else _plan_of(base, found, scaling)
@@ -194,7 +162,7 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
     rope = ScaledRope(stock, made, reach, before)
     rope.train(stock.training)
     _set_config(config, changes)
-    _set_submodule(base, path, rope)
+    base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
     return Patch(base, path, rope)
 
@@ -202,10 +170,8 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
 def active(model: nn.Module) -> Patch | None:
     """The patch of a model (also of a copy of a patched model), or None."""
     base = base_model(model)
-    for path, module in base.named_modules():
-        if isinstance(module, ScaledRope):
-            return Patch(base, path, module)
-    return None
+    found = find_substitute(base, ScaledRope)
+    return None if found is None else Patch(base, *found)
 
 
 def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
@@ -243,7 +209,7 @@ def _checked(length: int) -> int:
 
 def _config_of(made: Plan, length: int) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
-    _, changes = made.held(length)
+    _, changes = made.saved_at(length)
     reach = length if made.scaling.length_dependent else made.target
     values = {"rope_parameters": changes["rope_parameters"], "max_position_embeddings": reach}
     for key in ("original_max_position_embeddings", "head_dim"):
@@ -268,8 +234,3 @@ def _assign(config: PreTrainedConfig, values: dict[str, Any]) -> None:
             setattr(config, key, value)
         elif hasattr(config, key):
             delattr(config, key)
-
-
-def _set_submodule(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.rotary import RotarySite, scaled_twin
+from ropepatch.model.rotary import RotarySite, RotarySubstitute, rotating_by, scaled_twin
 from ropepatch.scaling.rope import Frequencies, Rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LearnableRope(nn.Module):
+class LearnableRope(RotarySubstitute):
     """The stock forward, without the `no_grad` around it, over frequencies that are tensors of a graph.
 
     The stock class does the work in its own layout and precision, as in
@@ -31,12 +31,10 @@ class LearnableRope(nn.Module):
         rope: Its rope, whose frequencies the divisors divide.
     """
 
-    stock: nn.Module
     inv_freq: Tensor
 
     def __init__(self, stock: nn.Module, site: RotarySite, rope: Rope) -> None:
-        super().__init__()
-        self.__dict__["stock"] = stock
+        super().__init__(stock)
         self.site = site
         self.carried_attention_factor = rope.carried_attention_factor
         self.__dict__["inv_freq"] = rope.inv_freq()
@@ -56,12 +54,6 @@ class LearnableRope(nn.Module):
 @contextmanager
 def learnable(model: PreTrainedModel, site: RotarySite, rope: Rope) -> Iterator[LearnableRope]:
     """Put a `LearnableRope` into a model within the block; afterwards the same stock module is back."""
-    stock = model.get_submodule(site.path)
-    parent, _, name = site.path.rpartition(".")
-    holder = model.get_submodule(parent)
-    module = LearnableRope(stock, site, rope)
-    setattr(holder, name, module)
-    try:
+    module = LearnableRope(model.get_submodule(site.path), site, rope)
+    with rotating_by(model, site.path, module):
         yield module
-    finally:
-        setattr(holder, name, stock)
