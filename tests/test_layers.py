@@ -131,3 +131,47 @@ def test_no_public_name_is_hidden_by_a_module_of_the_same_name():
 def test_no_file_is_longer_than_350_lines():
     lengths = {file.name: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
     assert max(lengths.values()) <= 350, lengths
+
+
+NAMES = {
+    ".".join(("ropepatch", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): (
+        file.relative_to(PACKAGE).as_posix()
+    )
+    for file in FILES
+}
+
+
+def files_behind(text: str) -> set[str]:
+    """The files of the package that a file imports, also when a function runs; not those for types alone."""
+    found: set[str | None] = set()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            own = NAMES.get(str(node.module))
+            found |= {NAMES.get(f"{node.module}.{alias.name}", own) for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {NAMES.get(alias.name) for alias in node.names}
+    return {file for file in found if file is not None}
+
+
+def circles(edges: dict[str, set[str]]) -> set[str]:
+    """The files that import themselves, by way of others."""
+    reached = {file: set(others) for file, others in edges.items()}
+    for through in edges:
+        for others in reached.values():
+            if through in others:
+                others |= reached[through]
+    return {file for file, others in reached.items() if file in others}
+
+
+def test_no_files_of_a_room_import_each_other_in_a_circle():
+    files = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
+    edges = {file: files_behind(text) - {"__init__.py"} for file, text in files.items()}
+    assert circles(edges) == {"encodings/saving.py", "encodings/swapping.py"}  # Swap.save, which swaps again
+
+
+def test_a_circle_would_be_seen():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}

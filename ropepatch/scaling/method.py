@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.parameters import Checked
+from ropepatch.scaling.parameters import Checked, find_kind
 from ropepatch.scaling.rope import Frequencies, Rope
 
 
@@ -80,3 +80,25 @@ class LengthDependent(Scaling):
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         """Those of the static method at `length`."""
         return self.at(rope, length).frequencies(rope)
+
+
+METHODS: dict[str, type[Scaling]] = {}  # by the name the user types; `ropepatch.scaling.named` lists them
+
+_OTHER_NAMES = {
+    "pi": "linear",
+    "ntk-aware": "ntk",
+    "dynamic-ntk": "dynamic",
+    "proportional": "p-rope",
+    "nope": "p-rope",
+    "su": "longrope",
+    "llama-3": "llama3",
+}
+
+
+def find_method(name: str) -> type[Scaling]:
+    """The method of that name.
+
+    Raises:
+        RopepatchError: If there is none; with the nearest name and the list.
+    """
+    return find_kind(name, METHODS, "method", _OTHER_NAMES)

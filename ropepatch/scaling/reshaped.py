@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 import torch
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.method import Scaling, find_method
 from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
 
 
@@ -98,18 +98,14 @@ class _OverAnother(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from ropepatch.scaling import find_method
-
         inner = find_method(self.over)
         needs_parameters = any(field.default is MISSING for field in fields(inner) if field.name != "factor")
         plain = not (inner.length_dependent or needs_parameters or issubclass(inner, _OverAnother))
         self._require(plain, "over", "a static method that needs no parameters")
 
     def _inner(self, rope: Rope) -> Frequencies:
-        from ropepatch.scaling import make_scaling
-
         try:
-            return make_scaling(self.over, factor=self.factor).frequencies(rope)
+            return find_method(self.over)(factor=self.factor).frequencies(rope)
         except RopepatchError as error:
             raise RopepatchError(
                 f"{self.name} over {self.over}: {error}", hint="use --set over=ntk"
