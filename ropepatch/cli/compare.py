@@ -137,7 +137,7 @@ def _command(model: str, revision: str | None, to: str, method: list[str]) -> st
     from ropepatch.extension.planning import plan
 
     name = method[0]
-    if name != AUTO and not plan(model, to=parse_length(to), method=name, revision=revision).exportable:
+    if name != AUTO and not plan(model, to=parse_length(to), method=name, revision=revision).savable:
         return ""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
     return f"  {shlex.join([*words, *(['--revision', revision] if revision else [])])}\n"

@@ -146,7 +146,7 @@ def extend(
     if dry_run:
         print(made.to_json() if as_json else made)
         return
-    if made.exportable and is_first():
+    if made.savable and is_first():
         print_warnings(made)
     if asked:
         _check_suite(asked, made, taught)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.forms import Export, forms
+from ropepatch.extension.forms import SavedRope, saved_ropes
 from ropepatch.model.config import load_config, text_config
 from ropepatch.model.legacy import legacy_keys
 from ropepatch.model.rotary import float32_on_cpu, other_tables, stock_table
@@ -15,34 +15,34 @@ from ropepatch.scaling.rope import Frequencies
 
 
 @float32_on_cpu()
-def find_changes(found: Survey, scaling: Scaling, to: int) -> tuple[Export | None, dict[str, Any]]:
-    """The first form that stock transformers computes to the bit, and what config.json must say for it."""
-    exported, distance = None, float("inf")
-    for exported in forms(scaling, found.rope, found.site.parameters(found.config), to):
-        changes = _changes_of(found, exported.rope_parameters, to)
-        for older in (legacy_keys(found.stated, exported.rope_parameters), {"rope_scaling": None}):
+def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope | None, dict[str, Any]]:
+    """The first way to save that stock transformers computes to the bit, and what config.json says for it."""
+    saved, distance = None, float("inf")
+    for saved in saved_ropes(scaling, survey.rope, survey.site.parameters(survey.config), to):
+        changes = _changes_of(survey, saved.rope_parameters, to)
+        for older in (legacy_keys(survey.stated, saved.rope_parameters), {"rope_scaling": None}):
             candidate = changes | {
-                key: value for key, value in older.items() if value is not None or key in found.stated
+                key: value for key, value in older.items() if value is not None or key in survey.stated
             }
-            distance = min(distance, _distance_from_stock(found, candidate, exported.frequencies))
+            distance = min(distance, _distance_from_stock(survey, candidate, saved.frequencies))
             if distance == 0:
-                return exported, candidate
-    if exported is None:
+                return saved, candidate
+    if saved is None:
         return None, {}
     raise RopepatchError(
-        f"{found.config.model_type} computes other frequencies from every config.json tried "
+        f"{survey.config.model_type} computes other frequencies from every config.json tried "
         f"(off by {distance:.1e} at best)",
         hint="please report the model type: stock transformers must agree before anything is written",
     )
 
 
-def _changes_of(found: Survey, parameters: dict[str, Any], to: int) -> dict[str, Any]:
-    config, window = found.config, found.rope.original_max_position_embeddings
+def _changes_of(survey: Survey, parameters: dict[str, Any], to: int) -> dict[str, Any]:
+    config, window = survey.config, survey.rope.original_max_position_embeddings
     # `dynamic` takes L from max_position_embeddings: the target there would switch it off up to the target.
     reach = window if parameters["rope_type"] == "dynamic" else to
     changes: dict[str, Any] = {
         config.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
-        "rope_parameters": found.site.replaced(config.rope_parameters, parameters),
+        "rope_parameters": survey.site.replaced(config.rope_parameters, parameters),
     }
     if "original_max_position_embeddings" in parameters or hasattr(
         config, "original_max_position_embeddings"
@@ -61,16 +61,16 @@ def changed(raw: dict[str, Any], section: str | None, changes: dict[str, Any]) -
     return raw | changes if section is None else raw | {section: raw[section] | changes}
 
 
-def _distance_from_stock(found: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
+def _distance_from_stock(survey: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
     """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
-        config = text_config(load_config(changed(found.raw, found.section, changes)))
-        table = stock_table(config, found.site)
+        config = text_config(load_config(changed(survey.raw, survey.section, changes)))
+        table = stock_table(config, survey.site)
     except RopepatchError:
         return float("inf")
     if table.inv_freq.shape != expected.inv_freq.shape:
         return float("inf")
     distance = (table.inv_freq - expected.inv_freq).abs().max().item()
-    if other_tables(config, found.site) != other_tables(found.config, found.site):
+    if other_tables(config, survey.site) != other_tables(survey.config, survey.site):
         return float("inf")
     return max(distance, abs(table.attention_factor - expected.attention_factor))

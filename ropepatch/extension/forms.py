@@ -1,4 +1,15 @@
-"""From a scaling to the `rope_parameters` that stock transformers reads, and the exact table it computes."""
+"""From a scaling to the `rope_parameters` that stock transformers reads, and the exact table it computes.
+
+| name | what it is |
+|---|---|
+| `Scaling.native(rope)` | the `rope_parameters` of the rope type that is the same method; None without one |
+| `Scaling.saved_as` | the name of the rope type under which an unscaled LLaMA saves the method |
+| `SavedRope` | `rope_parameters`, and the frequencies that stock transformers computes from them |
+| `saved_ropes(...)` | all ways to save one scaling, the one that most engines read first |
+| `Plan.saved`, `Plan.changes` | the way that is taken, and what config.json says for it |
+| `Plan.saved_at(length)` | both, of a length-dependent method held at one length |
+| `Plan.savable` | whether a stock checkpoint can hold the method |
+"""
 
 from __future__ import annotations
 
@@ -11,11 +22,8 @@ import torch
 from torch import Tensor
 
 from ropepatch.scaling import Scaling
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
-
-# The divisor of a pair that does not rotate: `inf` would not be JSON, and cos is 1 all the same.
-STOPPED = 1e30
 
 # What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset(
@@ -42,20 +50,20 @@ SCALING_KEYS = frozenset(
 
 
 @dataclass(frozen=True)
-class Export:
+class SavedRope:
     """`rope_parameters` and the frequencies that stock transformers computes from them, to the bit."""
 
     rope_parameters: dict[str, Any]
     frequencies: Frequencies
 
 
-def forms(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[Export]:
+def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[SavedRope]:
     """The ways to say a scaling in `rope_parameters`, the one that most engines read first.
 
     First the native rope type, then `longrope` with equal lists, which holds any static map.
 
     Args:
-        scaling: What to export.
+        scaling: What to save.
         rope: The rope it scales.
         current: The model's `rope_parameters` now (of one layer type), whose own keys stay.
         to: The max_position_embeddings to stand beside it, in tokens.
@@ -66,7 +74,7 @@ def forms(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Ite
         if native["rope_type"] == "longrope":
             a = native["attention_factor"]
             parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to)
-        yield Export(parameters, scaling.frequencies(rope))
+        yield SavedRope(parameters, scaling.frequencies(rope))
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own)
 
@@ -77,7 +85,7 @@ def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
 
 
-def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> Export:
+def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
     """Any static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
 
     With an attention factor of 1 every engine that reads longrope reads it alike.
@@ -88,16 +96,15 @@ def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, An
         to: The max_position_embeddings to stand beside it, in tokens.
         own: The model's own keys of `rope_parameters`.
     """
-    base = rope.rope_theta ** -(torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim)
-    divisors = torch.where(frequencies.inv_freq == 0, STOPPED, base / frequencies.inv_freq.double()).tolist()
+    ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
     a = frequencies.attention_factor
-    longrope = longrope_parameters(rope, 1.0, a, short=tuple(divisors), long=tuple(divisors))
+    longrope = longrope_parameters(rope, 1.0, a, short=tuple(ratios), long=tuple(ratios))
     parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to)
-    return Export(parameters, Frequencies(_longrope_table(rope, divisors), a))
+    return SavedRope(parameters, Frequencies(_longrope_table(rope, ratios), a))
 
 
-def _longrope_table(rope: Rope, divisors: list[float]) -> Tensor:
-    return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * rope.rope_theta ** rope.exponents())
+def _longrope_table(rope: Rope, ratios: list[float]) -> Tensor:
+    return 1.0 / (torch.tensor(ratios, dtype=torch.float32) * rope.rope_theta ** rope.exponents())
 
 
 def _lengths(attention_factor: float, rope: Rope, to: int) -> dict[str, Any]:

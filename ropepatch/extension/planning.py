@@ -16,7 +16,8 @@ from torch import nn
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.config_changes import changed, find_changes
 from ropepatch.extension.engines import EngineSupport, engine_support
-from ropepatch.extension.forms import Export
+from ropepatch.extension.forms import SavedRope
+from ropepatch.extension.text import plan_text
 from ropepatch.model.architectures import ARCHITECTURE_NOTES
 from ropepatch.model.rotary import RotarySite, base_model, float32_on_cpu
 from ropepatch.model.source import find_source
@@ -29,39 +30,55 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One extension, from the command line to the saved checkpoint.
 
     Args:
         model: The name of the model as the user gave it.
         revision: Its commit, of a model from the Hub.
-        model_type: Its architecture, in transformers' words.
-        rope: Its rope now.
+        survey: What its configuration says.
         scaling: The method and its parameters.
         target: The context to reach, in tokens.
-        site: Where the rotary module is.
-        section: The part of config.json that describes the language model, of a model with several parts.
-        before: The values of `changes` now, of those that are set.
         changes: What changes in config.json (or its section); empty where no stock type holds the method.
-        exported: The form chosen for config.json; None where there is none.
-        survey: What the plan was made from.
+        saved: How config.json says it; None where no stock type holds the method.
         warnings: What the user should know before going on, a sentence each.
     """
 
     model: str
     revision: str | None
-    model_type: str
-    rope: Rope
+    survey: Survey
     scaling: Scaling
     target: int
-    site: RotarySite
-    section: str | None
-    before: dict[str, Any] = field(repr=False)
-    changes: dict[str, Any] = field(repr=False)
-    exported: Export | None = field(repr=False, compare=False)  # it holds tensors, and follows from the rest
-    survey: Survey = field(repr=False, compare=False)
+    changes: dict[str, Any]
+    saved: SavedRope | None = field(compare=False)  # it holds tensors, and follows from the rest
     warnings: tuple[str, ...] = ()
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, in transformers' words."""
+        return str(self.survey.config.model_type)
+
+    @property
+    def rope(self) -> Rope:
+        """The rope now."""
+        return self.survey.rope
+
+    @property
+    def site(self) -> RotarySite:
+        """Where the rotary module is."""
+        return self.survey.site
+
+    @property
+    def section(self) -> str | None:
+        """The part of config.json that describes the language model, of a model with several parts."""
+        return self.survey.section
+
+    @property
+    def before(self) -> dict[str, Any]:
+        """The values of `changes` now, of those that are set."""
+        stated = {key: self.survey.stated[key] for key in self.changes if key in self.survey.stated}
+        return copy.deepcopy(stated | {"rope_parameters": self.survey.config.rope_parameters})
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
@@ -69,35 +86,29 @@ class Plan:
         return self.site.of(self.changes["rope_parameters"])
 
     @property
-    def exportable(self) -> bool:
+    def savable(self) -> bool:
         """Whether a stock checkpoint can hold the method."""
         return bool(self.changes)
 
     @property
     def engines(self) -> list[EngineSupport]:
         """Who will read the extended checkpoint, by the engines' sources."""
-        return (
-            engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
-            if self.exportable
-            else []
-        )
+        if not self.savable:
+            return []
+        return engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
 
-    def export(self, length: int | None = None) -> Export:
-        """What a patched model computes and would save: a length-dependent method held at `length` tokens.
+    def saved_at(self, length: int | None = None) -> tuple[SavedRope, dict[str, Any]]:
+        """What a patched model computes and would save, and what config.json says for it.
 
         Args:
-            length: For length-dependent methods, in tokens; None for the target.
+            length: At which a length-dependent method is held, in tokens; None for the target.
         """
-        return self.held(length)[0]
-
-    def held(self, length: int | None = None) -> tuple[Export, dict[str, Any]]:
-        """What `export` gives, and what config.json must say for it."""
-        if self.exported is not None and not self.scaling.length_dependent:
-            return self.exported, self.changes
+        if self.saved is not None and not self.scaling.length_dependent:
+            return self.saved, self.changes
         reach = length or self.target
-        exported, changes = find_changes(self.survey, self.scaling.at(self.rope, reach), reach)
-        assert exported is not None  # every static method exports
-        return exported, changes
+        saved, changes = find_changes(self.survey, self.scaling.at(self.rope, reach), reach)
+        assert saved is not None  # every static method can be saved
+        return saved, changes
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The content of config.json after the extension, from its content before."""
@@ -105,12 +116,7 @@ class Plan:
 
     def frequencies(self, length: int | None = None) -> Frequencies:
         """The frequencies of the patched model, to the bit those of the reloaded checkpoint."""
-        return self.export(length).frequencies
-
-    @property
-    def rope_parameters_before(self) -> dict[str, Any]:
-        """The `rope_parameters` now, of the global layers where they differ by layer type."""
-        return self.site.of(self.before["rope_parameters"])
+        return self.saved_at(length)[0].frequencies
 
     @float32_on_cpu()
     def to_dict(self) -> dict[str, Any]:
@@ -129,6 +135,7 @@ class Plan:
             "rope_theta": self.rope.rope_theta,
             "already_scaled": self.rope.is_scaled,
             "layer_type": self.site.layer_type,
+            "attention_factor_before": self.rope.carried_attention_factor,
             "attention_factor": self.frequencies().attention_factor,
             "inv_freq_before": self.rope.inv_freq().tolist(),
             "inv_freq": self.frequencies().inv_freq.tolist(),
@@ -157,11 +164,22 @@ class Plan:
 
         return ropepatch.push(self, repo, private=private, revision=revision)
 
-    @float32_on_cpu()
     def __str__(self) -> str:
-        from ropepatch.extension.text import plan_text
+        return plan_text(self.to_dict())
 
-        return plan_text(self)
+    def __repr__(self) -> str:
+        shown = (
+            "model",
+            "revision",
+            "model_type",
+            "rope",
+            "scaling",
+            "target",
+            "site",
+            "section",
+            "warnings",
+        )
+        return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -221,28 +239,11 @@ def plan(
 
 
 @float32_on_cpu()
-def plan_scaling(found: Survey, name: str, revision: str | None, scaling: Scaling, to: int) -> Plan:
+def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scaling, to: int) -> Plan:
     """The plan of one scaling; see `plan`."""
-    config = found.config
-    exported, changes = find_changes(found, scaling, to)
-    return Plan(
-        model=name,
-        revision=revision,
-        model_type=config.model_type,
-        rope=found.rope,
-        scaling=scaling,
-        target=to,
-        site=found.site,
-        section=found.section,
-        before=copy.deepcopy(
-            {key: found.stated[key] for key in changes if key in found.stated}
-            | {"rope_parameters": config.rope_parameters}
-        ),
-        changes=changes,
-        exported=exported,
-        survey=found,
-        warnings=tuple(_warnings(found, scaling, to)),
-    )
+    saved, changes = find_changes(survey, scaling, to)
+    warnings = tuple(_warnings(survey, scaling, to))
+    return Plan(name, revision, survey, scaling, to, changes, saved, warnings)
 
 
 def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:

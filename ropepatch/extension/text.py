@@ -4,49 +4,69 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from ropepatch.model.legacy import LEGACY_KEYS
+from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.scaling.bands import bands
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
+from ropepatch.scaling.rope import Rope
 
 WIDTH = 110
+Record = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json holds
 
 
-def plan_text(plan: Plan) -> str:
-    """The plan as aligned plain text, without a trailing newline."""
+@float32_on_cpu()
+def plan_text(record: Record) -> str:
+    """A plan as aligned plain text, without a trailing newline.
+
+    Args:
+        record: What `Plan.to_dict` gives, or what ropepatch.json says of an extension.
+    """
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, highlight=False, emoji=False, markup=False)
-    frequencies = plan.frequencies()
-    window = plan.rope.original_max_position_embeddings
-    revision = f" at {plan.revision}" if plan.revision else ""
-    console.print(f"{plan.model}{revision} ({plan.model_type}): {window} -> {plan.target} tokens")
-    parameters = "".join(
-        f", {key}={_short(value)}" for key, value in plan.scaling.parameters().items() if value is not None
-    )
-    console.print(f"{plan.scaling.name} ({plan.scaling.paper}): factor={plan.scaling.factor:g}{parameters}")
-    if plan.site.layer_type:
-        console.print(f"scales the rope of the {plan.site.layer_type} layers; the others keep theirs")
-    console.print()
-    console.print(_band_table(plan))
-    a = frequencies.attention_factor
+    rope = _rope_before(record)
+    revision = f" at {record['revision']}" if record["revision"] else ""
     console.print(
-        f"attention factor {plan.rope.carried_attention_factor:.4f} -> {a:.4f} (logits x {a * a:.4f})"
+        f"{record['model']}{revision} ({record['model_type']}): "
+        f"{rope.original_max_position_embeddings} -> {record['target']} tokens"
     )
+    parameters = "".join(
+        f", {key}={_short(value)}" for key, value in record["parameters"].items() if value is not None
+    )
+    console.print(f"{record['method']} ({record['paper']}): factor={record['factor']:g}{parameters}")
+    if record["layer_type"]:
+        console.print(f"scales the rope of the {record['layer_type']} layers; the others keep theirs")
     console.print()
-    if plan.exportable:
+    console.print(_band_table(rope, record))
+    a = record["attention_factor"]
+    console.print(f"attention factor {rope.carried_attention_factor:.4f} -> {a:.4f} (logits x {a * a:.4f})")
+    console.print()
+    if record["config_changes"]:
         console.print("config.json")
-        console.print(_change_table(plan))
+        console.print(_change_table(record))
         console.print("engines and the rope type they read")
-        console.print(_engine_table(plan))
-    for warning in plan.warnings:
+        console.print(_engine_table(record))
+    for warning in record["warnings"]:
         console.print(f"warning: {warning}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+
+
+def _rope_before(record: Record) -> Rope:
+    carried = tuple(record["inv_freq_before"]) if record["already_scaled"] else None
+    window = record["original_max_position_embeddings"]
+    a = record.get("attention_factor_before", 1.0)
+    return Rope(record["rotary_dim"], record["rope_theta"], window, carried, a)
+
+
+def _rope_parameters(record: Record, values: str) -> dict[str, Any]:
+    """Those of the layers that are scaled, of `config_before` or `config_changes`."""
+    flat: dict[str, Any] = record[values]["rope_parameters"]
+    return flat if record["layer_type"] is None else flat[record["layer_type"]]
 
 
 def _grid(*headers: str, right: tuple[str, ...] = ()) -> Table:
@@ -56,14 +76,10 @@ def _grid(*headers: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _band_table(plan: Plan) -> Table:
-    numbers = (
-        "wavelength (tokens)",
-        f"rotations in {plan.rope.original_max_position_embeddings}",
-        "divided by",
-    )
+def _band_table(rope: Rope, record: Record) -> Table:
+    numbers = "wavelength (tokens)", f"rotations in {rope.original_max_position_embeddings}", "divided by"
     table = _grid("pairs", "", *numbers, right=numbers)
-    for band in bands(plan.rope, plan.frequencies().inv_freq, plan.scaling.factor):
+    for band in bands(rope, torch.tensor(record["inv_freq"], dtype=torch.float32), record["factor"]):
         pairs = f"{band.first}" if band.first == band.last else f"{band.first} to {band.last}"
         table.add_row(pairs, band.fate, _span(band.wavelength), _span(band.rotations), _span(band.divisor))
     return table
@@ -74,24 +90,26 @@ def _span(ends: tuple[float, float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _change_table(plan: Plan) -> Table:
+def _change_table(record: Record) -> Table:
     """One row per value that changes; the older keys repeat rope_parameters and are only named."""
     table = _grid("", "", "")
-    for key in (key for key in plan.changes if key not in LEGACY_KEYS and key != "rope_parameters"):
-        table.add_row(f"  {key}", _short(plan.before.get(key, "absent")), f"-> {_short(plan.changes[key])}")
-    old, new = plan.rope_parameters_before, plan.rope_parameters
+    before, changes = record["config_before"], record["config_changes"]
+    for key in (key for key in changes if key not in LEGACY_KEYS and key != "rope_parameters"):
+        table.add_row(f"  {key}", _short(before.get(key, "absent")), f"-> {_short(changes[key])}")
+    old, new = (_rope_parameters(record, values) for values in ("config_before", "config_changes"))
     for key in [*new, *(key for key in old if key not in new)]:
         row = _short(old.get(key, "absent")), f"-> {_short(new.get(key, 'absent'))}"
         table.add_row(f"  rope_parameters.{key}", *(row if old.get(key) != new.get(key) else row[:1]))
-    if legacy := [key for key in plan.changes if key in LEGACY_KEYS]:
+    if legacy := [key for key in changes if key in LEGACY_KEYS]:
         table.add_row(f"  {', '.join(legacy)}", "the same, for older readers")
     return table
 
 
-def _engine_table(plan: Plan) -> Table:
+def _engine_table(record: Record) -> Table:
     table = _grid("", "", "", "")
-    for engine in plan.engines:
-        table.add_row(f"  {engine.engine}", engine.reads, plan.rope_parameters["rope_type"], engine.note)
+    kind = _rope_parameters(record, "config_changes")["rope_type"]
+    for engine in record["engines"]:
+        table.add_row(f"  {engine['engine']}", engine["reads"], kind, engine["note"])
     return table
 
 

@@ -77,7 +77,7 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
 def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
     """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
     table = stock_table(config, plan.site)
-    planned = (plan.exported or plan.export()).frequencies  # of a length-dependent method, those up to L
+    planned = (plan.saved or plan.saved_at()[0]).frequencies  # of a length-dependent method, those up to L
     if table.inv_freq.shape != planned.inv_freq.shape:
         return math.inf
     off = (table.inv_freq - planned.inv_freq).abs().max().item()

@@ -62,7 +62,7 @@ def extend(
         RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
             written, or the result differs from the plan; nothing is left behind then.
     """
-    if not plan.exportable:
+    if not plan.savable:
         raise RopepatchError(
             f"no stock rope type can hold {plan.scaling.name}",
             hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "

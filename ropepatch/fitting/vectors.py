@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import CustomDivisors
 
 # Beyond it a pair stands still: at a divisor of e^12 the fastest pair turns 6 times in a million tokens.
@@ -33,10 +33,9 @@ class Vector:
     @classmethod
     def of(cls, frequencies: Frequencies, rope: Rope) -> Vector:
         """The vector of some frequencies; a pair that does not rotate gets the largest divisor."""
-        before, after = rope.inv_freq().double(), frequencies.inv_freq.double()
-        divisors = torch.where(before == after, 1.0, before / after)
+        logarithms = divisors(rope.inv_freq(), frequencies.inv_freq).log()
         a = math.log(frequencies.attention_factor / rope.carried_attention_factor)
-        return cls(divisors.log().clamp(-LARGEST, LARGEST).float(), torch.tensor(a, dtype=torch.float32))
+        return cls(logarithms.clamp(-LARGEST, LARGEST).float(), torch.tensor(a, dtype=torch.float32))
 
     def flat(self) -> Tensor:
         """Both in one tensor [P + 1]: the divisors, then the attention factor."""
@@ -48,14 +47,10 @@ class Vector:
         return cls(values[:-1], values[-1])
 
     def scaling(self, factor: float) -> CustomDivisors:
-        """The method that says the same, rounded to what float32 tells apart.
+        """The method that says the same, to 8 digits.
 
         Args:
             factor: s, the target over the original window.
         """
-        divisors = self.log_divisors.detach().double().exp().tolist()
-        return CustomDivisors(
-            factor=factor,
-            divisors=tuple(float(f"{divisor:.8g}") for divisor in divisors),
-            attention_factor=float(f"{math.exp(self.log_attention.item()):.8g}"),
-        )
+        ratios, a = self.log_divisors.detach().double().exp(), math.exp(self.log_attention.item())
+        return CustomDivisors.rounded(ratios, a, factor=factor, digits=8)

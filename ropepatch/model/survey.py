@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,9 @@ class Survey:
         rope: The rope now.
     """
 
-    raw: dict[str, Any]
+    raw: dict[str, Any] = field(compare=False)
     section: str | None
-    config: PreTrainedConfig
+    config: PreTrainedConfig = field(compare=False)  # it follows from `raw`
     site: RotarySite
     rope: Rope
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 
+STOPPED = 1e30  # the divisor of a pair that does not rotate: infinity is not JSON, and cos is 1 all the same
+
 
 class Frequencies(NamedTuple):
     """What a rotary module needs: `inv_freq` [D/2] float32, radians per token, fastest first."""
@@ -91,11 +93,31 @@ class Rope:
             return torch.tensor(self.carried, dtype=torch.float32)
         return 1.0 / (self.rope_theta ** self.exponents())
 
+    def unscaled(self) -> Tensor:
+        """b^(-2i/d), whatever the model carries: [D/2] float64, radians per token."""
+        return self.rope_theta ** -(
+            torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.rotary_dim
+        )
+
     def rebased(self, rope_theta: float) -> Tensor:
         """The frequencies at another base b': [D/2]; a scaled rope changes in the same ratios."""
         if self.carried is None:
             return 1.0 / (rope_theta ** self.exponents())
         return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()
+
+
+def divisors(before: Tensor, after: Tensor) -> Tensor:
+    """By what frequencies were divided to become others.
+
+    Args:
+        before: theta_i: [D/2], radians per token.
+        after: theta'_i: [D/2].
+
+    Returns:
+        theta_i / theta'_i: [D/2] float64; 1 where both are the same, `STOPPED` where a pair came to stand.
+    """
+    ratios = before.double() / after.double()
+    return torch.where(before == after, 1.0, ratios).clamp(max=STOPPED)
 
 
 def wavelengths(inv_freq: Tensor) -> Tensor:

@@ -73,6 +73,21 @@ class CustomDivisors(Scaling):
         self._require(in_range(self.divisors), "divisors", "numbers from 1e-30 to 1e30")
         self._require(self.attention_factor > 0, "attention_factor", "above 0")
 
+    @classmethod
+    def rounded(
+        cls, divisors: Tensor, attention_factor: float, *, factor: float, digits: int
+    ) -> CustomDivisors:
+        """The method with its numbers in so many decimal digits; float32 tells 9 apart.
+
+        Args:
+            divisors: theta_i / theta'_i: [D/2], fastest pair first.
+            attention_factor: Multiplies cos and sin.
+            factor: s, the target over the original window.
+            digits: That count, the leading zeros not among them.
+        """
+        short = [float(f"{number:.{digits}g}") for number in (*divisors.tolist(), attention_factor)]
+        return cls(factor=factor, divisors=tuple(short[:-1]), attention_factor=short[-1])
+
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inv_freq = divided(rope, self.divisors, self.name)
         return Frequencies(inv_freq, rope.carried_attention_factor * self.attention_factor)

@@ -8,23 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.forms import STOPPED
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.files import read_json
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.rotary import base_model, float32_on_cpu
-from ropepatch.scaling.rope import Frequencies
+from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import CustomDivisors
-
-if TYPE_CHECKING:
-    from ropepatch.scaling.rope import Rope
 
 FILE = "frequencies.json"  # in the folder of a checkpoint
 
@@ -67,10 +63,8 @@ class TrainedRope(LearnableRope):
             self.log_divisors.copy_(kept.log_divisors)
             self.log_attention.copy_(kept.log_attention)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TrainedRope:
-        for parameter in self.parameters():
-            parameter.data = parameter.data.to(fn(torch.zeros(1, device=parameter.device)).device)
-        return self
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return super()._apply(lambda tensor: tensor.to(fn(torch.zeros_like(tensor)).device), recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Nothing."""
@@ -96,8 +90,7 @@ def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> Tra
             f"no gradient reaches the frequencies of {plan.model_type}",
             hint="leave frequencies out of the recipe",
         )
-    parent, _, name = plan.site.path.rpartition(".")
-    setattr(base.get_submodule(parent), name, rope)
+    base.set_submodule(plan.site.path, rope)
     return rope
 
 
@@ -130,10 +123,6 @@ def as_divisors(frequencies: Frequencies, rope: Rope, factor: float) -> CustomDi
         rope: What it scales.
         factor: s, the target over the original window.
     """
-    pairs = zip(rope.inv_freq().tolist(), frequencies.inv_freq.tolist(), strict=True)
-    divisors = (min(before / after, STOPPED) if after else STOPPED for before, after in pairs)
-    return CustomDivisors(
-        factor=factor,
-        divisors=tuple(float(f"{divisor:.9g}") for divisor in divisors),
-        attention_factor=float(f"{frequencies.attention_factor / rope.carried_attention_factor:.9g}"),
-    )
+    ratios = divisors(rope.inv_freq(), frequencies.inv_freq)
+    a = frequencies.attention_factor / rope.carried_attention_factor
+    return CustomDivisors.rounded(ratios, a, factor=factor, digits=9)

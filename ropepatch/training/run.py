@@ -69,7 +69,7 @@ class Run:
         Raises:
             RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
         """
-        if not plan.exportable:
+        if not plan.savable:
             raise RopepatchError(
                 f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"
             )

@@ -212,7 +212,7 @@ def test_a_planted_fault_changes_the_original_and_only_its_own_copy(fault):
 @pytest.mark.parametrize("name", METHODS)
 def test_nothing_is_found_in_what_ropepatch_extends(name, template, tmp_path):
     plan = ropepatch.plan(template, to=256, method=name, **example(name, 8).parameters())
-    if not plan.exportable:
+    if not plan.savable:
         return
     found = diagnose(ropepatch.extend(plan, tmp_path / "out"), measure=False)
     expected = {"switches-against-cache"} if name in ("dynamic", "longrope-switch") else set()

@@ -186,7 +186,7 @@ def check(plan: Plan) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_plan_says_what_every_engine_makes_of_a_method(method, factor, geometry):
     plan = planned(surveyed(geometry), method, factor)
-    if not plan.exportable:
+    if not plan.savable:
         assert plan.engines == []
         return
     check(plan)
@@ -236,7 +236,7 @@ def plans(tmp_path_factory) -> dict[str, Plan]:
         name: plan_scaling(found, str(source), None, example(name, found.rope.num_pairs), TARGET)
         for name in METHODS
     }
-    return {name: plan for name, plan in made.items() if plan.exportable}
+    return {name: plan for name, plan in made.items() if plan.savable}
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ropepatch.extension.forms import STOPPED, Export, as_longrope, forms
+from ropepatch.extension.forms import SavedRope, as_longrope, saved_ropes
 from ropepatch.scaling import METHODS, make_scaling
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling.rope import STOPPED, Frequencies, Rope
 
 LLAMA_2, PARTIAL = GEOMETRIES["llama-2"], GEOMETRIES["partial"]
 WHOLE_HEADS = {name: rope for name, rope in GEOMETRIES.items() if rope is not PARTIAL}
@@ -56,9 +56,9 @@ def target_of(rope: Rope, factor: float) -> int:
     return int(factor * rope.original_max_position_embeddings)
 
 
-def every_form(name: str, rope: Rope, factor: float = 4.0, **own: Any) -> list[Export]:
+def every_form(name: str, rope: Rope, factor: float = 4.0, **own: Any) -> list[SavedRope]:
     scaling = example(name, rope.num_pairs, factor)
-    return list(forms(scaling, rope, plain(rope, **own), target_of(rope, factor)))
+    return list(saved_ropes(scaling, rope, plain(rope, **own), target_of(rope, factor)))
 
 
 def stock_llama(parameters: dict[str, Any], rope: Rope, reach: int) -> Frequencies:
@@ -105,7 +105,7 @@ def test_a_scaled_model_computes_its_one_form_to_the_bit(name):
     composing = {"yarn": {"ramp": "rotations"}, "resonance": {"over": "linear"}}.get(name, {})
     scaling = METHODS[name](factor=4.0, **(example(name, 64).parameters() | composing))
     current = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32}
-    (export,) = forms(scaling, SCALED, current, 65536)
+    (export,) = saved_ropes(scaling, SCALED, current, 65536)
     assert export.rope_parameters["rope_type"] == "longrope"
     assert "beta_fast" not in export.rope_parameters
     assert_equal(stock_llama(export.rope_parameters, SCALED, 65536), export.frequencies)
@@ -183,7 +183,7 @@ def test_the_lengths_beside_equal_lists_say_the_attention_factor_or_else_two_key
 def test_the_true_window_stands_beside_the_list_only_where_the_attention_factor_follows_from_it():
     def window_of(name: str, **parameters: Any) -> int:
         scaling = make_scaling(name, factor=4, **parameters)
-        *_, last = forms(scaling, LLAMA_2, plain(LLAMA_2), 16384)
+        *_, last = saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384)
         return last.rope_parameters["original_max_position_embeddings"]
 
     ones = (1.0,) * 64
@@ -204,7 +204,7 @@ def test_a_list_for_short_sequences_keeps_the_window_at_which_it_ends():
 @pytest.mark.parametrize("to", [1, 100, 4096])
 def test_a_target_within_the_window_has_an_attention_factor_of_one_to_derive(to):
     scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64)
-    for export in forms(scaling, LLAMA_2, plain(LLAMA_2), to):
+    for export in saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), to):
         assert export.rope_parameters["original_max_position_embeddings"] == to
         assert_equal(stock_llama(export.rope_parameters, LLAMA_2, max(to, 2)), export.frequencies)
 
@@ -212,7 +212,7 @@ def test_a_target_within_the_window_has_an_attention_factor_of_one_to_derive(to)
 def test_below_the_window_nothing_is_derived_and_the_attention_factor_is_written():
     a = math.sqrt(1 + math.log(100 / 4096) / math.log(4096))  # what the formula would give there
     scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
-    for export in forms(scaling, LLAMA_2, plain(LLAMA_2), 100):
+    for export in saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 100):
         assert export.rope_parameters["long_mscale"] == a
 
 
@@ -231,7 +231,7 @@ def test_any_frequencies_with_any_attention_factor_become_longrope_to_the_bit(a)
 def test_stock_transformers_has_no_more_to_warn_of_than_two_keys_of_other_engines(name, to, caplog):
     caplog.set_level("WARNING", logger="transformers")
     scaling = example(name, 64, to / 4096)
-    for export in forms(scaling, LLAMA_2, plain(LLAMA_2), to):
+    for export in saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), to):
         reach = 4096 if export.rope_parameters["rope_type"] == "dynamic" else to
         caplog.clear()
         LlamaConfig(max_position_embeddings=reach, rope_parameters=dict(export.rope_parameters))
@@ -256,7 +256,7 @@ def test_stock_transformers_has_no_more_to_warn_of_than_two_keys_of_other_engine
 )
 def test_an_unusual_temperature_of_yarn_is_said_in_both_ways(parameters):
     scaling = make_scaling("yarn", factor=4, **parameters)
-    export = next(forms(scaling, LLAMA_2, plain(LLAMA_2), 16384))
+    export = next(saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384))
     saved = export.rope_parameters
     assert saved["attention_factor"] == export.frequencies.attention_factor == scaling.temperature
     assert 0.1 * saved["mscale"] * math.log(4) + 1 == pytest.approx(scaling.temperature, rel=1e-12)
@@ -271,14 +271,14 @@ def test_an_unusual_temperature_of_yarn_is_said_in_both_ways(parameters):
 )
 def test_the_usual_temperature_of_yarn_needs_no_second_way(parameters):
     saved = next(
-        forms(make_scaling("yarn", factor=4, **parameters), LLAMA_2, plain(LLAMA_2), 16384)
+        saved_ropes(make_scaling("yarn", factor=4, **parameters), LLAMA_2, plain(LLAMA_2), 16384)
     ).rope_parameters
     assert not {"mscale", "mscale_all_dim"} & saved.keys()
 
 
 def test_a_factor_of_one_has_no_logarithm_to_say_a_temperature_with():
     scaling = make_scaling("yarn", factor=1, attention_factor=1.2)
-    saved = next(forms(scaling, LLAMA_2, plain(LLAMA_2), 16384)).rope_parameters
+    saved = next(saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384)).rope_parameters
     assert "mscale" not in saved
 
 
@@ -319,7 +319,7 @@ def test_the_divisors_of_yarn_are_the_golden_ones():
 def test_the_native_parameters_are_the_documented_ones():
     def first(name: str, rope: Rope = LLAMA_2, **parameters: Any) -> dict[str, Any]:
         scaling = make_scaling(name, factor=4, **parameters)
-        return next(forms(scaling, rope, plain(rope), 16384)).rope_parameters
+        return next(saved_ropes(scaling, rope, plain(rope), 16384)).rope_parameters
 
     theta, scaled = {"rope_theta": 1e4}, {"factor": 4.0, "original_max_position_embeddings": 4096}
     a = {"attention_factor": 1.138629436111989}
@@ -347,7 +347,7 @@ def test_the_native_parameters_are_the_documented_ones():
 def test_the_models_own_keys_are_carried_over_and_those_of_a_scaling_are_not(name):
     own = {"partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3], "some_future_key": {"x": 1}}
     stale = dict.fromkeys(KEYS_OF_OLDER_SCALINGS, "stale")
-    for export in forms(example(name, PARTIAL.num_pairs), PARTIAL, plain(PARTIAL) | own | stale, 8192):
+    for export in saved_ropes(example(name, PARTIAL.num_pairs), PARTIAL, plain(PARTIAL) | own | stale, 8192):
         parameters = export.rope_parameters
         assert {key: parameters[key] for key in own} == own
         assert "stale" not in parameters.values()
@@ -357,7 +357,7 @@ def test_the_models_own_parameters_are_left_alone():
     current = plain(LLAMA_2, partial_rotary_factor=0.5)
     before = dict(current)
     for name in METHODS:
-        list(forms(example(name, 64), LLAMA_2, current, 16384))
+        list(saved_ropes(example(name, 64), LLAMA_2, current, 16384))
     assert current == before
 
 
@@ -375,13 +375,13 @@ def test_a_length_dependent_method_has_its_native_form_or_none(name):
 @pytest.mark.parametrize("form", ["paper", "transformers"])
 def test_stock_dynamic_starts_from_the_exported_table_when_its_window_is_kept(form):
     scaling = make_scaling("dynamic", factor=4.0, form=form)
-    (export,) = forms(scaling, LLAMA_2, plain(LLAMA_2), 4096)
+    (export,) = saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 4096)
     assert_equal(stock_llama(export.rope_parameters, LLAMA_2, 4096), export.frequencies)
 
 
 def test_stock_longrope_switches_between_the_two_lists_after_the_window():
     scaling = example("longrope-switch", 64)
-    (export,) = forms(scaling, LLAMA_2, plain(LLAMA_2), 16384)
+    (export,) = saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384)
     config = LlamaConfig(
         hidden_size=128,
         num_attention_heads=1,
@@ -397,7 +397,7 @@ def test_stock_longrope_switches_between_the_two_lists_after_the_window():
 @pytest.mark.parametrize("name", LENGTH_DEPENDENT)
 def test_held_at_one_length_it_is_as_static_as_any(name, length):
     scaling = example(name, 64)
-    *_, export = forms(scaling.at(LLAMA_2, length), LLAMA_2, plain(LLAMA_2, mrope_section=[1]), length)
+    *_, export = saved_ropes(scaling.at(LLAMA_2, length), LLAMA_2, plain(LLAMA_2, mrope_section=[1]), length)
     target = scaling.frequencies(LLAMA_2, length)
     assert export.rope_parameters["rope_type"] == "longrope"
     assert export.rope_parameters["mrope_section"] == [1]

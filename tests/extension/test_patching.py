@@ -353,7 +353,7 @@ def test_what_is_no_length_is_refused_and_leaves_the_model_alone(model, length):
 def test_at_the_target_a_dynamic_method_is_its_static_twin_to_the_bit(model, method, twin):
     dynamic, static = plan_for(model, method), plan_for(model, twin)
     assert torch.equal(dynamic.frequencies().inv_freq, static.frequencies().inv_freq)
-    assert dynamic.export().rope_parameters == static.rope_parameters
+    assert dynamic.saved_at()[0].rope_parameters == static.rope_parameters
 
 
 # Generation

@@ -112,8 +112,8 @@ def test_a_new_method_takes_part_by_being_in_the_registry(monkeypatch):
 
 @pytest.mark.parametrize("moving", ["dynamic", "dynamic-linear", "dynamic-yarn"])
 def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes_part(moving):
-    held = ropepatch.plan("tiny", to=1024, method=moving).export().frequencies
-    twins = (ropepatch.plan("tiny", to=1024, method=name).export().frequencies for name in candidates())
+    held = ropepatch.plan("tiny", to=1024, method=moving).frequencies()
+    twins = (ropepatch.plan("tiny", to=1024, method=name).frequencies() for name in candidates())
     assert any(
         held.inv_freq.equal(twin.inv_freq) and held.attention_factor == twin.attention_factor
         for twin in twins
@@ -123,7 +123,7 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
 def test_tiny_allows_all_of_them_and_a_checkpoint_holds_each():
     methods, left_out = allowed("tiny", candidates(), to=1024)
     assert ([method.name for method in methods], left_out) == ([*candidates()], {})
-    assert all(ropepatch.plan("tiny", to=1024, method=name).exportable for name in candidates())
+    assert all(ropepatch.plan("tiny", to=1024, method=name).savable for name in candidates())
 
 
 def test_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):

@@ -322,7 +322,7 @@ def test_the_revision_is_that_of_the_plan(monkeypatch):
 def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path, method):
     """Stock transformers recomputes `dynamic` as it reads; for `dynamic-yarn` a checkpoint holds yarn."""
     made = ropepatch.plan("tiny", to=512, method=method)
-    kept = made if made.exportable else ropepatch.plan("tiny", to=512, method="yarn")
+    kept = made if made.savable else ropepatch.plan("tiny", to=512, method="yarn")
     folder = ropepatch.extend(kept, tmp_path / "checkpoint")
     suite = replace(SUITE, tasks=(PerplexityTask(windows=1, lengths=(512,)),))
     found = list(measure_extension(suite, made, folder))

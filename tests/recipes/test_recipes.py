@@ -80,7 +80,7 @@ def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_and_that_warns_of_nothin
     )
     target = relative_length(recipe.to, shape_of(recipe).max_position_embeddings)
     made = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
-    assert made.exportable
+    assert made.savable
     assert not made.warnings
 
 

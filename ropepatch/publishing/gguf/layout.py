@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.forms import STOPPED
 from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import read_headers
+from ropepatch.scaling.rope import divisors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,11 +204,6 @@ def _stored(files: Any) -> dict[str, tuple[Path, int, str]]:
 
 
 def _divisors(found: Survey) -> NDArray[np.float32] | None:
-    rope = found.rope
-    if rope.carried is None:
+    if found.rope.carried is None:
         return None
-    plain = rope.rope_theta ** -(np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim)
-    carried = np.array(rope.carried)
-    stopped = carried == 0
-    divisors = np.where(stopped, STOPPED, plain / np.where(stopped, 1, carried))
-    return divisors.astype(np.float32)
+    return divisors(found.rope.unscaled(), found.rope.inv_freq()).float().numpy()
