@@ -9,6 +9,7 @@ from ropepatch.doctor.case import DEFAULT_THETA, FIRST_LAYERS, ORIGINAL, WITH_OR
 from ropepatch.doctor.defaults import is_known, same_rope
 from ropepatch.doctor.findings import DROP, Edit, Finding, Mend, shown
 from ropepatch.extension.forms import SCALING_KEYS
+from ropepatch.model.architectures import LOCAL_BASE
 from ropepatch.model.legacy import legacy_keys
 
 
@@ -48,7 +49,7 @@ def _older_keys(case: Case, block: Block) -> tuple[Edit, ...]:
     if block.kind in WITH_ORIGINAL and block.values.get(ORIGINAL) is not None:
         older[ORIGINAL] = block.values[ORIGINAL]
     sliding = next((other for other in case.newer if other.layer_type == "sliding_attention"), None)
-    if sliding and case.model_type.startswith("gemma3") and sliding.number("rope_theta"):
+    if sliding and case.model_type in LOCAL_BASE and sliding.number("rope_theta"):
         older["rope_local_base_freq"] = sliding.values["rope_theta"]
     edits = tuple(case.edit(key, value) for key, value in older.items())
     judged = is_known(case.raw.get("model_type")) or block.layer_type is not None

@@ -10,10 +10,10 @@ from typing import Any
 from ropepatch.doctor.case import Case, positive
 from ropepatch.doctor.findings import DROP, Finding, Mend, shown
 from ropepatch.extension.forms import SCALING_KEYS
+from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
 
 BETAS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 BETA_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
-REBUILD_THE_CACHE = ("phi3", "phimoe", "phi4_multimodal")  # generate() of these, when LongRoPE switches
 USUAL = 1e-3  # how closely an attention factor agrees with a formula
 OTHER_KEYS = {
     *("attn_factor", "extrapolation_factor", "finetuned", "alpha", "mixed_b", "partial_rotary_factor"),
@@ -65,7 +65,7 @@ def open_ramp(case: Case) -> Iterator[Finding]:
         rounded = (block.edit("truncate", True),)
         yield Finding(
             "truncate-ignored",
-            "remark" if case.model_type == "gpt_oss" else "warning",
+            "remark" if case.model_type in OPEN_RAMP else "warning",
             "truncate is false, which some readers ignore",
             "transformers 5 itself does not read it per layer type; llama.cpp, TGI and mlx-lm never do"
             if nested
@@ -186,7 +186,7 @@ def switching(case: Case) -> Iterator[Finding]:
         dynamic = block.kind == "dynamic" and "alpha" not in block.values
         if not dynamic and not (block.kind == "longrope" and None not in lists and lists[0] != lists[1]):
             continue
-        rebuilt = not dynamic and case.model_type in REBUILD_THE_CACHE
+        rebuilt = not dynamic and case.model_type in REBUILD_CACHE
         where = f"{case.original(block) or case.window or 0:g} tokens"
         yield Finding(
             "switches-against-cache",

@@ -7,15 +7,9 @@ from collections.abc import Iterator
 
 from ropepatch.doctor.case import DEFAULT_THETA, FIRST_LAYERS, Block, Case, positive
 from ropepatch.doctor.findings import Edit, Finding, Mend, shown
+from ropepatch.model.architectures import STATE_THETA, STATE_THETA_LATELY
 
 LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
-# These architectures are younger than the key rope_theta, or their configurations name it since 4.34.
-NAME_THETA = {
-    *("cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
-    *("gpt_oss", "granite", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe"),
-    *("qwen3", "qwen3_moe", "smollm3", "starcoder2"),
-}
-NAME_THETA_SINCE_4_34 = {"llama", "phi", "stablelm", "persimmon"}
 
 
 def lost_theta(case: Case) -> Iterator[Finding]:
@@ -99,9 +93,9 @@ def _theta_nowhere(case: Case) -> Iterator[Finding]:
     if expected := _pretrained_theta(case):
         yield _other_theta(case, "rope_theta is missing", *expected)
         return
-    since = case.model_type in NAME_THETA_SINCE_4_34 and _version(case) >= (4, 34)
+    since = case.model_type in STATE_THETA_LATELY and _version(case) >= (4, 34)
     llama3 = any(block.kind == "llama3" for block in case.blocks)
-    if llama3 or (not case.prefix and (case.model_type in NAME_THETA or since)):
+    if llama3 or (not case.prefix and (case.model_type in STATE_THETA or since)):
         yield Finding(
             "theta-lost",
             "error" if llama3 else "warning",

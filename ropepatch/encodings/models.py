@@ -12,6 +12,7 @@ from ropepatch.encodings.attention import NAME, SLOT, uninterchangeable
 from ropepatch.encodings.encoding import Attended, Places, Shape
 from ropepatch.encodings.rotary import turned
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.config import text_config
 from ropepatch.model.survey import Survey
 
@@ -86,7 +87,10 @@ def check_embeddings(base: PreTrainedModel) -> None:
         RopepatchError: With its model type.
     """
     config: Any = text_config(base.config)
-    scaled = "gemma" in config.model_type or getattr(config, "embedding_multiplier", 1) not in (None, 1)
+    scaled = config.model_type in SCALED_EMBEDDINGS or getattr(config, "embedding_multiplier", 1) not in (
+        None,
+        1,
+    )
     if scaled or hasattr(base.get_input_embeddings(), "embed_scale"):
         raise RopepatchError(
             f"{config.model_type} scales its embeddings: absolute positions would have another weight in it",

@@ -10,12 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
-
-# Where transformers 4 wants other keys in rope_scaling than it does elsewhere, or looks at none.
-REFUSED_BY_4 = frozenset({"llama4", "llama4_text", "olmo", "olmo2", "phi3", "phi4_multimodal"})
-IGNORED_BY_4 = frozenset({"nemotron"})
 
 STALE = "recomputed as the sequence grows: cached keys go stale"
 
@@ -100,8 +97,8 @@ def _transformers(engine: str, written: _Written, note: str) -> EngineSupport:
 
 
 def _transformers_4(written: _Written, model_type: str) -> EngineSupport:
-    if written.kind != "default" and model_type in REFUSED_BY_4 | IGNORED_BY_4:
-        verb = "ignores" if model_type in IGNORED_BY_4 else "refuses"
+    verb = "ignores" if model_type in IGNORED_BY_4 else "refuses" if model_type in REFUSED_BY_4 else None
+    if written.kind != "default" and verb:
         return EngineSupport("transformers 4.x", "no", f"{verb} such a rope_scaling in {model_type}")
     return _transformers("transformers 4.x", written, "through rope_theta and rope_scaling")
 

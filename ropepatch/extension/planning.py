@@ -18,7 +18,7 @@ from ropepatch.extension.config_changes import changed, find_changes
 from ropepatch.extension.engines import EngineSupport, engine_support
 from ropepatch.extension.forms import SavedRope
 from ropepatch.extension.text import plan_text
-from ropepatch.model.architectures import ARCHITECTURE_NOTES
+from ropepatch.model.architectures import LOCAL_ONLY, NORMALISED
 from ropepatch.model.rotary import RotarySite, base_model, float32_on_cpu
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_folder
@@ -268,8 +268,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
-    if config.model_type in ARCHITECTURE_NOTES:
-        yield ARCHITECTURE_NOTES[config.model_type]
+    yield from (row.reason for row in (LOCAL_ONLY, NORMALISED) if config.model_type in row)
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if sliding and not getattr(config, "layer_types", None):
         yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"

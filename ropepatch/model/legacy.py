@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import NEOX_KEYS
 
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
-GPT_NEOX = ("gpt_neox", "gpt_neox_japanese")
 
 
 def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     kind = parameters["rope_type"]
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"} | {"type": kind}
     keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": None if kind == "default" else scaling}
-    renamed = raw.get("model_type") in GPT_NEOX
+    renamed = raw.get("model_type") in NEOX_KEYS
     if renamed or "rotary_emb_base" in raw:
         keys["rotary_emb_base"] = parameters["rope_theta"]
     if "partial_rotary_factor" in parameters:

@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import IGNORED_BY_4, REFUSED_BY_4, EngineSupport, engine_support
+from ropepatch.extension.engines import EngineSupport, engine_support
 from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.model.survey import Survey, survey, survey_folder
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
@@ -60,8 +61,9 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"form": "transformers", "factor": 2.0}),
     ("longrope-switch", {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1}),
 ]
+UNREAD_BY_4 = IGNORED_BY_4.model_types | REFUSED_BY_4.model_types
 # Architectures that transformers 4 reads like LLaMA, one that ignores a scaling, and those that refuse it.
-FAMILIES = ("gpt_neox", "stablelm", *sorted(IGNORED_BY_4 | REFUSED_BY_4 - {"llama4", "phi4_multimodal"}))
+FAMILIES = ("gpt_neox", "stablelm", *sorted(UNREAD_BY_4 - {"llama4", "phi4_multimodal"}))
 SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
 # What a model that is scaled already says of it, and methods that compose with that.
 SCALED = {

@@ -28,7 +28,6 @@ from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import Extended, card_text, write_card
 from ropepatch.publishing.card.names import shown_command, shown_name
 from ropepatch.publishing.card.papers import PAPERS, address, bibtex
-from ropepatch.publishing.card.usage import GGUF_TYPES
 from ropepatch.publishing.card.writing import MARKER
 from ropepatch.scaling import METHODS
 
@@ -492,10 +491,6 @@ def test_llama_cpp_gets_no_file_of_what_its_llama_cannot_hold():
     assert not exports(Extended("x", record(model=Qwen3Config(**small))))
     quantised = {"frequencies": "equal", "logits": "not compared: quantised weights"}
     assert not exports(Extended("x", record() | {"verified": quantised}))
-
-
-def test_the_types_of_models_that_llama_cpp_gets_are_those_of_the_exporter():
-    assert import_module("ropepatch.publishing.gguf.layout").MODEL_TYPES == GGUF_TYPES
 
 
 def test_the_lines_of_llama_cpp_follow_from_the_name():

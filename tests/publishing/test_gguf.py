@@ -328,7 +328,9 @@ def test_an_architecture_that_has_other_tensors_is_refused_whatever_its_name(sma
     edit_json(copy / "config.json", model_type="qwen3")
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(copy))
     model.save_pretrained(copy)
-    monkeypatch.setattr(layout, "MODEL_TYPES", ("qwen3",))
+    monkeypatch.setattr(
+        layout, "IN_LLAMA_CPP", replace(layout.IN_LLAMA_CPP, model_types=frozenset({"qwen3"}))
+    )
     with pytest.raises(
         RopepatchError, match=r"it has a tensor model\.layers\.0\.self_attn\.[qk]_norm\.weight"
     ):

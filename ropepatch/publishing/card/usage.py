@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.publishing.card.markdown import fenced, plain, table, text
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from ropepatch.publishing.card.extended import Extended
 
-GGUF_TYPES = ("llama", "mistral", "qwen2")  # those of `ropepatch.publishing.gguf`
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
 
 
@@ -103,7 +103,7 @@ def _fits_gguf(made: Extended) -> bool:
     switches = rope.get("rope_type") == "dynamic" or rope.get("short_factor") != rope.get("long_factor")
     slides = any("sliding_window" in warning for warning in record["warnings"])
     quantised = "quantised" in record.get("verified", {}).get("logits", "")
-    return record["model_type"] in GGUF_TYPES and not (switches or slides or quantised)
+    return record["model_type"] in IN_LLAMA_CPP and not (switches or slides or quantised)
 
 
 def _reservation(engine: Mapping[str, str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
+from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import read_headers
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Of which the tests have compared the logits in llama.cpp.
-MODEL_TYPES = ("llama", "mistral", "qwen2")
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 IN_LAYER = {
@@ -158,8 +157,9 @@ def _check_architecture(raw: dict[str, Any], config: Any) -> None:
             "the weights are quantised",
             hint="export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself",
         )
-    if config.model_type not in MODEL_TYPES:
-        raise _other(f"model_type {config.model_type} is none of {', '.join(MODEL_TYPES)}")
+    if config.model_type not in IN_LLAMA_CPP:
+        known = ", ".join(sorted(IN_LLAMA_CPP.model_types))
+        raise _other(f"model_type {config.model_type} is none of {known}")
     if config.hidden_act not in ("silu", "swish"):
         raise _other(f"hidden_act is {config.hidden_act}, not silu")
     if getattr(config, "sliding_window", None):
