@@ -12,7 +12,7 @@ from ropepatch.doctor.tensors import read_shards
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.source import check_inside
-from ropepatch.model.weights import INDEX, PICKLES, clone_files
+from ropepatch.model.weights import INDEX, PICKLES, clone_files, read_header
 
 if TYPE_CHECKING:
     from ropepatch.model.weights import Progress
@@ -86,14 +86,8 @@ def _carried(file: Path) -> bool:
 
 def _holding(folder: Path, tensors: frozenset[str]) -> list[str]:
     """The files that hold one of these tensors."""
-    from safetensors import safe_open
-
-    names = []
-    for file in sorted(folder.glob("*.safetensors")) if tensors else ():
-        with safe_open(file, framework="np") as opened:
-            if tensors & set(opened.keys()):
-                names.append(file.name)
-    return names
+    files = sorted(folder.glob("*.safetensors")) if tensors else []
+    return [file.name for file in files if tensors & read_header(file).tensors.keys()]
 
 
 def _rewrite(file: Path, without: frozenset[str]) -> None:
@@ -113,19 +107,16 @@ def _index(shards: list[Path]) -> dict[str, Any]:
     Raises:
         RopepatchError: If a tensor is in two of them: nobody knows which is meant.
     """
-    from safetensors import safe_open
-
     places: dict[str, str] = {}
     total = 0
     for file in shards:
-        with safe_open(file, framework="np") as opened:
-            held = dict.fromkeys(opened.keys(), file.name)
+        header = read_header(file)
+        held = dict.fromkeys(header.tensors, file.name)
         if twice := places.keys() & held.keys():
             raise RopepatchError(
                 f"{min(twice)} is in {places[min(twice)]} and in {file.name}",
                 hint="keep the files of one save, and copy its index too",
             )
         places |= held
-        header = int.from_bytes(file.open("rb").read(8), "little")
-        total += file.stat().st_size - 8 - header
+        total += header.num_bytes
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

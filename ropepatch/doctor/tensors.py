@@ -19,7 +19,7 @@ from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.survey import survey
-from ropepatch.model.weights import INDEX, PICKLES, SINGLE, Weights, read_headers
+from ropepatch.model.weights import INDEX, PICKLES, SINGLE, Weights, read_header, read_headers
 
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
@@ -61,9 +61,8 @@ def read_shards(folder: Path) -> tuple[Headers, list[Finding]]:
         if file.name != SINGLE and not SHARD.fullmatch(file.name):
             continue
         try:
-            with safe_open(file, framework="np") as tensors:
-                names = list(tensors.keys())
-                headers[file.name] = {name: tensors.get_slice(name).get_dtype() for name in names}
+            tensors = read_header(file).tensors
+            headers[file.name] = {name: entry.dtype for name, entry in tensors.items()}
         except (SafetensorError, OSError) as error:
             found.append(
                 Finding(

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -27,16 +28,53 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass(frozen=True)
+class TensorEntry:
+    """What a header says of one tensor.
+
+    Args:
+        file: Where it is.
+        dtype: In the words of safetensors: F32, BF16.
+        shape: Rows first.
+        offset: Of its first byte, from the start of the file.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of itself.
+
+    Args:
+        tensors: By their names.
+        metadata: What the program that wrote it added; None for nothing.
+        num_bytes: Of all tensors together.
+    """
+
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str] | None
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Weights:
     """The weight files of one checkpoint folder.
 
     Args:
         files: Their paths, the index first where there is one.
-        shapes: The shape of every tensor in them.
+        tensors: Every tensor in them.
     """
 
     files: tuple[Path, ...]
-    shapes: dict[str, tuple[int, ...]]
+    tensors: dict[str, TensorEntry]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor."""
+        return {name: entry.shape for name, entry in self.tensors.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -67,17 +105,17 @@ def read_headers(folder: Path) -> Weights:
                 raise RopepatchError(
                     f"{folder / INDEX} names {name!r}, expected a *.safetensors file beside it", hint=hint
                 )
-        shards = {name: _shapes(folder / name) for name in sorted(set(index.values()))}
+        shards = {name: _tensors(folder / name) for name in sorted(set(index.values()))}
         for tensor, name in index.items():
             if tensor not in shards[name]:
                 raise RopepatchError(
                     f"{INDEX} places {tensor} in {name}, which does not hold it",
                     hint="the index and the files come from different checkpoints: copy both again",
                 )
-        shapes = {tensor: shape for shard in shards.values() for tensor, shape in shard.items()}
-        return Weights((folder / INDEX, *(folder / name for name in shards)), shapes)
+        tensors = {tensor: entry for shard in shards.values() for tensor, entry in shard.items()}
+        return Weights((folder / INDEX, *(folder / name for name in shards)), tensors)
     if (folder / SINGLE).exists():
-        return Weights((folder / SINGLE,), _shapes(folder / SINGLE))
+        return Weights((folder / SINGLE,), _tensors(folder / SINGLE))
     pickles = [name for name in PICKLES if (folder / name).exists()]
     if pickles:
         raise RopepatchError(
@@ -88,6 +126,25 @@ def read_headers(folder: Path) -> Weights:
         f"no weights in {folder}",
         hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
     )
+
+
+def read_header(file: Path) -> Header:
+    """The header of a safetensors file; no tensor is read.
+
+    Raises:
+        SafetensorError: The file is truncated, damaged or something else.
+        OSError: It cannot be read.
+    """
+    # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
+    with safe_open(file, framework="np"), file.open("rb") as opened:  # the first of them checks the file
+        begin = 8 + int.from_bytes(opened.read(8), "little")
+        content: dict[str, Any] = json.loads(opened.read(begin - 8))
+    metadata = content.pop("__metadata__", None)
+    tensors = {
+        name: TensorEntry(file, entry["dtype"], tuple(entry["shape"]), begin + entry["data_offsets"][0])
+        for name, entry in content.items()
+    }
+    return Header(tensors, metadata, file.stat().st_size - begin)
 
 
 def _conversion(folder: Path) -> str:
@@ -221,11 +278,9 @@ def _is_plain_name(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+def _tensors(file: Path) -> dict[str, TensorEntry]:
     try:
-        # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
-        with safe_open(file, framework="np") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118  # not a dict
+        return read_header(file).tensors
     except FileNotFoundError:
         raise RopepatchError(
             f"{file.name} is missing from {file.parent}",

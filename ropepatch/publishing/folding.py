@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ropepatch.errors import RopepatchError
@@ -21,7 +20,7 @@ from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import Progress, clone_files, fingerprint, read_headers
+from ropepatch.model.weights import Progress, clone_files, fingerprint, read_header, read_headers
 from ropepatch.scaling import make_scaling
 
 if TYPE_CHECKING:
@@ -159,8 +158,8 @@ def _write(
     ours: set[str] = set()
     metadata = None
     if file.suffix == ".safetensors":
-        with safe_open(file, framework="pt") as header:
-            ours, metadata = offsets.keys() & set(header.keys()), header.metadata()
+        header = read_header(file)
+        ours, metadata = offsets.keys() & header.tensors.keys(), header.metadata
     if not ours:
         clone_files((file,), folder, link=False, progress=None)
         return

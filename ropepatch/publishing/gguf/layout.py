@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from ropepatch.files import read_json
 from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import read_headers
+from ropepatch.model.weights import TensorEntry, read_headers
 from ropepatch.scaling.rope import divisors
 
 if TYPE_CHECKING:
@@ -45,24 +44,23 @@ class StoredTensor:
 
     Args:
         name: llama.cpp's.
-        file: Where its bytes are.
-        offset: From the start of the file.
-        shape: Rows first.
-        dtype: F32, F16 or BF16, as stored.
+        entry: Where its bytes are, and what they are: F32, F16 or BF16.
         heads: Of the queries or keys, whose rows are ordered anew; 0 for every other tensor.
     """
 
     name: str
-    file: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
+    entry: TensorEntry
     heads: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        return self.entry.shape
 
     @property
     def written_dtype(self) -> str:
         """llama.cpp adds and multiplies vectors in float32 only."""
-        return "F32" if len(self.shape) == 1 else self.dtype
+        return "F32" if len(self.shape) == 1 else self.entry.dtype
 
     @property
     def num_bytes(self) -> int:
@@ -72,10 +70,11 @@ class StoredTensor:
 
     def read(self) -> NDArray[Any]:
         """Its values as llama.cpp wants them; of BF16 the bits."""
+        entry, dtype = self.entry, DTYPES[self.entry.dtype]
         stored: NDArray[Any] = np.memmap(
-            self.file, dtype=DTYPES[self.dtype], mode="r", offset=self.offset, shape=self.shape
+            entry.file, dtype=dtype, mode="r", offset=entry.offset, shape=self.shape
         )
-        if self.dtype == "BF16" and self.written_dtype == "F32":
+        if entry.dtype == "BF16" and self.written_dtype == "F32":
             stored = (stored.astype(np.uint32) << 16).view(np.float32)
         elif self.written_dtype == "F32":
             stored = stored.astype(np.float32)
@@ -128,26 +127,25 @@ def read_layout(folder: Path) -> Layout:
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     weights = read_headers(folder)
     check_weights(weights, model)
-    stored = _stored(file for file in weights.files if file.suffix == ".safetensors")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     tensors = []
     for name in expected:
         ours = _gguf_name(name)
-        if name not in stored:
+        entry = weights.tensors.get(name)
+        if entry is None:
             if config.tie_word_embeddings and name in (model._tied_weights_keys or ()):
                 continue  # one that is stored is loaded, by transformers 5 too
             raise RopepatchError(
                 f"the weights have no {name}",
                 hint="load them with transformers and save_pretrained them again",
             )
-        file, offset, dtype = stored[name]
-        if dtype not in DTYPES:
+        if entry.dtype not in DTYPES:
             raise RopepatchError(
-                f"{name} is stored as {dtype}, expected one of {', '.join(DTYPES)}",
+                f"{name} is stored as {entry.dtype}, expected one of {', '.join(DTYPES)}",
                 hint="export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself",
             )
         permuted = heads.get(ours.split(".")[-2], 0)
-        tensors.append(StoredTensor(ours, file, offset, expected[name], dtype, permuted))
+        tensors.append(StoredTensor(ours, entry, permuted))
     return Layout(found, tuple(tensors), _divisors(found))
 
 
@@ -188,19 +186,6 @@ def _gguf_name(name: str) -> str:
     if ours is None or kind not in ("weight", "bias"):
         raise _other(f"it has a tensor {name}")
     return f"{ours}.{kind}"
-
-
-def _stored(files: Any) -> dict[str, tuple[Path, int, str]]:
-    """File, offset and dtype of every tensor; the headers have been checked before."""
-    found = {}
-    for file in files:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                found[name] = file, 8 + length + tensor["data_offsets"][0], tensor["dtype"]
-    return found
 
 
 def _divisors(found: Survey) -> NDArray[np.float32] | None:
