@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ropepatch.cli.ranking_text import print_ranking
 from ropepatch.cli.running import device, progress
 from ropepatch.errors import RopepatchError
 
@@ -48,6 +47,7 @@ def resolve_auto(
         RopepatchError: No text, settings, several processes, or what `choose` refuses.
     """
     from ropepatch.fitting.choosing import choose
+    from ropepatch.report.terminal import print_ranking
 
     if settings:
         raise RopepatchError(

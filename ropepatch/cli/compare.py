@@ -25,7 +25,6 @@ from ropepatch.cli.measured import (
     measured,
     write_report_of,
 )
-from ropepatch.cli.ranking_text import print_ranking
 from ropepatch.cli.running import device
 from ropepatch.settings import parse_length
 
@@ -56,13 +55,13 @@ def compare(
     field: TextField = "text",
     split: TextSplit = "test",
     windows: Annotated[int, typer.Option(min=1, help="Read at most so many windows of the text.")] = 24,
-    trials: Annotated[int, typer.Option(min=0, help="Pass keys per length and depth; 0 for none.")] = 4,
+    trials: Annotated[int, typer.Option(min=0, help="Passkeys per length and depth; 0 for none.")] = 4,
     out: OutFolder = None,
     report: Report = None,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank scalings on a model, training-free: the loss over the target, short-range loss and pass keys.
+    """Rank scalings on a model, training-free: the loss over the target, short-range loss and passkeys.
 
     The ranking is by loss, with 95 % intervals; methods that the text does not tell apart are called tied.
     The last lines are the recommendation, which may be not to extend at all. A fit learns from that part of
@@ -72,8 +71,9 @@ def compare(
     from ropepatch.evaluation.measuring import AS_IT_IS
     from ropepatch.evaluation.processes import is_first_process
     from ropepatch.evaluation.ranking import RULE, rank
-    from ropepatch.evaluation.suites import check_text
+    from ropepatch.evaluation.tasks import check_text
     from ropepatch.fitting.choosing import FIT, fit_beside, ranking_suite
+    from ropepatch.report.terminal import print_ranking
 
     check_text(text, model)
     check_places(out, report)
@@ -91,7 +91,7 @@ def compare(
         revision=revision,
     )
     if reason is not None:
-        print(f"warning: no pass keys are asked for: {reason}", file=sys.stderr)
+        print(f"warning: no passkeys are asked for: {reason}", file=sys.stderr)
     with TemporaryDirectory(prefix="ropepatch-") as place:
         if FIT in names:
             folder = Path(place) if out is None else out / FIT

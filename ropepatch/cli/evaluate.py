@@ -128,7 +128,8 @@ def _perplexity(
     model: str | None, task: dict[str, Any], names: list[str], to: str | None, settings: list[str] | None
 ) -> Suite:
     """The suite of one perplexity task."""
-    from ropepatch.evaluation.suites import Method, PerplexityTask, Suite, check_text
+    from ropepatch.evaluation.suites import Method, Suite
+    from ropepatch.evaluation.tasks import PerplexityTask, check_text
 
     if model is None:
         raise RopepatchError("MODEL is missing", hint="a checkpoint folder, a Hub id, or tiny")

@@ -106,7 +106,7 @@ def fitted_plan(
         RopepatchError: The folders hold something else, or what `ropepatch.fit` refuses.
     """
     from ropepatch.data.texts import Texts
-    from ropepatch.evaluation.suites import check_text
+    from ropepatch.evaluation.tasks import check_text
     from ropepatch.model.source import find_source
 
     source = find_source(model, revision, weights=True)

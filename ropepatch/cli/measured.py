@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropepatch.cli.results_text import print_results
 from ropepatch.cli.running import device, progress
 from ropepatch.errors import RopepatchError
 
@@ -43,7 +42,8 @@ def named_suite(name: str, *, model: str | None = None, text: str | None, field:
     Raises:
         RopepatchError: No such suite, or a field or a split of no text.
     """
-    from ropepatch.evaluation.suites import LmEvalTask, PerplexityTask, Task, read_suite
+    from ropepatch.evaluation.suites import read_suite
+    from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, Task
 
     if text is None and (field, split) != ("text", "test"):
         raise RopepatchError(
@@ -67,6 +67,7 @@ def measure_and_print(
 ) -> None:
     """Measure a suite, print its tables or JSON, and write the report."""
     from ropepatch.evaluation.processes import is_first_process
+    from ropepatch.report.terminal import print_results
 
     results = measured(suite, out=out, report=report, revision=revision)
     if not is_first_process():
@@ -111,6 +112,7 @@ def measure_extension_and_print(
     """
     from ropepatch.evaluation.measuring import measure_extension
     from ropepatch.evaluation.processes import is_first_process
+    from ropepatch.report.terminal import print_results
 
     check_places(out, report)
     results = _announced(

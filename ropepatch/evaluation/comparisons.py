@@ -42,6 +42,10 @@ class Comparison:
         """A table of every result that has it, by name."""
         return {name: rows for name, result in self.results.items() if (rows := result.tables.get(table))}
 
+    def named(self) -> dict[str, Result]:
+        """Every result by its name, the floor last."""
+        return dict(self.results) if self.floor is None else {**self.results, FLOOR: self.floor}
+
     def lengths(self) -> list[int]:
         """Those of the table ``by_length``, ascending."""
         return sorted({row["length"] for rows in self.rows("by_length").values() for row in rows})
@@ -54,6 +58,11 @@ class Comparison:
             for row in rows
             if row["length"] == length
         }
+
+    def last(self, name: str) -> tuple[int, Row] | None:
+        """The greatest length up to the target at which a result has a row, and the row."""
+        rows = ((length, self.at(length).get(name)) for length in self.lengths() if length <= self.target)
+        return next(((length, row) for length, row in reversed([*rows]) if row is not None), None)
 
 
 def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:

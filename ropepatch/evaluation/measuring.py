@@ -19,7 +19,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.processes import is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, read_result
-from ropepatch.evaluation.tasks import prepare
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
@@ -34,8 +33,8 @@ from ropepatch.settings import relative_length, seed_of, short_length
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.evaluation.suites import Suite, Task
-    from ropepatch.evaluation.tasks import Material
+    from ropepatch.evaluation.suites import Suite
+    from ropepatch.evaluation.tasks import Measurement, Task
 
 AS_IT_IS = "as it is"
 
@@ -116,7 +115,7 @@ class Job:
 
     variant: Variant
     to: int
-    material: Material
+    measurement: Measurement
     place: str  # the beginning of its files' names: model, target and task
 
     @property
@@ -131,12 +130,12 @@ class Job:
         made = None if plan is None else plan.to_dict()
         kept = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
         return {
-            "task": self.material.task.name,
+            "task": self.measurement.task.name,
             "label": self.variant.label,
             "model": subject.record,
             "scaling": None if made is None else {key: made[key] for key in kept},
             "target": self.to,
-            "parameters": self.material.parameters,
+            "parameters": self.measurement.parameters,
         }
 
 
@@ -190,7 +189,7 @@ def measure_extension(
 ) -> Iterator[Result]:
     """The results of one extension, side by side: the model as it is, patched, and adapted.
 
-    All are measured with the same texts, lengths and pass keys: those of the model as it is, for the target
+    All are measured with the same texts, lengths and passkeys: those of the model as it is, for the target
     of the plan.
 
     Args:
@@ -233,16 +232,16 @@ def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[J
     """Every task on every variant of one model, in an order that loads each one's weights once."""
     model = variants[0].subject
     seen: Counter[str] = Counter()
-    prepared: dict[str, Material] = {}
+    measurements: dict[str, Measurement] = {}
     for task in tasks:
         seen[task.name] += 1
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
         place = "-".join(map(_slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
-        prepared[place] = prepare(task, model.name, model.tokenizer, trained=model.trained, to=to)
+        measurements[place] = task.prepare(model.name, model.tokenizer, trained=model.trained, to=to)
     return [
-        Job(variant, to, material, place)
+        Job(variant, to, measurement, place)
         for subject in dict.fromkeys(variant.subject for variant in variants)
-        for place, material in prepared.items()
+        for place, measurement in measurements.items()
         for variant in variants
         if variant.subject is subject
     ]
@@ -275,7 +274,7 @@ def _run(
         if before not in (None, variant.subject):
             before.forget_model()
         before = variant.subject
-        if variant.plan is None and (floor := job.material.floor_tables) is not None:
+        if variant.plan is None and (floor := job.measurement.floor_tables) is not None:
             result = Result(**job.asked | {"label": FLOOR}, tables=floor, env={})
             yield _kept(result, out, f"{job.place}-{FLOOR}")
         yield found.get(job.name) or _measured(job, out, progress)
@@ -305,7 +304,7 @@ def _told_apart(value: Any) -> Any:
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     subject, plan = job.variant.subject, job.variant.plan
-    name = f"{job.material.task.name}, {job.variant.label}, {short_length(job.to)}"
+    name = f"{job.measurement.task.name}, {job.variant.label}, {short_length(job.to)}"
     model = subject.model
     env = environment(model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
@@ -314,7 +313,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
     began = time.perf_counter()
     with patched, progress(name) as advance:
-        tables = job.material.run(model, subject.tokenizer, keep, advance)
+        tables = job.measurement.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
     return _kept(Result(**job.asked, tables=tables, env=env, seconds=seconds), out, job.name)
 

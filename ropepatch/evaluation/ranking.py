@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity, difference
 from ropepatch.evaluation.grid import THRESHOLD
-from ropepatch.evaluation.results import finite, mean_nats
+from ropepatch.evaluation.results import document_sums, finite, mean_nats
+from ropepatch.evaluation.tasks import task_of
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.results import Result
@@ -20,7 +21,7 @@ Interval = tuple[float, float]
 RULE = (
     "of the scalings that are seen to beat the model as it is and that this text does not tell from the one "
     "with the least loss over the target (95 % interval of the difference, text by text), the one that finds "
-    "the most pass keys, if the model can find them within its trained context, then the one with the least "
+    "the most passkeys, if the model can find them within its trained context, then the one with the least "
     "loss within that context."
 )
 
@@ -38,7 +39,7 @@ class Ranked:
         inside: Mean loss within the trained context.
         price: By how much that is above the loss of the model as it is, in nats, and the 95 % interval of
             that, text by text; infinite for results without the sums of each text within that context.
-        keys: Pass keys found at the target, of how many; None if none were asked for.
+        keys: Passkeys found at the target, of how many; None if none were asked for.
         front: Whether no other is at least as good in all of nats, keys and inside and better in one; keys
             count if the model finds them within its trained context, and all were asked for them.
     """
@@ -84,21 +85,21 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
     """Rank the scalings of one model at one target by their loss over all of it.
 
     Scalings whose paired interval to the best holds 0 are tied. Recommended is, of the tied ones that are
-    themselves seen to beat the model as it is, the one that finds the most pass keys, if the model finds them
+    themselves seen to beat the model as it is, the one that finds the most passkeys, if the model finds them
     within its trained context, then the one with the least loss within that (`RULE`). Loss decides first:
     every token tells of it, where 20 keys leave a third of the scale open.
 
     Args:
-        results: Of one-pass perplexity, and of pass keys if these were asked for, one per label.
+        results: Of one-pass perplexity, and of passkeys if these were asked for, one per label.
         base: The label of the model as it is.
         ignored: Labels that are no scalings.
 
     Raises:
         RopepatchError: No scaling, no base, or results that are not of the same texts.
     """
-    reading = {r.label: r for r in results if r.task == "perplexity" and r.label not in ignored}
+    reading = {r.label: r for r in results if task_of(r.task).ranks == "loss" and r.label not in ignored}
     adapted = any(r.adapted for r in reading.values())
-    retrieval = {r.label: r for r in results if r.task == "passkey"}
+    retrieval = {r.label: r for r in results if task_of(r.task).ranks == "retrieval"}
     if base not in reading or len(reading) < 2:
         raise RopepatchError("nothing to rank: need the model as it is and at least one scaling")
     if len({r.parameters["digest"] for r in reading.values()}) > 1:
@@ -167,7 +168,7 @@ def _advice(
     if len(tied) > 1:
         others = ", ".join(row.label for row in tied if row is not chosen)
         most = [row for row in tied if not retrieves or row.keys == chosen.keys]
-        reasons = ["finds the most pass keys"] * (len(most) < len(tied))
+        reasons = ["finds the most passkeys"] * (len(most) < len(tied))
         reasons += [f"loses the least within {trained} tokens"] * (len(most) > 1)
         advice.append(f"This text does not tell it from {others}; of these, it {' and '.join(reasons)}.")
     elif len(scalings) > 1 and not scalings[1].tied:
@@ -183,16 +184,16 @@ def _advice(
     finder = max(scalings, key=_found)
     if retrieves and _found(finder) > _found(chosen):
         advice.append(
-            f"The most pass keys are found by {finder.label}, {_found(finder)} against {_found(chosen)}, "
+            f"The most passkeys are found by {finder.label}, {_found(finder)} against {_found(chosen)}, "
             f"for {finder.nats - chosen.nats:+.3f} nats over the target."
         )
     if chosen.keys is not None and not retrieves:
         advice.append(
-            f"Pass keys tell nothing: as it is, the model does not find them within {trained} tokens."
+            f"Passkeys tell nothing: as it is, the model does not find them within {trained} tokens."
         )
     elif chosen.keys is not None and chosen.keys[0] < THRESHOLD * chosen.keys[1]:
         advice.append(
-            f"It finds {chosen.keys[0]} of {chosen.keys[1]} pass keys at {to} tokens: "
+            f"It finds {chosen.keys[0]} of {chosen.keys[1]} passkeys at {to} tokens: "
             f"{'train longer' if adapted else 'train it'}, or choose a nearer target."
         )
     return chosen.label, tuple(advice)
@@ -208,12 +209,6 @@ def _front(figures: Mapping[str, tuple[float, ...]]) -> set[str]:
         )
 
     return {label for label, mine in figures.items() if not beaten(mine)}
-
-
-def document_sums(result: Result, table: str = "by_document") -> Perplexity:
-    """What was read of every document, for differences in pairs."""
-    documents = tuple((row["nats"], row["tokens"]) for row in result.tables[table])
-    return Perplexity(sum(nats for nats, _ in documents), sum(tokens for _, tokens in documents), documents)
 
 
 def _inside(result: Result) -> float:
@@ -233,7 +228,7 @@ def _found(row: Ranked) -> int:
 
 
 def _retrieves(result: Result, *, within: int) -> bool:
-    """Whether a model finds the pass keys at some length that it was trained to read."""
+    """Whether a model finds the passkeys at some length that it was trained to read."""
     rows = [row for row in result.tables["by_length"] if row["length"] <= within]
     return any(row["correct"] >= THRESHOLD * row["n"] for row in rows)
 

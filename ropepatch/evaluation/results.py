@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import Perplexity
 from ropepatch.files import whole_file
 from ropepatch.settings import check_keys
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from ropepatch.evaluation.curves import LossCurve, Perplexity
+    from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
 
 SCHEMA = 1
@@ -187,6 +188,12 @@ def by_document(curve: LossCurve, within: int | None = None) -> list[Row]:
     """The sums of every document, or of its first ``within`` tokens, for paired comparisons."""
     read = curve.between(0, within or 1 + max(map(len, curve.nll)))
     return [{"nats": nats, "tokens": tokens} for nats, tokens in read.documents]
+
+
+def document_sums(result: Result, table: str = "by_document") -> Perplexity:
+    """What was read of every document, for differences in pairs."""
+    documents = tuple((row["nats"], row["tokens"]) for row in result.tables[table])
+    return Perplexity(sum(nats for nats, _ in documents), sum(tokens for _, tokens in documents), documents)
 
 
 def _count(cell: Passkey) -> Row:

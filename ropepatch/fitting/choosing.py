@@ -15,8 +15,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.measuring import AS_IT_IS, Progress, measure
 from ropepatch.evaluation.ranking import Ranking, rank
-from ropepatch.evaluation.suites import Method, PasskeyTask, PerplexityTask, Suite, Task, check_text
-from ropepatch.evaluation.tasks import askable, doublings
+from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask, Task, askable, check_text, doublings
 from ropepatch.extension.planning import plan
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source

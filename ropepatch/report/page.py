@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
+from markupsafe import Markup
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
+from ropepatch.report.html import html_table
 from ropepatch.report.inline_svg import inline_svg
 from ropepatch.report.plots import (
     looks_of,
@@ -19,15 +22,8 @@ from ropepatch.report.plots import (
     pictures_of_results,
     rescalings,
 )
-from ropepatch.report.tables import (
-    Table,
-    loss_table,
-    passkey_table,
-    perplexity_table,
-    scores_table,
-    summary_table,
-)
-from ropepatch.report.words import TASKS, method_of, outcome, provenance, variants
+from ropepatch.report.tables import summary_table
+from ropepatch.report.words import outcome, provenance, variants
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
@@ -35,13 +31,8 @@ if TYPE_CHECKING:
 
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result
+    from ropepatch.evaluation.table import Table
     from ropepatch.report.plots import Picture
-
-TABLES = {
-    "perplexity": (loss_table, perplexity_table),
-    "passkey": (passkey_table,),
-    "lm-eval": (scores_table,),
-}
 
 
 class Figure(NamedTuple):
@@ -100,7 +91,7 @@ def _page(results: Sequence[Result], title: str | None) -> str:
     places = list(dict.fromkeys((group.model, group.target) for group in groups))
     by_place = [[group for group in groups if (group.model, group.target) == place] for place in places]
     apart = {key: words for here in by_place for key, words in variants(here).items()}
-    draw, look = _Drawing(), looks_of(results)
+    draw, look = _Inline(), looks_of(results)
     sections = [
         Section(
             f"{here[0].model} to {short_length(here[0].target)}",
@@ -127,12 +118,12 @@ def _page(results: Sequence[Result], title: str | None) -> str:
 
 
 def _part(group: Comparison, apart: str, figures: list[Figure]) -> Part:
-    tables = [make(group) for make in TABLES.get(group.task, ())]
-    title = TASKS.get(group.task, group.task) + (f": {apart}" if apart else "")
-    return Part(title, method_of(group), figures, [table for table in tables if table.rows])
+    task = task_of(group.task)
+    title = (task.title or group.task) + (f": {apart}" if apart else "")
+    return Part(title, task.method(group.parameters), figures, task.tables(group))
 
 
-class _Drawing:
+class _Inline:
     """Makes pictures part of the page, every id in them its own."""
 
     def __init__(self) -> None:
@@ -156,7 +147,7 @@ def _unbroken(value: object) -> object:
 
 
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -164,3 +155,5 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["tabled"] = lambda table: Markup(html_table(table))
+    return environment

@@ -1,199 +1,109 @@
-"""The tables of a report."""
+"""The tables of results and of a ranking, as data that terminal, report, cards and notebooks print."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from ropepatch.evaluation.comparisons import FLOOR, comparisons
+from ropepatch.evaluation.table import MISSING, Cell, Table
+from ropepatch.evaluation.tasks import task_of
+from ropepatch.report.words import variants
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.results import Row
+    from ropepatch.evaluation.ranking import Ranked, Ranking
+    from ropepatch.evaluation.results import Result
 
 
-class Cell(NamedTuple):
-    """One value.
-
-    Args:
-        text: What is read.
-        detail: What stands below it, smaller.
-        value: By which a column is sorted; None comes last.
-        best: Whether it is the best of its column.
-    """
-
-    text: str
-    detail: str = ""
-    value: float | str | None = None
-    best: bool = False
-
-
-MISSING = Cell("–")
-
-
-class Table(NamedTuple):
-    """Cells below heads.
-
-    Args:
-        caption: What it shows.
-        heads: The name of each column and what stands below it.
-        rows: Their first `labels` cells say what they are about.
-        labels: How many those are.
-    """
-
-    caption: str
-    heads: list[tuple[str, str]]
-    rows: list[list[Cell]]
-    labels: int = 1
-
-
-def loss_table(comparison: Comparison) -> Table:
-    """Nats per token by length."""
-    return _by_length(comparison, "Nats per token", nats_cell)
-
-
-def perplexity_table(comparison: Comparison) -> Table:
-    """Perplexity by length."""
-    return _by_length(comparison, "Perplexity", perplexity_cell)
-
-
-def passkey_table(comparison: Comparison) -> Table:
-    """Pass keys found by length, all depths together."""
-    return _by_length(comparison, "Pass keys found", keys_cell)
-
-
-def scores_table(comparison: Comparison) -> Table:
-    """Scores of lm-eval, a row per task and metric."""
-    found = {
-        name: {(row["task"], row["metric"]): row for row in rows}
-        for name, rows in comparison.rows("scores").items()
-    }
-    keys = list(dict.fromkeys(key for rows in found.values() for key in rows))
-    heads = [("Task", ""), ("Metric", ""), *((name, "± standard error") for name in found)]
-    rows = [
-        [
-            *(Cell(part, value=part) for part in key),
-            *(score_cell(rows[key]) if key in rows else MISSING for rows in found.values()),
-        ]
-        for key in keys
-    ]
-    return Table("Scores", heads, rows, labels=2)
+def results_tables(results: Sequence[Result]) -> list[Table]:
+    """The outcome at the target, where there is one, and the tables of every comparison."""
+    places: dict[tuple[str, int], list[Comparison]] = {}
+    for group in comparisons(results):
+        places.setdefault((group.model, group.target), []).append(group)
+    apart = {key: words for here in places.values() for key, words in variants(here).items()}
+    summary = summary_table([*places.values()], apart)
+    tables = [summary] if len(summary.heads) > summary.labels else []
+    for (model, target), groups in places.items():
+        place = f"{model} to {short_length(target)}" if len(places) > 1 else ""
+        for group in groups:
+            prefix = ", ".join(filter(None, [place, apart[id(group)]]))
+            tables += [
+                table._replace(caption=f"{prefix}: {table.caption}" if prefix else table.caption)
+                for table in task_of(group.task).tables(group)
+            ]
+    return tables
 
 
 def summary_table(places: Sequence[Sequence[Comparison]], variants: Mapping[int, str]) -> Table:
-    """Every model, target and method in one row: the loss over the whole target, and the keys found there.
+    """Every model, target and method in one row, with what each task says of the target.
 
     Args:
         places: The comparisons of each model and target.
         variants: What sets a comparison apart from others of its task, by its `id`.
     """
-    columns: dict[tuple[str, str], tuple[str, str]] = {}
+    columns: dict[tuple[str, str], None] = {}
     lines: list[tuple[list[Cell], dict[tuple[str, str], Cell]]] = []
     for groups in places:
-        names = list(dict.fromkeys(name for group in groups for name in group.results))
-        found: dict[str, dict[tuple[str, str], Cell]] = {name: {} for name in names}
+        names = dict.fromkeys(name for group in groups for name in group.results)
+        cells: dict[str, dict[tuple[str, str], Cell]] = {name: {} for name in names}
         for group in groups:
-            for head, cells in _outcomes(group):
-                key = (head, variants[id(group)])
-                columns[key] = key
-                for name, cell in cells.items():
-                    found[name][key] = cell
+            for caption, column in task_of(group.task).outcome(group).items():
+                columns[caption, variants[id(group)]] = None
+                for name in group.results:
+                    cells[name][caption, variants[id(group)]] = column.get(name, MISSING)
         labels = [
             Cell(groups[0].model, value=groups[0].model),
             Cell(short_length(groups[0].target), value=groups[0].target),
         ]
-        lines += [([*labels, Cell(name, value=name)], cells) for name, cells in found.items()]
-    kept = [len(places) > 1 and len({line[0][k].text for line in lines}) > 1 for k in (0, 1)] + [True]
-    heads = [head for head, keep in zip(("Model", "Target", "Method"), kept, strict=True) if keep]
+        lines += [([*labels, Cell(name, value=name)], row) for name, row in cells.items()]
+    shown = [len(places) > 1 and len({label[k].text for label, _ in lines}) > 1 for k in (0, 1)] + [True]
+    heads = [(head, "") for head, show in zip(("Model", "Target", "Method"), shown, strict=True) if show]
     rows = [
         [
-            *(cell for cell, keep in zip(label, kept, strict=True) if keep),
-            *(cells.get(key, MISSING) for key in columns),
+            *(cell for cell, show in zip(label, shown, strict=True) if show),
+            *(row.get(key, MISSING) for key in columns),
         ]
-        for label, cells in lines
+        for label, row in lines
     ]
-    return Table("The outcome at the target", [*((head, "") for head in heads), *columns], rows, sum(kept))
+    return Table("The outcome at the target", [*heads, *columns], rows, sum(shown))
 
 
-def _outcomes(group: Comparison) -> list[tuple[str, dict[str, Cell]]]:
-    """The columns that a comparison adds to the summary."""
-    lengths = group.lengths()
-    if not lengths:
-        return []
-    rows = group.at(lengths[-1])
-    if group.task == "perplexity":
-        return [
-            ("Nats per token", _marked(rows, nats_cell)),
-            ("Perplexity", _marked(rows, perplexity_cell)),
-        ]
-    effective = {name: effective_cell(table[0]) for name, table in group.rows("effective_length").items()}
-    columns = [("Pass keys", _marked(rows, keys_cell))]
-    return [*columns, ("Effective length", effective)] if effective else columns
+def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
+    """The scalings, best first, and the floor of the text where it is known.
+
+    Args:
+        ranking: Of the results.
+        results: What was measured.
+    """
+    loss = next(result for result in results if task_of(result.task).ranks == "loss")
+    to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
+    heads = ["", f"nats to {to}", "behind", f"nats to {trained}", "price", f"keys at {to}", "front"]
+    rows = [_ranked(row, first=row is ranking.rows[0]) for row in ranking.rows]
+    for result in results:
+        if result.label == FLOOR:
+            nats = result.tables["by_length"][-1]["nats"]
+            rows.append([Cell(FLOOR), Cell(f"{nats:.3f}", value=nats), *[Cell("")] * (len(heads) - 2)])
+    return Table("The ranking", [(head, "") for head in heads], rows)
 
 
-def _by_length(comparison: Comparison, caption: str, cell: Callable[[Row], Cell]) -> Table:
-    lengths = comparison.lengths()
-    columns = {length: _marked(comparison.at(length), cell) for length in lengths}
-    floor = {} if comparison.floor is None else comparison.floor.tables
-    bounds = {row["length"]: cell(row)._replace(detail="") for row in floor.get("by_length", ())}
-    rows = [
-        [Cell(name, value=name), *(columns[length].get(name, MISSING) for length in lengths)]
-        for name in comparison.results
+def _ranked(row: Ranked, *, first: bool) -> list[Cell]:
+    behind = " ".join(filter(None, ["tied" * row.tied, _interval(row.behind_interval)]))
+    keys = row.keys
+    return [
+        Cell(row.label, value=row.label, best=first),
+        Cell(f"{row.nats:.3f}", _interval(row.interval), row.nats),
+        Cell("", value=0.0) if first else Cell(f"{row.behind:.3f}", behind, row.behind),
+        Cell(f"{row.inside:.3f}", value=row.inside),
+        Cell(f"{row.price:+.3f}", _interval(row.price_interval, sign="+"), row.price),
+        Cell("") if keys is None else Cell(f"{keys[0]}/{keys[1]}", value=keys[0] / keys[1]),
+        Cell("*" * row.front, value=float(row.front)),
     ]
-    if bounds:
-        rows.append([Cell("floor", value="floor"), *(bounds.get(length, MISSING) for length in lengths)])
-    return Table(caption, [("Method", ""), *((short_length(length), "tokens") for length in lengths)], rows)
 
 
-def _marked(rows: Mapping[str, Row], cell: Callable[[Row], Cell]) -> dict[str, Cell]:
-    """The cells, with the best of several marked."""
-    cells = {name: cell(row) for name, row in rows.items()}
-    values = [cell.value for cell in cells.values() if isinstance(cell.value, float)]
-    best = (max if cell is keys_cell else min)(values, default=None)
-    if best is None or values.count(best) == len(values):
-        return cells
-    return {name: cell._replace(best=cell.value == best) for name, cell in cells.items()}
-
-
-def nats_cell(row: Row) -> Cell:
-    """The mean loss with its interval."""
-    low, high = row.get("interval") or (None, None)
-    detail = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    return Cell(f"{row['nats']:.3f}", detail, float(row["nats"]))
-
-
-def perplexity_cell(row: Row) -> Cell:
-    """The perplexity with its interval."""
-    low, high = row.get("interval") or (None, None)
-    detail = "" if low is None or high is None else f"{perplexity(low)} to {perplexity(high)}"
-    return Cell(perplexity(row["nats"]), detail, float(row["nats"]))
-
-
-def keys_cell(row: Row) -> Cell:
-    """The keys found of those asked for, with the interval of the share."""
-    low, high = row["interval"]
-    return Cell(f"{row['correct']}/{row['n']}", f"{low:.0%} to {high:.0%}", row["correct"] / row["n"])
-
-
-def effective_cell(row: Row) -> Cell:
-    """The greatest length that was read well enough."""
-    length = row["length"]
-    return Cell(short_length(length), value=float(length)) if length else Cell("none", value=0.0)
-
-
-def score_cell(row: Row) -> Cell:
-    """A score with its standard error."""
-    error = row.get("stderr")
-    return Cell(
-        f"{row['value']:.4g}", f"± {error:.2g}" if isinstance(error, int | float) else "", float(row["value"])
-    )
-
-
-def perplexity(nats: float) -> str:
-    """exp(nats) as it is read: 1.70, 29.4, 1.3e6."""
-    if nats < math.log(1e4):
-        value = math.exp(nats)
-        return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
-    return f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e") if nats < 700 else "∞"
+def _interval(interval: tuple[float, float], sign: str = "") -> str:
+    low, high = interval
+    return f"{low:{sign}.3f} to {high:{sign}.3f}" if math.isfinite(low) else ""

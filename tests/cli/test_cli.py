@@ -15,8 +15,9 @@ from tiny_checkpoint import tiny_llama_folder
 from ropepatch import METHODS, RopepatchError
 from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
-from ropepatch.cli.results_text import print_results
-from ropepatch.evaluation.suites import Method, PasskeyTask, PerplexityTask, Suite, read_suite
+from ropepatch.evaluation.suites import Method, Suite, read_suite
+from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask
+from ropepatch.report.terminal import print_results
 from ropepatch.settings import parse_length, parse_lengths, short_length
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -127,7 +128,7 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
     done = run_here(*words, "--report", "report.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out").iterdir())) == 7
-    assert "longest with 85.6%" in done.stdout
+    assert "Effective length at 85.6%" in done.stdout
     assert "<table" in (tmp_path / "report.html").read_text()
     again = run_here(*words, cwd=tmp_path)
     assert again.stdout == done.stdout
@@ -149,11 +150,11 @@ def test_compare_ranks_and_recommends(tmp_path, run_here):
     assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
 
 
-def test_compare_without_digits_in_the_vocabulary_asks_for_no_pass_keys(checkpoint, run_here):
+def test_compare_without_digits_in_the_vocabulary_asks_for_no_passkeys(checkpoint, run_here):
     text = checkpoint.parent / "text.txt"
     done = run_here("compare", checkpoint, "--methods", "yarn", "--to", "128", "--text", text)
     assert done.returncode == 0, done.stderr
-    assert "warning: no pass keys are asked for: " in done.stderr
+    assert "warning: no passkeys are asked for: " in done.stderr
 
 
 # What the options become
@@ -261,7 +262,7 @@ def test_compare_hands_on_every_option(asked):
     assert options == {"out": None, "report": None, "revision": None}
 
 
-def test_compare_without_trials_asks_for_no_pass_keys(asked):
+def test_compare_without_trials_asks_for_no_passkeys(asked):
     suite, _ = asked("compare", "tiny", "--to", "512", "--trials", "0")
     assert [task.name for task in suite.tasks] == ["perplexity"]
 
@@ -344,27 +345,27 @@ def printed(capsys):
     return lines
 
 
-def test_the_floor_is_the_first_column(printed):
-    lines = printed(*RESULTS[1:], RESULTS[0])
-    assert lines[1][0] == "floor"
-    assert ["1024", "tokens", "1.35", "20.09", "3.67", "5.47"] in lines
+def test_the_floor_is_the_last_column(printed):
+    lines = printed(*RESULTS)
+    assert lines[1][-1] == "floor"
+    assert ["1,024", "tokens", "20.09", "3.669", "5.474", "1.350"] in lines
 
 
 def test_the_loss_is_printed_within_the_trained_context_and_by_doublings_beyond(printed):
     result = made_reading("as it is", (1.0, 2.0, 3.0, 4.0), lengths=(128, 256, 512, 1024))
     lines = printed(result)
-    begin = lines.index(["nats", "per", "token,", "positions"])
+    begin = lines.index(["Nats", "per", "token,", "positions"])
     assert lines[begin + 1 :] == [
         ["0", "to", "256", "1.500"],
         ["256", "to", "512", "3.000"],
-        ["512", "to", "1024", "4.000"],
+        ["512", "to", "1,024", "4.000"],
     ]
 
 
 def test_the_gain_is_printed_beyond_the_trained_context(printed):
     lines = printed(made_reading("as it is", (1.0, 2.0, 3.0), gain=(0.25, 0.5)))
-    begin = lines.index(["nats", "gained", "from", "beyond", "the", "trained", "context"])
-    assert lines[begin + 1 :] == [["256", "to", "512", "0.250"], ["512", "to", "1024", "0.500"]]
+    begin = lines.index(["Nats", "gained", "from", "beyond", "the", "trained", "context"])
+    assert lines[begin + 1 :] == [["256", "to", "512", "0.250"], ["512", "to", "1,024", "0.500"]]
 
 
 @pytest.mark.parametrize("protocol", ["one-pass", "truncated"])
@@ -372,7 +373,7 @@ def test_another_protocol_than_one_pass_is_named(printed, protocol):
     headline, _, heading, *_ = printed(made_reading("as it is", (1.0, 2.0, 3.0), protocol=protocol))
     assert (headline[-1] == "truncated") == (protocol == "truncated")
     assert " ".join(heading) == (
-        "perplexity of the first" if protocol == "one-pass" else "perplexity with windows of"
+        "Perplexity of the first" if protocol == "one-pass" else "Perplexity with windows of"
     )
 
 
@@ -387,7 +388,7 @@ def test_the_longest_length_that_is_read_is_printed_with_its_threshold(printed):
         made_asking(label, correct, threshold=0.5)
         for label, correct in (("yarn", (4, 4, 4)), ("as it is", (0, 0, 0)))
     )
-    assert printed(longest, none)[-1] == ["longest", "with", "50.0%", "1024", "none"]
+    assert printed(longest, none)[-1] == ["Effective", "length", "at", "50.0%", "1,024", "none"]
 
 
 def test_methods_lists_every_method_and_describes_one(run_here):

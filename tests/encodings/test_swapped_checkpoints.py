@@ -20,7 +20,8 @@ from ropepatch.data.texts import windows
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.evaluation.measuring import _subject, measure
-from ropepatch.evaluation.suites import PerplexityTask, Suite
+from ropepatch.evaluation.suites import Suite
+from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.model.source import TINY
 from ropepatch.publishing.hub.contents import evidence
 

@@ -21,8 +21,8 @@ from ropepatch.evaluation.losses import LossReader
 from ropepatch.evaluation.measuring import AS_IT_IS, Subject, measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import read_result
-from ropepatch.evaluation.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
-from ropepatch.evaluation.tasks import doublings, prepare
+from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask, doublings
 from ropepatch.model import source
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.survey import survey_folder
@@ -491,7 +491,7 @@ def handed(*args, **options):
 
 def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
     (tmp_path / "mine.yaml").write_text("needle: '{name} has {key}.'\nquestion: What has {name}? It has\n")
-    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey", handed)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey.passkey", handed)
     task = PasskeyTask(
         lengths=("2x",),
         depths=(0.5,),
@@ -513,14 +513,14 @@ def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
 def test_the_bundled_words_name_the_keys_where_there_are_several(tiny):
     for distractors in (0, 2):
         task = PasskeyTask(distractors=distractors)
-        material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+        material = task.prepare("tiny", tiny[1], trained=256, to=512)
         assert ("{name}" in material.template.needle) == bool(distractors)
 
 
 def test_a_result_holds_the_words_of_its_template(tiny, tmp_path):
     (tmp_path / "mine.yaml").write_text("needle: 'A {key}.'\n")
     task = PasskeyTask(template=str(tmp_path / "mine.yaml"))
-    material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+    material = task.prepare("tiny", tiny[1], trained=256, to=512)
     assert material.parameters["template"]["needle"] == "A {key}."
 
 
@@ -528,7 +528,7 @@ def test_a_length_counts_as_read_from_the_threshold_of_the_task_on(monkeypatch):
     half = PasskeyGrid(
         {(512, 0.5): Passkey(1, 2)}, PasskeyTemplate(), seed=0, trials=2, distractors=0, queries=1
     )
-    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey", lambda *args, **options: half)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey.passkey", lambda *args, **options: half)
     for threshold, length in ((0.5, 512), (0.51, None)):
         task = PasskeyTask(lengths=("2x",), depths=(0.5,), trials=2, threshold=threshold)
         (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
@@ -548,34 +548,34 @@ def test_every_setting_of_lm_eval_is_handed_on(monkeypatch):
 
 def test_the_lengths_that_a_task_of_lm_eval_is_given_go_before_the_target(tiny):
     task = LmEvalTask(tasks=("mine",), metadata={"max_seq_lengths": [64]})
-    material = prepare(task, "tiny", tiny[1], trained=256, to=512)
+    material = task.prepare("tiny", tiny[1], trained=256, to=512)
     assert material.parameters["metadata"] == {"max_seq_lengths": [64]}
 
 
 def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.tasks.stream_documents", handed)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.stream_documents", handed)
     task = PerplexityTask(text="some/books", field="body", split="train")
     with pytest.raises(HandedError) as caught:
-        prepare(task, "tiny", tiny[1], trained=256, to=512)
+        task.prepare("tiny", tiny[1], trained=256, to=512)
     assert caught.value.args == ("some/books", {"field": "body", "split": "train"})
 
 
 def test_the_batches_are_dealt_to_all_processes(monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", handed)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", handed)
     with pytest.raises(HandedError) as caught:
         list(measure(replace(SUITE, methods=(), tasks=(SHORT,))))
     assert caught.value.args[-1]["split"] is True
 
 
 def test_documents_go_before_windows(tiny):
-    material = prepare(PerplexityTask(documents=2), "tiny", tiny[1], trained=256, to=512)
+    material = PerplexityTask(documents=2).prepare("tiny", tiny[1], trained=256, to=512)
     assert material.parameters["pieces"] == 2
 
 
 @pytest.mark.parametrize("options", [{"documents": 1}, {"windows": 1}])
 def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
     task = PerplexityTask(text=str(stranger.parent / "text.txt"), lengths=(16, 64, 128), **options)
-    material = prepare(task, "model", load_tokenizer(stranger), trained=64, to=256)
+    material = task.prepare("model", load_tokenizer(stranger), trained=64, to=256)
     assert [len(piece) for piece in material.pieces] == [128]
 
 
@@ -583,7 +583,7 @@ def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
 def test_documents_begin_with_the_token_for_it_if_it_is_wanted(stranger, bos):
     tokenizer = load_tokenizer(stranger)
     task = PerplexityTask(text=str(stranger.parent / "text.txt"), documents=1, bos=bos)
-    material = prepare(task, "model", tokenizer, trained=64, to=64)
+    material = task.prepare("model", tokenizer, trained=64, to=64)
     assert (material.pieces[0][0] == tokenizer.bos_token_id) == (bos == "document")
 
 
@@ -593,7 +593,7 @@ def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
         file = tmp_path / f"{end}.txt"
         file.write_text("a small story about a long rope. " * 5 + end * 10)
         task = PerplexityTask(text=str(file), windows=None, lengths=(10,))
-        material = prepare(task, "model", tokenizer, trained=64, to=64)
+        material = task.prepare("model", tokenizer, trained=64, to=64)
         assert material.parameters["pieces"] > 1
         digests.append(material.parameters["digest"])
     assert digests[0] != digests[1]

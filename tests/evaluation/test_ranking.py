@@ -11,8 +11,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.suites import PerplexityTask
-from ropepatch.evaluation.tasks import Reading
+from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.evaluation.tasks.perplexity import PerplexityMeasurement
 
 TRAINED, TARGET, DOCUMENTS = 256, 1024, 12
 NOISE = torch.randn(DOCUMENTS, generator=torch.Generator().manual_seed(0)).double()
@@ -94,7 +94,7 @@ def test_of_tied_scalings_the_one_that_finds_more_keys_is_recommended():
     results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
     ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("b", 19))
     assert ranking.recommended == "b"
-    assert "finds the most pass keys" in ranking.advice[1]
+    assert "finds the most passkeys" in ranking.advice[1]
     assert [row.keys for row in ranking.rows] == [(17, 20), (19, 20), (0, 20)]
 
 
@@ -147,7 +147,7 @@ def test_the_interval_of_a_scaling_is_that_of_its_own_mean():
 def test_a_model_that_finds_no_keys_within_its_own_context_is_not_blamed_for_the_rest():
     results = [reading("base", 9.0), reading("a", 1.0)]
     advice = ranked(*results, keys("base", 0, inside=17), keys("a", 0, inside=20)).advice
-    assert advice[-1] == "Pass keys tell nothing: as it is, the model does not find them within 256 tokens."
+    assert advice[-1] == "Passkeys tell nothing: as it is, the model does not find them within 256 tokens."
     assert "train it" in ranked(*results, keys("base", 0, inside=18), keys("a", 0)).advice[-1]
 
 
@@ -213,7 +213,7 @@ def test_a_model_that_was_trained_already_is_told_to_train_longer():
     advice = ranked(*results, keys("base", 0), keys("a", 3), keys("a + mine", 17)).advice
     assert advice[0].startswith("Take a + mine: 8.000 nats")
     assert advice[-1] == (
-        "It finds 17 of 20 pass keys at 1024 tokens: train longer, or choose a nearer target."
+        "It finds 17 of 20 passkeys at 1024 tokens: train longer, or choose a nearer target."
     )
 
 
@@ -284,7 +284,7 @@ def test_what_is_measured_holds_the_sums_of_each_text_within_the_trained_context
     losses = [torch.rand(1023, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     pieces = [torch.zeros(1024, dtype=torch.long)] * 3
     task = PerplexityTask(text="books")
-    read = Reading(task, pieces, lengths=[512, 1024], trained=256, parameters={}, floor=None)
+    read = PerplexityMeasurement(task, pieces, lengths=[512, 1024], trained=256, parameters={}, floor=None)
     rows = read.tables(LossCurve(tuple(losses)))["by_document_inside"]
     assert [row["tokens"] for row in rows] == [255, 255, 255]
     assert [row["nats"] for row in rows] == pytest.approx([loss[:255].sum().item() for loss in losses])
@@ -383,7 +383,7 @@ def test_a_scaling_that_finds_more_keys_than_the_chosen_one_is_named():
     results = [reading("base", 9.0), reading("a", 1.0), reading("b", 1.5), reading("c", 1.25)]
     asked = [keys("base", 0), keys("a", 18), keys("b", 20), keys("c", 19)]
     assert ranked(*results, *asked).advice[2] == (
-        "The most pass keys are found by b, 20 against 18, for +0.500 nats over the target."
+        "The most passkeys are found by b, 20 against 18, for +0.500 nats over the target."
     )
     blind = [keys("base", 0, inside=0), *asked[1:]]
     for others in (asked[:2], blind):

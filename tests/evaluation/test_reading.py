@@ -15,8 +15,9 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding
-from ropepatch.evaluation.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
-from ropepatch.evaluation.tasks import Reading, prepare
+from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
+from ropepatch.evaluation.tasks.perplexity import PerplexityMeasurement
 from ropepatch.model.source import TINY
 
 
@@ -35,8 +36,8 @@ def task(jsonl, **options) -> PerplexityTask:
     return PerplexityTask(text=str(jsonl), field="body", windows=None, documents=2, **options)
 
 
-def prepared(given, tokenizer, *, to=256) -> Reading:
-    return prepare(given, "model", tokenizer, trained=256, to=to)
+def prepared(given, tokenizer, *, to=256) -> PerplexityMeasurement:
+    return given.prepare("model", tokenizer, trained=256, to=to)
 
 
 def suite(given, **options) -> Suite:
@@ -128,7 +129,7 @@ def test_a_length_without_room_for_a_prompt_is_refused_before_anything_is_measur
 
 
 def test_of_the_usual_lengths_those_without_room_are_left_out(tiny):
-    lengths = prepare(PasskeyTask(), "tiny", tiny[1], trained=48, to=192).lengths
+    lengths = PasskeyTask().prepare("tiny", tiny[1], trained=48, to=192).lengths
     assert lengths == [96, 192]
 
 
@@ -201,7 +202,7 @@ def test_a_target_that_is_named_twice_is_measured_once():
 
 
 def test_stretches_of_a_tiny_context_hold_a_token_each(tiny):
-    ready = prepare(PerplexityTask(windows=2, lengths=(16,)), "tiny", tiny[1], trained=4, to=16)
+    ready = PerplexityTask(windows=2, lengths=(16,)).prepare("tiny", tiny[1], trained=4, to=16)
     assert ready.edges == sorted(set(ready.edges))
     assert 1 not in ready.edges
     assert not math.isnan(ready.floor_tables["by_position"][0]["nats"])

@@ -6,15 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import (
-    LmEvalTask,
-    Method,
-    PasskeyTask,
-    PerplexityTask,
-    Suite,
-    read_suite,
-    suite_names,
-)
+from ropepatch.evaluation.suites import Method, Suite, read_suite, suite_names
+from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
 from ropepatch.settings import relative_length
 
 SUITE = """

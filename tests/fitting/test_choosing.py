@@ -11,15 +11,15 @@ import typer
 import ropepatch
 from ropepatch.cli import app
 from ropepatch.cli.auto import resolve_auto
-from ropepatch.cli.ranking_text import print_ranking
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE, rank
-from ropepatch.evaluation.suites import Method, PerplexityTask
-from ropepatch.evaluation.tasks import prepare
+from ropepatch.evaluation.suites import Method
+from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.fitting.choosing import FIT, allowed, candidates, choose, fit_beside, ranking_suite
 from ropepatch.fitting.fitted import Fitted
 from ropepatch.fitting.material import read_material
+from ropepatch.report.terminal import print_ranking
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
@@ -243,7 +243,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     text = tmp_path / "text.txt"
     text.write_text(" ".join(str(number) for number in range(6000)))
     suite, _ = ranking_suite("tiny", [], to=512, text=str(text), windows=windows, trials=0)
-    ranked = prepare(suite.tasks[0], "tiny", tokenizer, trained=256, to=512).pieces
+    ranked = suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).pieces
     fit_beside(suite, tmp_path)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_material(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
@@ -345,9 +345,9 @@ def table(capsys, results):
 
 def test_the_table_marks_the_front_and_shows_the_short_loss_with_its_interval(capsys):
     yarn, linear, base, floor = table(capsys, TABLE)[1:5]
-    assert yarn == ["yarn", "6.500", *yarn[2:5], "1.250", "+0.250", "+0.250", "to", "+0.250", "*"]
+    assert yarn == ["yarn", "6.500", *yarn[2:5], "1.250", "+0.250", "(+0.250", "to", "+0.250)", "*"]
     assert linear[:2] == ["linear", "7.000"]
-    assert linear[5:] == ["0.500", "0.500", "to", "0.500", "1.500", "+0.500", "+0.500", "to", "+0.500"]
+    assert linear[5:] == ["0.500", "(0.500", "to", "0.500)", "1.500", "+0.500", "(+0.500", "to", "+0.500)"]
     assert (base[3], base[-1]) == ("13.500", "*")
     assert floor == ["floor", "0.125"]
 

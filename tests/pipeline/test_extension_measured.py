@@ -18,8 +18,9 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, comparisons
 from ropepatch.evaluation.measuring import AS_IT_IS, measure, measure_extension
 from ropepatch.evaluation.results import as_read, read_result
-from ropepatch.evaluation.suites import LmEvalTask, Method, PasskeyTask, PerplexityTask, Suite
+from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.summaries import summary
+from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
 from ropepatch.model import source
 from ropepatch.model.loading import load_model
 from ropepatch.model.weights import fingerprint, read_headers
@@ -286,7 +287,7 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
         seen.append(model.device.type)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
     suite = replace(SUITE, tasks=(SHORT,))
     running = measure_extension(suite, PLAN, extended, device="meta")
     with pytest.raises(KeyboardInterrupt):
@@ -383,7 +384,7 @@ def test_the_command_line_shows_one_table_per_task_and_one_report(shown, tmp_pat
     assert columns == [["floor", AS_IT_IS, "yarn", "yarn + mine"], [AS_IT_IS, "yarn", "yarn + mine"]]
     assert "perplexity, yarn + mine, 512 tokens" in printed.err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<h3>Perplexity</h3>") == page.count("<h3>Pass keys</h3>") == 1
+    assert page.count("<h3>Perplexity</h3>") == page.count("<h3>Passkeys</h3>") == 1
     assert len(list((tmp_path / "out").glob("*.json"))) == len(found) == 7
 
 

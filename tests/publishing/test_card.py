@@ -4,6 +4,7 @@ import ast
 import builtins
 import importlib.util
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -157,6 +158,8 @@ def leaves(content):
     """Every number and text in JSON-like data that a card may quote."""
     if isinstance(content, dict):
         shares = [content["correct"] / content["n"]] if {"correct", "n"} <= content.keys() else []
+        losses = content.get("interval", ()) if "nats" in content else ()
+        shares += [math.exp(nats) for nats in losses if nats is not None]
         kept = [part for key, value in content.items() if key not in UNQUOTED for part in leaves(value)]
         return [*shares, *content, *kept]
     if isinstance(content, list | tuple):
@@ -182,7 +185,7 @@ def unfounded(card, made):
     texts = {number for part in known if isinstance(part, str) for number in numbers_of(part)}
     values = [part for part in known if isinstance(part, int | float)]
     said = re.sub(r"^```bibtex.*?^```$", "", card, flags=re.MULTILINE | re.DOTALL)
-    said = re.sub(r"(Intervals: Wilson's, |its |\()95 %( interval|\.)|bands: 95 % intervals", "", said)
+    said = re.sub(r"Intervals: (Wilson's, )?95 %|\(95 % interval|bands: 95 % intervals", "", said)
     return [
         number
         for number in numbers_of(said)
@@ -218,28 +221,30 @@ def test_a_number_that_was_made_up_would_be_found():
 
 def test_the_tables_hold_what_the_results_say_at_every_length():
     found = tables(card_text(MADE["trained"]))
-    heads, *rows = found["Perplexity and loss"]
-    assert heads == ["tokens", "as it is", "yarn", "**yarn + mine** (this checkpoint)", "floor"]
+    heads, *rows = found["Perplexity"]
+    assert heads == ["", "as it is", "yarn", "**yarn + mine** (this checkpoint)", "floor"]
     in_order = [TRAINED[1], TRAINED[2], TRAINED[3], TRAINED[0]]
     for k, row in enumerate(rows):
-        assert row[0] == f"{[256, 512, 1024][k]:,}"
+        assert row[0] == f"{[256, 512, 1024][k]:,} tokens"
         for cell, result in zip(row[1:], in_order, strict=True):
             stated = result.tables["by_length"][k]
-            shown = [float(number.replace(",", "")) for number in re.findall(r"[\d.,]+(?:e\+\d+)?", cell)]
-            wanted = [stated["perplexity"], stated["nats"], *stated["interval"]]
-            assert shown == pytest.approx(wanted, rel=0.04 if "e+" in cell else 1e-3, abs=6e-4)
-    heads, *rows = found["Pass keys"]
-    assert heads == ["tokens", "as it is", "yarn", "**yarn + mine** (this checkpoint)"]
+            shown = [float(number.replace(",", "")) for number in re.findall(r"[\d.,]+(?:e\d+)?", cell)]
+            losses = [stated["nats"], *stated["interval"]]
+            wanted = losses[: len(shown) // 2] + [*map(math.exp, losses)][: len(shown) // 2]
+            assert shown == pytest.approx(wanted, rel=0.04 if re.search(r"e\d", cell) else 1e-3, abs=6e-4)
+    heads, *rows = found["Passkeys"]
+    assert heads == ["", "as it is", "yarn", "**yarn + mine** (this checkpoint)"]
     assert [row[-1] for row in rows] == [
-        "12 of 12 (76% to 100%)",
-        "12 of 12 (76% to 100%)",
-        "9 of 12 (47% to 91%)",
+        "12/12 (76% to 100%)",
+        "12/12 (76% to 100%)",
+        "9/12 (47% to 91%)",
+        "512",
     ]
 
 
 def test_scores_of_lm_eval_stand_beside_those_of_the_base():
     assert tables(card_text(MADE["scored"]))["lm-eval"] == [
-        ["task", "metric", "as it is", "**yarn** (this checkpoint)"],
+        ["Task", "Metric", "as it is", "**yarn** (this checkpoint)"],
         ["long\\_task", "acc", "0.1012 ± 0.02", "0.4046 ± 0.02"],
         ["short\\_task", "exact\\_match", "0.5 ± 0.02", "–"],
     ]
@@ -247,18 +252,19 @@ def test_scores_of_lm_eval_stand_beside_those_of_the_base():
 
 def test_the_outcome_at_the_target_comes_first():
     assert (
-        "Its loss at 1,024 tokens of books is 0.450 nats per token (95 % interval 0.350 to 0.550), "
-        "perplexity 1.568; the base model: 12.033, perplexity 1.7e+05. "
-        "Of the pass keys at 1,024 tokens it finds "
-        "9 of 12 (95 % interval 47% to 91%); the base model finds 0 of 12."
+        "Over 1,024 tokens of books, this checkpoint loses 0.450 nats per token (95 % interval 0.350 to "
+        "0.550), a perplexity of 1.568; the base model, 12.033, a perplexity of 1.7e5. "
+        "Of the passkeys at 1,024 tokens, this checkpoint finds 9 of 12 (95 % interval 47% to 91%) "
+        "and the base model finds 0 of 12 (95 % interval 0% to 24%)."
     ) in card_text(MADE["trained"])
 
 
 def test_what_the_extension_did_to_the_old_context_is_told():
     card = card_text(MADE["trained"])
     assert card.partition("### Within the old context\n\n")[2].splitlines()[:3] == [
-        "- Loss at 256 tokens of books: 0.611 (0.511 to 0.711) before, 0.629 (0.529 to 0.729) after.",
-        "- Pass keys at 256 tokens: 12 of 12 before, 12 of 12 after.",
+        "- Nats per token at 256 tokens of books: 0.611 (0.511 to 0.711) before, "
+        "0.629 (0.529 to 0.729) after.",
+        "- Passkeys found at 256 tokens: 12/12 (76% to 100%) before, 12/12 (76% to 100%) after.",
         "- Loss on the text that was watched during the training: 0.612 nats per token before, 0.618 after "
         "(+1.00%), within the 2.00% allowed.",
     ]
@@ -310,14 +316,14 @@ def test_of_two_trainings_of_one_scaling_that_of_these_weights_is_quoted():
 
 def test_weights_that_were_replaced_after_the_measurement_are_given_no_results(copied):
     write_card(copied)
-    assert "### Pass keys" in (copied / "README.md").read_text()
+    assert "### Passkeys" in (copied / "README.md").read_text()
     file = copied / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
     write_card(copied)
     card = (copied / "README.md").read_text()
-    assert "### Pass keys" not in card
+    assert "### Passkeys" not in card
     assert "model-index" not in card
 
 
@@ -332,7 +338,7 @@ def test_two_measurements_of_one_task_stand_apart():
         "x", record(), twice, weights=BASE, captions={"perplexity": "first", "perplexity-2": "second"}
     )
     card = card_text(made)
-    assert card.count("### Perplexity and loss") == 2
+    assert card.count("### Perplexity\n") == 2
     assert "![first](evaluation/perplexity.png)" in card
     assert "![second](evaluation/perplexity-2.png)" in card
     assert "evaluation/perplexity-2.png" not in card_text(replace(made, captions={"perplexity": "first"}))
@@ -354,7 +360,7 @@ def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
         shorter[1], scaling=scaling, tables={"by_length": [*shorter[1].tables["by_length"], beyond]}
     )
     card = card_text(Extended("x", record(), shorter, weights=BASE))
-    assert "Its loss at 512 tokens of books is 0.600" in card
+    assert "Over 512 tokens of books, this checkpoint loses 0.600" in card
     (result,) = ModelCard(card).data.eval_results
     assert (result.metric_name, result.metric_value) == ("perplexity at 512 tokens", 1.8221)
 
@@ -362,7 +368,7 @@ def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
 def test_a_perplexity_that_no_number_holds_is_infinite():
     endless = reading("yarn", [0.6, 0.7, 800.0], method="yarn", width=None)
     card = card_text(Extended("x", record(), [endless], weights=BASE))
-    assert tables(card)["Perplexity and loss"][-1] == ["1,024", "∞<br>800.000"]
+    assert tables(card)["Perplexity"][-1] == ["1,024 tokens", "800.000<br>∞"]
     (result,) = ModelCard(card).data.eval_results
     assert (result.metric_type, result.metric_value) == ("loss", 800.0)
 
@@ -385,7 +391,7 @@ def test_the_hub_is_told_what_this_checkpoint_reads_and_finds():
     found = ModelCard(card_text(MADE["trained"])).data.eval_results
     assert [(r.dataset_name, r.metric_type, r.metric_value) for r in found] == [
         ("books", "perplexity", 1.5684),
-        ("pass keys in generated text", "accuracy", 0.75),
+        ("passkeys in generated text", "accuracy", 0.75),
     ]
     assert [r.metric_args["length"] for r in found] == [1024, 1024]
     assert {r.task_type for r in found} == {"text-generation"}
@@ -745,7 +751,7 @@ def test_no_name_breaks_the_card(name):
     data = ModelCard(card).data
     assert data.tags[0] == "ropepatch"
     assert "license" not in data.to_dict()
-    rows = tables(card)["Perplexity and loss"]
+    rows = tables(card)["Perplexity"]
     assert {len(row) for row in rows} == {4}
     assert card.count(MARKER) == 1
     outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", card.partition(MARKER)[2], flags=re.MULTILINE | re.DOTALL)
@@ -821,7 +827,7 @@ def test_without_matplotlib_there_is_a_card_without_figures(copied, monkeypatch)
     assert write_card(copied) == [copied / "README.md"]
     card = (copied / "README.md").read_text()
     assert "![" not in card
-    assert "### Pass keys" in card
+    assert "### Passkeys" in card
 
 
 def test_a_folder_that_ropepatch_did_not_make_gets_no_card(tmp_path):

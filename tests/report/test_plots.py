@@ -431,10 +431,9 @@ def test_the_trained_context_is_that_before_the_adaptation():
     ):
         (group,) = comparisons(results)
         captions = [picture.caption for picture in pictures_of_results(group, looks_of(results))]
-        assert captions[0].endswith(words.format("dashed: the trained context of 256 tokens"))
-        assert captions[1].endswith(words.format("dashed: the trained context of 256 tokens"))
-        beyond = words.format("beyond the trained one")[:-1]
-        assert captions[2] == f"What a token gains from the context {beyond}; below 0 that context does harm."
+        assert len(captions) == 3
+        for caption in captions:
+            assert caption.endswith(words.format("dashed: the trained context of 256 tokens"))
 
 
 def test_before_and_after_have_colours_of_their_own():

@@ -20,12 +20,10 @@ from made_results import adapted, asking, model_record, reading, scoring
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import rank
-from ropepatch.evaluation.suites import BOS
-from ropepatch.evaluation.suites import PROTOCOLS as KNOWN_PROTOCOLS
+from ropepatch.evaluation.tasks.losses import perplexity_text
 from ropepatch.report import write_report
 from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET
-from ropepatch.report.tables import perplexity
-from ropepatch.report.words import PROTOCOLS, outcome
+from ropepatch.report.words import outcome
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
 
@@ -126,20 +124,20 @@ EXTENSION = [
 def test_training_free_and_trained_are_told_apart():
     begin, *_ = outcome(comparisons(EXTENSION))
     assert begin == (
-        "tiny was trained on 256 tokens. Measured here: 1 scaling of its rope to 1k tokens, training-free: "
-        "yarn; trained for 1k tokens: yarn + mine."
+        "tiny was trained on 256 tokens. Measured here: 1 scaling of its rope to 1,024 tokens, "
+        "training-free: yarn; trained for 1,024 tokens: yarn + mine."
     )
 
 
 def test_what_was_trained_is_named_before_and_after():
     _, sentences, _ = outcome(comparisons(EXTENSION))
     assert sentences == (
-        "Over 1k tokens, yarn + mine reads best: 0.450 nats per token (95 % interval 0.350 to 0.550), a "
-        "perplexity of 1.568; the model as it is, 12.000, a perplexity of 1.6e5; yarn, 0.550, a perplexity "
-        "of 1.733. By its training yarn + mine gains +0.100 nats per token over yarn (95 % interval +0.100 "
-        "to +0.100). No model can be below 0.380. Of the pass keys at 1k tokens, yarn + mine finds 9 of 12 "
-        "(95 % interval 47% to 91%), the model as it is finds 0 of 12 (95 % interval 0% to 24%) and yarn "
-        "finds 3 of 12 (95 % interval 9% to 53%)."
+        "Over 1,024 tokens of books, yarn + mine reads best: 0.450 nats per token (95 % interval 0.350 to "
+        "0.550), a perplexity of 1.568; the model as it is, 12.000, a perplexity of 1.6e5; yarn, 0.550, a "
+        "perplexity of 1.733. By its training yarn + mine gains +0.100 nats per token over yarn (95 % "
+        "interval +0.100 to +0.100). No model can be below 0.380. Of the passkeys at 1,024 tokens, yarn + "
+        "mine finds 9 of 12 (95 % interval 47% to 91%), the model as it is finds 0 of 12 (95 % interval 0% "
+        "to 24%) and yarn finds 3 of 12 (95 % interval 9% to 53%)."
     )
 
 
@@ -205,7 +203,7 @@ def test_only_the_same_scaling_of_the_same_weights_is_what_was_trained(other):
 
 def test_an_adapted_model_alone_is_not_called_training_free():
     begin, *_ = outcome(comparisons([EXTENSION[1], EXTENSION[3]]))
-    assert begin.endswith("Measured here: trained for 1k tokens: yarn + mine.")
+    assert begin.endswith("Measured here: trained for 1,024 tokens: yarn + mine.")
 
 
 def test_the_training_that_does_harm_is_named_too():
@@ -236,16 +234,16 @@ def test_an_extension_has_one_table_of_all_three(tmp_path):
 def test_the_headline_says_which_method_reads_best_and_finds_most(page):
     text = plain(page)
     assert (
-        "tiny was trained on 256 tokens. Measured here: 2 scalings of its rope to 1k tokens: linear and yarn."
-        in text
+        "tiny was trained on 256 tokens. Measured here: 2 scalings of its rope to 1,024 tokens: "
+        "linear and yarn." in text
     )
     assert (
-        "Over 1k tokens, yarn reads best: 0.550 nats per token (95 % interval 0.450 to 0.650), a "
+        "Over 1,024 tokens of books, yarn reads best: 0.550 nats per token (95 % interval 0.450 to 0.650), a "
         "perplexity of 1.733; the model as it is, 12.000, a perplexity of 1.6e5. No model can be below 0.380."
     ) in text
     assert (
-        "Of the pass keys at 1k tokens, yarn finds 9 of 12 (95 % interval 47% to 91%) and the model as it is "
-        "finds 0 of 12 (95 % interval 0% to 24%)."
+        "Of the passkeys at 1,024 tokens, yarn finds 9 of 12 (95 % interval 47% to 91%) "
+        "and the model as it is finds 0 of 12 (95 % interval 0% to 24%)."
     ) in text
 
 
@@ -264,14 +262,15 @@ def test_results_without_documents_are_reported_without_advice():
 
 def test_the_best_reader_may_be_the_model_as_it_is():
     results = [reading("as it is", [0.6, 0.5, 0.4]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
-    assert "Over 1k tokens, the model as it is reads best: 0.400" in outcome(comparisons(results))[1]
+    sentence = outcome(comparisons(results))[1]
+    assert "Over 1,024 tokens of books, the model as it is reads best: 0.400" in sentence
 
 
 def test_a_model_alone_is_not_called_the_best():
     paragraphs = outcome(comparisons([reading("as it is", [0.6, 0.5, 0.4], width=None)]))
     assert paragraphs == [
-        "tiny was trained on 256 tokens. Measured here: the model as it is, to 1k tokens.",
-        "Over 1k tokens it loses 0.400 nats per token, a perplexity of 1.492.",
+        "tiny was trained on 256 tokens. Measured here: the model as it is, to 1,024 tokens.",
+        "Over 1,024 tokens of books, it loses 0.400 nats per token, a perplexity of 1.492.",
     ]
 
 
@@ -290,7 +289,7 @@ def test_another_method_that_finds_more_keys_is_named():
 
 def test_the_summary_has_a_row_for_every_method(read):
     rows = read.tables["The outcome at the target"]
-    assert rows[0] == ["Method", "Nats per token", "Perplexity", "Pass keys", "Effective length"]
+    assert rows[0] == ["Method", "Nats per token", "Perplexity", "Passkeys", "Effective length"]
     assert rows[1:] == [
         ["as it is", "12.000 11.900 to 12.100", "1.6e5 1.5e5 to 1.8e5", "0/12 0% to 24%", "256"],
         ["linear", "2.750 2.650 to 2.850", "15.64 14.15 to 17.29", "3/12 9% to 53%", "none"],
@@ -299,12 +298,12 @@ def test_the_summary_has_a_row_for_every_method(read):
 
 
 def test_every_length_stands_in_the_tables_with_its_interval(read):
-    nats, shares = read.tables["Nats per token"], read.tables["Pass keys found"]
-    assert nats[0] == ["Method", "256 tokens", "512 tokens", "1k tokens"]
+    nats, shares = read.tables["Nats per token"], read.tables["Passkeys found"]
+    assert nats[0] == ["Method", "256 tokens", "512 tokens", "1,024 tokens"]
     assert nats[3] == ["yarn", "0.650 0.550 to 0.750", "0.600 0.500 to 0.700", "0.550 0.450 to 0.650"]
     assert nats[4] == ["floor", "0.400", "0.390", "0.380"]
     assert read.tables["Perplexity"][3][1] == "1.916 1.733 to 2.117"
-    assert shares[3] == ["yarn", "12/12 76% to 100%", "12/12 76% to 100%", "9/12 47% to 91%"]
+    assert shares[3] == ["yarn", "12/12 76% to 100%", "12/12 76% to 100%", "9/12 47% to 91%", "512"]
 
 
 def test_scores_that_a_model_lacks_are_dashes(read):
@@ -324,15 +323,15 @@ def test_the_best_of_a_column_is_marked_and_the_floor_is_not(page):
 def test_how_it_was_measured_stands_in_words(page):
     text = plain(page)
     assert "10 pieces of books, 10,240 tokens in all. Each piece is read once" in text
-    assert "4 keys per length and depth, seed 0." in text
+    assert "4 keys per length and depth (0%, 50%, 100%), seed 0." in text
     assert "Wilson's" in text
 
 
 def test_every_protocol_of_suites_has_words(tmp_path):
-    assert PROTOCOLS.keys() == set(KNOWN_PROTOCOLS)
     text = plain(
         write_report(
-            [reading("as it is", [1.0] * 3, protocol="sliding", stride=128, bos=BOS[1])], tmp_path / "r.html"
+            [reading("as it is", [1.0] * 3, protocol="sliding", stride=128, bos="window")],
+            tmp_path / "r.html",
         ).read_text(encoding="utf-8")
     )
     assert "128 tokens at a time" in text
@@ -394,12 +393,12 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
     ],
 )
 def test_a_perplexity_is_written_as_it_is_read(nats, text):
-    assert perplexity(nats) == text
+    assert perplexity_text(nats) == text
 
 
 @given(st.floats(0, 2000))
 def test_any_loss_has_a_perplexity_to_write(nats):
-    text = perplexity(nats)
+    text = perplexity_text(nats)
     assert text == "∞" or float(text) == pytest.approx(math.exp(nats), rel=0.05)
 
 

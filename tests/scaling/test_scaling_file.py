@@ -19,7 +19,8 @@ from ropepatch.cli.arguments import parse_settings
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import as_read, read_result
-from ropepatch.evaluation.suites import Method, PerplexityTask, Suite, read_method, read_suite
+from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
+from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.scaling import METHODS, CustomDivisors
 from ropepatch.scaling.file import ScalingFile, method_label, read_scaling, write_scaling
 from ropepatch.scaling.rope import Rope

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import as_read
+from ropepatch.evaluation.tasks import TASKS
 from ropepatch.model.source import HUB_ID
 from ropepatch.publishing.card.kinds import check_record
 from ropepatch.publishing.card.names import shown_name
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result, Row
 
-TASKS = ("perplexity", "passkey", "lm-eval")  # in the order of the card
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
 
 
@@ -48,9 +48,7 @@ class Evidence(NamedTuple):
     @property
     def last(self) -> tuple[int, Row] | None:
         """The greatest length up to the target at which this checkpoint was measured, and what was."""
-        rows = ((length, self.row(length, self.own)) for length in self.group.lengths())
-        within = [(length, row) for length, row in rows if row is not None and length <= self.group.target]
-        return within[-1] if within else None
+        return self.group.last(self.own)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ropepatch.report.markdown import one_line, plain, table
 
-
-def plain(text: object) -> str:
-    """Text that means itself, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", one_line(text))
+__all__ = ["code", "fenced", "link", "one_line", "plain", "table", "text"]
 
 
 def code(text: object) -> str:
@@ -29,12 +24,6 @@ def fenced(text: str, language: str) -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells below heads; all of them Markdown already."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def link(text: object, address: str) -> str:
     """Text that leads somewhere."""
     return f"[{plain(text)}]({address})"
@@ -43,11 +32,6 @@ def link(text: object, address: str) -> str:
 def text(value: str) -> str:
     """A text as Python writes it."""
     return json.dumps(value, ensure_ascii=False)
-
-
-def one_line(text: object) -> str:
-    """Text without line breaks and what cannot be printed."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
 def _longest_run(text: str) -> int:

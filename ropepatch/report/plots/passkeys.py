@@ -1,4 +1,4 @@
-"""Pass keys found by length and depth."""
+"""Passkeys found by length and depth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CELL = (0.27, 0.15)  # inches that a number needs
 
 
 def plot_passkey(grids: Mapping[str, PasskeyGrid], *, trained: int) -> Figure:
-    """The share of pass keys found by length and depth, one map per model.
+    """The share of passkeys found by length and depth, one map per model.
 
     Args:
         grids: What to draw, by name.

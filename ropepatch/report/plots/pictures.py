@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, comparisons, training_free
+from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
 from ropepatch.report.plots.passkeys import plot_cells
@@ -15,11 +16,18 @@ from ropepatch.report.plots.style import Look, looks
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.results import Result
+
+DRAWN: Mapping[str, Callable[[Comparison, Mapping[str, Look]], Figure]] = {  # by the kind of a `Drawing`
+    "by_length": plot_perplexity,
+    "by_position": plot_positions,
+    "gain": plot_gain,
+    "cells": lambda comparison, look: plot_cells(comparison),
+}
 
 
 class Picture(NamedTuple):
@@ -40,7 +48,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         RopepatchError: If matplotlib is not installed.
     """
     groups, look = comparisons(results), looks_of(results)
-    found: dict[str, Figure] = {}
+    drawn: dict[str, Figure] = {}
     for place in dict.fromkeys((group.model, group.target) for group in groups):
         here = [group for group in groups if (group.model, group.target) == place]
         parts = [
@@ -57,8 +65,8 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             name = "-".join(filter(None, (*parts, picture.name)))
             stem = re.sub(r"[^\w.=]+", "-", name).strip("-.")
             numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
-            found[next(name for name in numbered if name not in found)] = picture.figure
-    return found
+            drawn[next(name for name in numbered if name not in drawn)] = picture.figure
+    return drawn
 
 
 def looks_of(results: Sequence[Result]) -> dict[str, Look]:
@@ -89,21 +97,10 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
     adapted = any(result.adapted for result in comparison.results.values())
     then = " before the adaptation" * adapted  # when the trained context was that
     trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
-    found: list[Picture] = []
-    if comparison.task == "perplexity" and comparison.rows("by_length"):
-        caption = f"Perplexity by length, on a logarithmic axis; bands: 95 % intervals; dashed: {trained}."
-        found.append(Picture("perplexity", plot_perplexity(comparison, look), caption))
-    if comparison.task == "perplexity" and comparison.rows("by_position"):
-        caption = f"Mean loss of the tokens at these positions; bands: 95 % intervals; dashed: {trained}."
-        found.append(Picture("positions", plot_positions(comparison, look), caption))
-    if comparison.task == "perplexity" and comparison.rows("gain"):
-        gained = f"What a token gains from the context beyond the trained one{then}"
-        caption = f"{gained}; below 0 that context does harm."
-        found.append(Picture("gain", plot_gain(comparison, look), caption))
-    if comparison.task == "passkey" and comparison.rows("cells"):
-        caption = f"Pass keys found, by the length of the prompt and the depth of the key; dashed: {trained}."
-        found.append(Picture("passkey", plot_cells(comparison), caption))
-    return found
+    return [
+        Picture(name, DRAWN[kind](comparison, look), f"{caption}; dashed: {trained}.")
+        for name, kind, caption in task_of(comparison.task).drawings(comparison)
+    ]
 
 
 def pictures_of_rescaling(change: Rescaling, look: Look) -> list[Picture]:

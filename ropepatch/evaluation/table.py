@@ -1,0 +1,117 @@
+"""What a task shows, as data: tables of cells, figures and metrics; `ropepatch.report` and cards print it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Cell(NamedTuple):
+    """One value.
+
+    Args:
+        text: What is read.
+        detail: What stands below or behind it, smaller: an interval, a standard error.
+        value: By which a column is sorted; None comes last.
+        best: Whether it is the best of its column.
+    """
+
+    text: str
+    detail: str = ""
+    value: float | str | None = None
+    best: bool = False
+
+    @property
+    def line(self) -> str:
+        """Text and detail on one line."""
+        if not self.detail:
+            return self.text
+        return f"{self.text} {self.detail}" if self.detail[0] == "±" else f"{self.text} ({self.detail})"
+
+
+MISSING = Cell("–")
+
+
+class Table(NamedTuple):
+    """Cells below heads.
+
+    Args:
+        caption: What it shows.
+        heads: The name of each column and what stands below it.
+        rows: Their first `labels` cells say what they are about.
+        labels: How many those are.
+        across: Whether the columns are the methods; else the rows are.
+    """
+
+    caption: str
+    heads: list[tuple[str, str]]
+    rows: list[list[Cell]]
+    labels: int = 1
+    across: bool = False
+
+    def column(self, number: int) -> dict[str, Cell]:
+        """A column by the names of its rows."""
+        return {row[0].text: row[number] for row in self.rows}
+
+    def with_methods_across(self) -> Table:
+        """The same with the methods side by side, for pages that are longer than wide."""
+        if self.across:
+            return self
+        heads = [("", ""), *((row[0].text, "") for row in self.rows)]
+        names = [" ".join(filter(None, head)) for head in self.heads[1:]]
+        rows = [
+            [Cell(name, value=name), *(row[number] for row in self.rows)]
+            for number, name in enumerate(names, start=1)
+        ]
+        return Table(self.caption, heads, rows, across=True)
+
+
+class Drawing(NamedTuple):
+    """A figure that a comparison allows; `ropepatch.report.plots` draws it.
+
+    Args:
+        name: Of its file.
+        kind: What is drawn: perplexity against length, the loss or the gain by position, or shares by length
+            and depth (of the tables ``by_length``, ``by_position``, ``gain`` and ``cells``).
+        caption: What it shows.
+    """
+
+    name: str
+    kind: Literal["by_length", "by_position", "gain", "cells"]
+    caption: str
+
+
+class Metric(NamedTuple):
+    """One number as the Hub lists it.
+
+    Args:
+        dataset: What was read, and how people call it.
+        kind: The Hub's name of the metric.
+        name: What people call it.
+        value: The number.
+        settings: What else tells it from others.
+    """
+
+    dataset: tuple[str, str]
+    kind: str
+    name: str
+    value: float
+    settings: Mapping[str, Any]
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
+    """Rows of text in columns of equal width; the first `left` to the left, the others to the right."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        pads = [" " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
+        cells = [
+            text + pad if k < left else pad + text
+            for k, (text, pad) in enumerate(zip(row, pads, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,28 @@
+"""The tasks of evaluation: each one class, and its entry here."""
+
+from __future__ import annotations
+
+from ropepatch.evaluation.tasks.lm_eval import LmEvalTask
+from ropepatch.evaluation.tasks.passkey import PasskeyTask, askable
+from ropepatch.evaluation.tasks.perplexity import PerplexityTask, check_text
+from ropepatch.evaluation.tasks.task import Measurement, Task, doublings
+
+__all__ = [
+    "TASKS",
+    "LmEvalTask",
+    "Measurement",
+    "PasskeyTask",
+    "PerplexityTask",
+    "Task",
+    "askable",
+    "check_text",
+    "doublings",
+    "task_of",
+]
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (PerplexityTask, PasskeyTask, LmEvalTask)}
+
+
+def task_of(name: str) -> type[Task]:
+    """The task of a result; one that shows nothing for a result of another version, which has others."""
+    return TASKS.get(name, Task)

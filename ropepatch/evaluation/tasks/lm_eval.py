@@ -1,0 +1,149 @@
+"""Tasks of lm-eval as one task: their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import digest, token_ids
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.table import MISSING, Cell, Metric, Table
+from ropepatch.evaluation.tasks.task import Task, check_count
+from ropepatch.files import shipped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ropepatch.evaluation.comparisons import Comparison
+    from ropepatch.evaluation.results import Result, Row
+    from ropepatch.evaluation.tasks.task import Advance, Tables
+
+HUB_METRICS = {"acc": "accuracy"}  # what the Hub calls a metric of lm-eval, where it has another name for it
+
+
+def score_cell(row: Row) -> Cell:
+    """A score with its standard error."""
+    if row["value"] is None:
+        return MISSING
+    error = row.get("stderr")
+    detail = f"± {error:.2g}" if isinstance(error, int | float) else ""
+    return Cell(f"{row['value']:.4g}", detail, float(row["value"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmEvalTask(Task):
+    """Run tasks of lm-eval.
+
+    Args:
+        tasks: Their names: those of `eval/tasks` or of the harness.
+        metadata: What the tasks are given; `max_seq_lengths` is the target if it is not set.
+        limit: Documents per task; None for all.
+
+    Raises:
+        RopepatchError: One of these is not what it must be.
+    """
+
+    name: ClassVar[str] = "lm-eval"
+    title: ClassVar[str] = "lm-eval"
+    identity: ClassVar[tuple[str, ...]] = ("tasks", "limit", "max_length")
+    quoted: ClassVar[tuple[str, ...]] = ("task", "metric", "value", "stderr", "n")
+    derived: ClassVar[tuple[str, ...]] = ("digest", "metadata", "max_length")
+
+    tasks: tuple[str, ...]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("limit", self.limit)
+        if not self.tasks or not all(isinstance(name, str) for name in self.tasks):
+            raise RopepatchError(f"tasks must be names of lm-eval tasks, got {self.tasks!r}")
+        if not isinstance(self.metadata, dict):
+            raise RopepatchError(f"metadata must be a mapping, got {self.metadata!r}")
+
+    def prepare(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+    ) -> LmEvalMeasurement:
+        """What the tasks are given.
+
+        Raises:
+            RopepatchError: lm-eval is not installed, or no such text.
+        """
+        if find_spec("lm_eval") is None:
+            raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
+        metadata = {"max_seq_lengths": [to]} | self.metadata
+        parameters = asdict(self) | {"metadata": metadata, "max_length": to}
+        if "text" in metadata:
+            parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
+        return LmEvalMeasurement(self, to, parameters)
+
+    @classmethod
+    def method(cls, parameters: Mapping[str, Any]) -> str:
+        """How many documents."""
+        limit = f", {parameters['limit']:,} documents each" if parameters.get("limit") else ""
+        return f"Tasks of lm-eval{limit}; value ± standard error."
+
+    @classmethod
+    def tables(cls, comparison: Comparison) -> list[Table]:
+        """A row per task and metric."""
+        scores = {
+            name: {(row["task"], row["metric"]): row for row in rows}
+            for name, rows in comparison.rows("scores").items()
+        }
+        keys = list(dict.fromkeys(key for rows in scores.values() for key in rows))
+        rows = [
+            [
+                *(Cell(part, value=part) for part in key),
+                *(score_cell(rows[key]) if key in rows else MISSING for rows in scores.values()),
+            ]
+            for key in keys
+        ]
+        heads = [("Task", ""), ("Metric", ""), *((name, "") for name in scores)]
+        return [Table("Scores", heads, rows, labels=2, across=True)] if rows else []
+
+    @classmethod
+    def quotation(cls, comparison: Comparison, result: Result) -> list[Row]:
+        """All scores."""
+        return [cls.quote(row) for row in result.tables["scores"]]
+
+    @classmethod
+    def metrics(cls, comparison: Comparison, name: str) -> list[Metric]:
+        """Every score that is a number."""
+        metrics = []
+        for row in comparison.results[name].tables["scores"]:
+            if row["value"] is not None:
+                settings = {key: row[key] for key in ("version", "n", "stderr") if row.get(key) is not None}
+                kind = str(HUB_METRICS.get(row["metric"], row["metric"]))
+                metrics.append(Metric((row["task"],) * 2, kind, row["metric"], row["value"], settings))
+        return metrics
+
+
+@dataclass(frozen=True, eq=False)
+class LmEvalMeasurement:
+    """Tasks of lm-eval."""
+
+    task: LmEvalTask
+    to: int
+    parameters: Mapping[str, Any]
+    floor_tables = None
+
+    def run(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+    ) -> Tables:
+        """Their scores."""
+        from ropepatch.evaluation.harness import run_tasks
+
+        scores = run_tasks(
+            model,
+            tokenizer,
+            self.task.tasks,
+            include_path=shipped("eval/tasks"),
+            metadata=self.parameters["metadata"],
+            limit=self.task.limit,
+            max_length=self.to,
+        )
+        return {"scores": scores}

@@ -1,0 +1,129 @@
+"""A task is one class and one entry: it has its tables, sentences and numbers everywhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+from made_results import asking, reading
+
+import ropepatch
+import ropepatch.evaluation.tasks as tasks
+from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.results import as_read
+from ropepatch.evaluation.suites import Suite, read_suite
+from ropepatch.evaluation.summaries import summary
+from ropepatch.evaluation.table import Cell
+from ropepatch.extension.writing import plan_record
+from ropepatch.publishing.card.extended import Extended
+from ropepatch.publishing.card.writing import card_text
+from ropepatch.report import print_results, results_tables, write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Echo(tasks.Task):
+    """Say again what was said.
+
+    Args:
+        words: How many.
+    """
+
+    name: ClassVar[str] = "echo"
+    title: ClassVar[str] = "Echo"
+    columns: ClassVar[Mapping[str, Any]] = {"Words": lambda row: Cell(str(row["words"]), value=row["words"])}
+    quoted: ClassVar[tuple[str, ...]] = ("words",)
+    identity: ClassVar[tuple[str, ...]] = ("words",)
+    words: int = 3
+
+    def prepare(self, model, tokenizer, *, trained, to):
+        """Nothing is needed."""
+        return Echoes(self, {"words": self.words}, [trained, to])
+
+
+@dataclass(frozen=True)
+class Echoes:
+    task: Echo
+    parameters: dict[str, Any]
+    lengths: list[int]
+    floor_tables = None
+
+    def run(self, model, tokenizer, keep, advance):
+        return {"by_length": [{"length": n, "words": float(self.task.words)} for n in self.lengths]}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "echo", Echo)
+
+
+@pytest.fixture
+def results():
+    """A model as it is and scaled; the second has its words by hand."""
+
+    def of(label, words, method=None):
+        by_length = [{"length": n, "words": w} for n, w in zip((256, 512, 1024), words, strict=True)]
+        result = asking(label, [4, 4, 4], method=method)
+        return replace(result, task="echo", parameters={"words": 3}, tables={"by_length": by_length})
+
+    return [of("as it is", (3.0, 2.0, 0.0)), of("yarn", (3.0, 3.0, 2.5), "yarn")]
+
+
+def test_a_suite_names_it_and_measures_it(tmp_path):
+    file = tmp_path / "echo.yaml"
+    file.write_text("to: [2x]\ntasks: [{task: echo, words: 5}]")
+    suite = read_suite(str(file))
+    assert suite.tasks == (Echo(words=5),)
+    (result,) = measure(Suite(models=("tiny",), to=suite.to, tasks=suite.tasks))
+    assert (result.task, result.parameters) == ("echo", {"words": 5})
+    assert [row["words"] for row in result.tables["by_length"]] == [5.0, 5.0]
+
+
+def test_it_has_a_table_in_the_terminal(results, capsys):
+    print_results(results)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["tiny,", "trained", "on", "256", "tokens:", "Echo", "at", "1,024", "tokens"],
+        ["as", "it", "is", "yarn"],
+        ["Words"],
+        ["256", "tokens", "3.0", "3.0"],
+        ["512", "tokens", "2.0", "3.0"],
+        ["1,024", "tokens", "0.0", "2.5"],
+    ]
+
+
+def test_it_has_tables_and_a_sentence_in_the_report(results, tmp_path):
+    assert [table.caption for table in results_tables(results)] == ["The outcome at the target", "Words"]
+    page = write_report(results, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Echo</h3>" in page
+    assert '<td class="best" data-value="2.5">2.5</td>' in page
+    assert "Words at 1,024 tokens: yarn, 2.5; the model as it is, 0.0." in page
+
+
+def test_it_has_a_section_on_a_card(results):
+    record = as_read(plan_record(ropepatch.plan("tiny", to=1024, method="yarn")))
+    card = card_text(Extended("x", record, results, weights="sha256:0123"))
+    assert "Words at 1,024 tokens: this checkpoint, 2.5; the base model, 0.0." in card
+    section = card.partition("### Echo\n")[2].partition("###")[0]
+    assert "| 1,024 tokens | 0.0 | 2.5 |" in section
+    assert "- Words at 256 tokens: 3.0 before, 3.0 after." in card
+
+
+def test_it_has_its_numbers_in_a_summary(results):
+    (task,) = summary(results)["tasks"]
+    assert task["words"] == 3
+    assert task["results"]["yarn"] == {"256": {"words": 3.0}, "1024": {"words": 2.5}}
+
+
+def test_a_ranking_does_without_it(results):
+    losses = [
+        reading("as it is", [0.6, 2.0, 12.0], documents=True),
+        reading("yarn", [0.65, 0.6, 0.55], method="yarn", documents=True),
+    ]
+    assert rank([*losses, *results], base="as it is") == rank(losses, base="as it is")
+
+
+def test_a_result_of_a_task_that_is_not_known_shows_no_table(results, capsys, tmp_path, monkeypatch):
+    monkeypatch.delitem(tasks.TASKS, "echo")
+    print_results(results)
+    assert "2.5" not in capsys.readouterr().out
+    assert "<h3>echo</h3>" in write_report(results, tmp_path / "r.html").read_text(encoding="utf-8")
