@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import reprlib
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,18 +108,43 @@ def shipped(folder: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / folder
 
 
+def parse_json(
+    text: str, *, each_key_once: bool = False, parse_int: Callable[[str], int] | None = None
+) -> Any:
+    """What a text says in JSON, which knows no NaN and no infinity.
+
+    Args:
+        text: The text.
+        each_key_once: Refuse an object that gives a key twice; the last one counts otherwise.
+        parse_int: What makes a number of the digits of a whole one.
+
+    Raises:
+        ValueError: It is no JSON.
+        RecursionError: It is nested too deep.
+    """
+    hook = _each_key_once if each_key_once else None
+    return json.loads(text, parse_constant=_refuse, object_pairs_hook=hook, parse_int=parse_int)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError(f"a key is given twice: {reprlib.repr([key for key, _ in pairs])}")
+    return content
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
         RopepatchError: If the file is missing, unreadable, not JSON or not an object.
     """
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RopepatchError(
             f"no {path.name} in {path.parent}", hint="a checkpoint folder holds config.json and *.safetensors"
@@ -133,8 +159,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """A JSON file that every reader understands: no NaN, no infinity."""
-    path.write_text(
-        json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
+def json_text(content: Any, *, indent: int | None = 2) -> str:
+    """JSON that every reader understands: no NaN, no infinity."""
+    return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
+    """A file of `json_text`."""
+    path.write_text(json_text(content, indent=indent) + "\n", encoding="utf-8")
+
+
+def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str) -> None:
+    """Refuse to go on with what an earlier call left behind, if it was asked for something else.
+
+    Args:
+        what: Was left behind, in errors: "FOLDER is of another run".
+        earlier: What decided its outcome, as read from JSON.
+        now: The same of this call.
+        hint: What to do.
+
+    Raises:
+        RopepatchError: With all that differs.
+    """
+    same = json.loads(json.dumps(now))  # tuples are lists there
+    if differing := [key for key in same if key not in earlier or earlier[key] != same[key]]:
+        raise RopepatchError(f"{what}: it differs in {', '.join(differing)}", hint=hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from ropepatch.doctor.effects import with_effects
 from ropepatch.doctor.findings import ADAPTER, CONFIG, SEVERITIES, Finding, Mend
 from ropepatch.doctor.tensors import readable, weight_findings
 from ropepatch.errors import RopepatchError
+from ropepatch.files import json_text
 from ropepatch.model.source import find_source
 
 # What each looks for stands in its docstring; a new check is a function added here.
@@ -71,7 +71,7 @@ class Diagnosis:
     def to_json(self) -> str:
         """The findings as a JSON list of objects."""
         dicts = [finding.to_dict() for finding in self.findings]
-        return json.dumps(dicts, indent=2, ensure_ascii=False, allow_nan=False)
+        return json_text(dicts)
 
     def __str__(self) -> str:
         looked = f"looked at: {', '.join(self.looked_at)}"

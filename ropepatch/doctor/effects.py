@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from ropepatch.doctor.case import Case
 from ropepatch.doctor.findings import CONFIG, Finding
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.verification import available_bytes
+from ropepatch.files import write_json
 from ropepatch.model.config import load_config, text_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu, rotating_by
@@ -105,7 +105,7 @@ def _bench(raw: dict[str, Any], weights: Weights) -> Bench:
         folder = Path(scratch)
         for file in weights.files:
             (folder / file.name).symlink_to(file.resolve())
-        (folder / CONFIG).write_text(json.dumps(raw), encoding="utf-8")
+        write_json(folder / CONFIG, raw)
         model = load_model(folder)
     return Bench(model, find_rotary(model))
 

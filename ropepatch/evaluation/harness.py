@@ -17,8 +17,8 @@ import torch
 from huggingface_hub import constants
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.losses import evaluating
 from ropepatch.evaluation.results import Row, finite
+from ropepatch.model.head import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,8 +18,8 @@ from ropepatch.data.prompts import Needle, needle_prompt
 from ropepatch.data.templates import PasskeyTemplate, bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
-from ropepatch.evaluation.losses import evaluating, input_device
 from ropepatch.evaluation.prefixes import read_in_batches
+from ropepatch.model.head import evaluating, input_device
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:

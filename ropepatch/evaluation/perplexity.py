@@ -14,9 +14,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.batches import PADDING, Batch, Document, Passage, batched, key_of
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.kept import KeptLosses
-from ropepatch.evaluation.losses import LossReader, evaluating, input_device
+from ropepatch.evaluation.losses import LossReader
 from ropepatch.evaluation.processes import dealt, rank_and_ranks
 from ropepatch.evaluation.protocols import ONE_PASS, Protocol
+from ropepatch.model.head import evaluating, input_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

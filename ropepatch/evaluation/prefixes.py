@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.losses import gives_positions
+from ropepatch.model.head import gives_positions
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -18,6 +18,7 @@ from ropepatch.extension.config_changes import changed, find_changes
 from ropepatch.extension.engines import EngineSupport, engine_support
 from ropepatch.extension.forms import SavedRope
 from ropepatch.extension.text import plan_text
+from ropepatch.files import json_text
 from ropepatch.model.architectures import LOCAL_ONLY, NORMALISED
 from ropepatch.model.rotary import RotarySite, base_model, float32_on_cpu
 from ropepatch.model.source import find_source
@@ -147,7 +148,7 @@ class Plan:
 
     def to_json(self) -> str:
         """`to_dict` as text."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        return json_text(self.to_dict())
 
     def push(self, repo: str, *, private: bool = False, revision: str | None = None) -> Any:
         """Write the checkpoint of the plan into a temporary folder and push it; see `ropepatch.push`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -17,7 +16,7 @@ import torch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import environment
 from ropepatch.extension.planning import plan_scaling
-from ropepatch.files import read_json, whole_file
+from ropepatch.files import check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting.bench import Bench
 from ropepatch.fitting.course import (
     Course,
@@ -239,12 +238,12 @@ def _resumed(file: Path | None, asked: dict[str, Any]) -> tuple[Course | None, f
     if file is None or not file.exists():
         return None, 0.0
     kept = read_json(file)
-    if kept.get("asked") != json.loads(json.dumps(asked)):
-        raise RopepatchError(f"{file} is of another fit", hint="remove it, or choose another --out")
+    hint = "remove it, or choose another --out"
+    check_resumed(f"{file} is of another fit", kept.get("asked", {}), asked, hint=hint)
     return Course.from_dict(kept["course"]), kept["seconds"]
 
 
 def _keep(file: Path, content: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as partial:
-        partial.write_text(json.dumps(content), encoding="utf-8")
+        write_json(partial, content, indent=None)

@@ -10,14 +10,13 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ropepatch.evaluation.losses import computed_once, decoder_of, evaluating, input_device
 from ropepatch.fitting.examples import Examples
 from ropepatch.fitting.learnable import LearnableRope, learnable
 from ropepatch.fitting.recomputing import recomputing
 from ropepatch.fitting.vectors import Vector
+from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -141,27 +140,20 @@ class Problem:
         ids = batch.ids.to(input_device(self.model))
         if self._decoder is None:
             return self._read_whole(ids, weights)
-        hidden: list[tuple[Tensor, Tensor]] = []
+        whole: list[Tensor] = []
 
-        def cut(output: Any) -> Any:
-            state = output if isinstance(output, Tensor) else output[0]
-            leaf = state.detach().requires_grad_(weights is not None)
-            hidden.append((state, leaf))
-            if isinstance(output, Tensor):
-                return leaf
-            output[next(iter(output))] = leaf
-            return output
+        def cut(hidden: Tensor) -> Tensor:
+            whole.append(hidden)
+            return hidden.detach().requires_grad_(weights is not None)
 
         losses = []
-        with computed_once(self._decoder, through=cut):
+        with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
             for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // len(ids))):
-                logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
-                losses.append(_backward(logits, ids, positions, weights))
-        ((state, leaf),) = hidden
+                losses.append(_backward(logits_at(positions), ids, positions, weights))
 
         def finish() -> None:
             if weights is not None:
-                torch.autograd.backward(state, leaf.grad)
+                torch.autograd.backward(whole[0], leaves[0].grad)
 
         return torch.cat(losses, dim=1), finish
 
@@ -173,9 +165,7 @@ class Problem:
 
 def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
     """The losses [B, C] of the tokens after some positions; with weights, after their backward pass."""
-    targets = ids[:, positions + 1].to(logits.device)
-    rows = logits.float().flatten(0, 1)
-    losses = F.cross_entropy(rows, targets.flatten(), reduction="none").view(targets.shape)
+    losses = token_losses(logits, ids[:, positions + 1])
     if weights is not None:
         (losses * weights[:, positions].to(losses.device)).sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ropepatch.model.head import shadowed
+
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
 MOST = 4 << 30  # bytes of activations that are held
@@ -31,18 +32,6 @@ def recomputing(model: PreTrainedModel, tokens: int) -> Iterator[None]:
         if held > MOST:
             for layer in model.modules():
                 if isinstance(layer, GradientCheckpointingLayer):
-                    stack.enter_context(_recomputed(layer))
+                    again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+                    stack.enter_context(shadowed(layer, again))
         yield
-
-
-@contextmanager
-def _recomputed(layer: nn.Module) -> Iterator[None]:
-    before = vars(layer).get("forward")  # of a loader that has put its own there
-    again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    vars(layer)["forward"] = again
-    try:
-        yield
-    finally:
-        del vars(layer)["forward"]
-        if before is not None:
-            vars(layer)["forward"] = before

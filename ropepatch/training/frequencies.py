@@ -5,7 +5,6 @@ Shapes: P rotary pairs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan, plan_scaling
-from ropepatch.files import read_json
+from ropepatch.files import read_json, write_json
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.rotary import base_model, float32_on_cpu
@@ -54,7 +53,7 @@ class TrainedRope(LearnableRope):
     def save(self, folder: Path) -> None:
         """Write the vector beside the weights of a checkpoint, to the bit."""
         content = {"log_divisors": self.log_divisors.tolist(), "log_attention": self.log_attention.item()}
-        (folder / FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_json(folder / FILE, content, indent=None)
 
     def restore(self, folder: Path) -> None:
         """Go on from the vector of a checkpoint."""

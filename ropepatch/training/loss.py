@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropepatch.evaluation.losses import evaluating
 from ropepatch.model.config import text_config
+from ropepatch.model.head import evaluating, find_linear_head, shadowed
 from ropepatch.model.rotary import base_model
 from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
 logger = logging.getLogger(__name__)
 
 LABELS = ("labels", "shift_labels")
 CHECKED = 16  # tokens of the passes by which a model is checked
-MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
 AGREEMENT = 0.02  # of the loss, by which ours may differ from the one of all logits: both may be in 16 bits
 
 
@@ -69,7 +67,7 @@ def causal_lm_loss(
         made.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
         return made[-1]
 
-    with _shadowed(head, loss_of):
+    with shadowed(head, loss_of):
         loss: Tensor = model(**inputs).logits.float()
     return loss + (made[0] - loss).detach()  # FSDP2 with accelerate's policy rounds the output to 16 bits
 
@@ -77,9 +75,8 @@ def causal_lm_loss(
 def linear_head(model: nn.Module) -> nn.Linear | None:
     """The layer whose output is the model's logits; None, with a warning, where the model does more to them.
 
-    Some families scale or cap their logits, and a LoRA may be on the head. Short passes find out: in one, the
-    layer returns a mark, which must come out of the model as it is; the loss of the others, with and without
-    all logits, must be the same.
+    Besides what `find_linear_head` asks for, the loss of a short pass must be the same with and without all
+    logits.
 
     Args:
         model: As it is trained, wrapped or not. Every process calls this.
@@ -87,11 +84,9 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     base: Any = base_model(model)
     vocabulary = text_config(base.config).vocab_size
     batch = _short_batch(vocabulary, base.get_input_embeddings().weight.device)
-    output: nn.Module | None = base.get_output_embeddings()
-    linear = [part for part in output.modules() if isinstance(part, nn.Linear)] if output is not None else []
-    layers = [layer for layer in linear if type(layer).forward is nn.Linear.forward]  # not a quantised one
+    inputs = {name: value for name, value in batch.items() if name not in LABELS}
     with evaluating(model), torch.no_grad():
-        head = next((layer for layer in layers if _returns_logits(layer, model, batch)), None)
+        head = find_linear_head(model, base, inputs)
         losses = [causal_lm_loss(model, batch, head=tried).item() for tried in (head, None)]
     torch.clear_autocast_cache()  # of weights that were cast without gradients
     if head is not None and math.isclose(*losses, rel_tol=AGREEMENT):
@@ -124,34 +119,3 @@ def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:
         "max_length_q": CHECKED,
         "max_length_k": CHECKED,
     }
-
-
-def _returns_logits(layer: nn.Linear, model: nn.Module, batch: dict[str, Any]) -> bool:
-    """Whether the model hands on what this layer gives for all its tokens, as it is."""
-    shapes = []
-
-    def mark(hidden: Tensor) -> Tensor:
-        shapes.append(hidden.shape[:-1])
-        return torch.full((), MARK, dtype=hidden.dtype, device=hidden.device)
-
-    inputs = {name: value for name, value in batch.items() if name not in LABELS}
-    with _shadowed(layer, mark):
-        try:
-            logits = model(use_cache=False, **inputs).logits
-        except (IndexError, RuntimeError):  # of a model that goes on with logits of the usual shape
-            return False
-    return shapes == [batch["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
-
-
-@contextmanager
-def _shadowed(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Another forward for one instance, within its hooks."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before

@@ -21,7 +21,7 @@ from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension.writing import source_of
-from ropepatch.files import absent, read_json, whole_file
+from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import Source
@@ -219,12 +219,8 @@ class Run:
         file = self.folder / RECORD
         if file.exists():
             found = read_json(file)
-            known = as_read(record)
-            if differing := [key for key in known if found.get(key) != known[key]]:
-                raise RopepatchError(
-                    f"{self.folder} is of another run: it differs in {', '.join(differing)}",
-                    hint="choose another --out, or remove that folder to start anew",
-                )
+            hint = "choose another --out, or remove that folder to start anew"
+            check_resumed(f"{self.folder} is of another run", found, record, hint=hint)
             return float(found["base"])
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
@@ -232,7 +228,7 @@ class Run:
         base = measure()
         if self.state.is_main_process:
             with whole_file(file) as partial:
-                partial.write_text(json.dumps(record | {"base": base}, indent=1) + "\n", encoding="utf-8")
+                write_json(partial, record | {"base": base})
         self.state.wait_for_everyone()
         return base
 

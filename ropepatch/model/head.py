@@ -1,0 +1,161 @@
+"""A model's head, which makes logits of hidden states: found, and run for a few positions at a time.
+
+Logits of all tokens of a long text take more memory than the model. Shapes: B rows of T tokens, C positions
+of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from transformers import PreTrainedModel
+
+MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where the model takes its token ids."""
+    embedding: Any = model.get_input_embeddings().weight
+    return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module | None:
+    """What the model runs below its head; None if it has no such part or cannot give single positions."""
+    if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
+        return None
+    decoder = getattr(model, "get_decoder", lambda: None)()
+    # Llama 4 answers with the whole model, head included; in Gemma 4 the decoder takes logits_to_keep itself.
+    return getattr(decoder, "model", decoder) if decoder and gives_positions(decoder) else decoder
+
+
+def gives_positions(module: nn.Module) -> bool:
+    """Whether its forward can be asked for the logits of some positions alone."""
+    return "logits_to_keep" in inspect.signature(module.forward).parameters
+
+
+@contextmanager
+def decoded_once(
+    model: PreTrainedModel,
+    decoder: nn.Module,
+    ids: Tensor,
+    through: Callable[[Tensor], Tensor] = lambda hidden: hidden,
+) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
+    """The logits [B, C, V] of positions [C] of ids [B, T], a function within the block.
+
+    Every call runs the whole model, but for its decoder, which runs in the first call only: so the head is
+    the model's own code, with all its family does before and after the projection.
+
+    Args:
+        model: The model.
+        decoder: What `decoder_of` found.
+        ids: [B, T].
+        through: What is done to the hidden states [B, T, H] once they are computed.
+
+    Yields:
+        The function, and the hidden states that the decoder has answered with, one per call.
+    """
+    forward = decoder.forward
+    outputs: list[Any] = []
+    states: list[Tensor] = []
+
+    @functools.wraps(forward)
+    def decode_once(*args: Any, **kwargs: Any) -> Any:
+        outputs.append(outputs[0] if outputs else _changed(forward(*args, **kwargs), through))
+        states.append(_hidden(outputs[-1]))
+        return outputs[-1]
+
+    def logits_at(positions: Tensor) -> Tensor:
+        # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows.
+        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
+        return logits
+
+    with shadowed(decoder, decode_once):
+        yield logits_at, states
+
+
+def _hidden(output: Any) -> Tensor:
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden
+
+
+def _changed(output: Any, through: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(output, Tensor):
+        return through(output)
+    output[next(iter(output))] = through(output[0])
+    return output
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each target [...] under its logits [..., V], in nats: float32 [...]."""
+    rows = logits.flatten(end_dim=-2).float()
+    losses = F.cross_entropy(rows, targets.flatten().to(rows.device), reduction="none")
+    return losses.view(targets.shape)
+
+
+def find_linear_head(model: nn.Module, base: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Linear | None:
+    """The layer whose output is the model's logits as they are; None where there is none, or not one alone.
+
+    Some families scale or cap their logits, and a LoRA may be on the head. A short pass finds out, in which
+    the layer returns a mark instead, which must come out of the model unchanged.
+
+    Args:
+        model: Wrapped or not.
+        base: The transformers model within.
+        inputs: Of the pass: what the model takes, with `input_ids` [1, T].
+    """
+    output: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    linear = [part for part in output.modules() if isinstance(part, nn.Linear)] if output is not None else []
+    layers = [layer for layer in linear if type(layer).forward is nn.Linear.forward]  # not a quantised one
+    return next((layer for layer in layers if _returns_logits(layer, model, inputs)), None)
+
+
+def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Whether the model hands on what this layer gives for all its tokens, as it is."""
+    shapes = []
+
+    def mark(hidden: Tensor) -> Tensor:
+        shapes.append(hidden.shape[:-1])
+        return torch.full((), MARK, dtype=hidden.dtype, device=hidden.device)
+
+    with shadowed(layer, mark):
+        try:
+            logits = model(use_cache=False, **inputs).logits
+        except (IndexError, RuntimeError):  # of a model that goes on with logits of the usual shape
+            return False
+    return shapes == [inputs["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
+
+
+@contextmanager
+def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Another forward for one instance within the block, within its hooks."""
+    before = vars(module).get("forward")  # of a loader that has put its own there
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode within the block; afterwards every module is back in its own mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
