@@ -1,5 +1,7 @@
 # make demo   extend the bundled checkpoint without and with training, and measure it; figures in .demo
-# make test   run the tests
+# make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
+# make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
+# make sweep  run every test, as CI does
 # make lint   format, lint and types
 # make documents   rewrite the tables and figures of the documents from eval/results
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
@@ -13,8 +15,18 @@ demo: .venv/demo/installed
 	.venv/demo/bin/ropepatch demo --out .demo
 	.venv/demo/bin/ropepatch extend tiny --recipe tiny --eval demo --out .demo/adapted
 
+PYTEST := OMP_NUM_THREADS=1 .venv/test/bin/pytest --numprocesses 2 --dist worksteal
+QUICK := tests/scaling tests/test_settings.py tests/test_layers.py tests/extension/test_patching.py \
+  tests/extension/test_writing.py::test_every_saveable_method_reloads_in_stock_transformers_as_patched
+
+quick: .venv/test/installed
+	$(PYTEST) -m "not (slow or sweep)" $(QUICK)
+
 test: .venv/test/installed
-	OMP_NUM_THREADS=1 .venv/test/bin/pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) -m "not (slow or sweep)"
+
+sweep: .venv/test/installed
+	$(PYTEST)
 
 documents: .venv/test/installed
 	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/recipes tests/extension/test_engines.py
@@ -32,4 +44,4 @@ lint: .venv/test/installed
 clean:
 	rm -rf .venv .demo
 
-.PHONY: demo test documents lint clean
+.PHONY: demo quick test sweep documents lint clean

@@ -53,6 +53,7 @@ def check(template: Path, name: str, content: bytes, method: str = "yarn") -> bo
         return False
 
 
+@pytest.mark.sweep
 @fuzz(250)
 @given(changes=CHANGES, method=st.sampled_from(METHODS))
 def test_a_damaged_config_is_refused_in_words_or_extends_into_what_stock_loads(template, changes, method):
@@ -62,6 +63,7 @@ def test_a_damaged_config_is_refused_in_words_or_extends_into_what_stock_loads(t
     check(template, "config.json", json.dumps(config).encode(), method)
 
 
+@pytest.mark.sweep
 @fuzz(120)
 @given(older=st.none() | ROPE, newer=st.none() | ROPE, method=st.sampled_from(METHODS))
 def test_any_pair_of_older_and_newer_rope_keys_is_refused_in_words_or_extends(template, older, newer, method):
@@ -74,6 +76,7 @@ FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "mode
 JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*FILES, "ropepatch.json", "model.safetensors"])
 @fuzz(20)
 @given(content=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
@@ -81,6 +84,7 @@ def test_any_bytes_as_any_file_are_refused_in_words_or_extend(template, name, co
     check(template, name, content)
 
 
+@pytest.mark.sweep
 @fuzz(20)
 @given(
     changes=st.dictionaries(st.sampled_from(["max_length", "temperature", "num_beams", "eos_token_id"]), JUNK)

@@ -95,12 +95,14 @@ def launched(tmp_path_factory) -> list[dict]:
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_two_processes_really_run_and_each_reads_its_share(launched):
     assert [found["ranks"] for found in launched] == [2, 2]
     shares = list(zip(*(found["shares"] for found in launched), strict=True))
     assert all(abs(first - second) <= 1 and second > 0 for first, second in shares)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.label)
 def test_every_rank_returns_what_one_process_does_to_the_bit(launched, protocol):
     threads = torch.get_num_threads()
@@ -114,6 +116,7 @@ def test_every_rank_returns_what_one_process_does_to_the_bit(launched, protocol)
         assert all(map(torch.equal, found[protocol.label], alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one batch", "stream", "kept"])
 def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_read(launched, name):
     first, second = (found[name] for found in launched)
@@ -121,16 +124,19 @@ def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_rea
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.slow
 def test_ranks_find_what_they_kept(launched):
     assert [found["read again"] for found in launched] == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_call_on_all(launched):
     (first, _), (second, _) = (found["errors"] for found in launched)
     assert first == "RopepatchError: rank 1 failed: ValueError: the disk of rank 1"
     assert second == "ValueError: the disk of rank 1"
 
 
+@pytest.mark.slow
 def test_ranks_with_other_documents_are_told_so(launched):
     (_, first), (_, second) = (found["errors"] for found in launched)
     assert first == "RopepatchError: rank 1 reads other documents than rank 0"

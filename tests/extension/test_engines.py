@@ -313,6 +313,7 @@ def test_transformers_5_computes_what_the_plan_and_the_readme_say(by_transformer
     check_run("transformers 5.x", "transformers 5", by_transformers_5, plans, measured)
 
 
+@pytest.mark.sweep
 def test_transformers_4_computes_the_same_bits_and_what_the_plan_and_the_readme_say(
     by_transformers_5, plans, folders, families, measured, tmp_path
 ):
@@ -334,6 +335,7 @@ def test_transformers_4_computes_the_same_bits_and_what_the_plan_and_the_readme_
     check_run("transformers 4.x", "transformers 4.57", answers, plans, measured)
 
 
+@pytest.mark.sweep
 def test_mlx_lm_computes_what_the_plan_and_the_readme_say(plans, folders, measured, tmp_path):
     answers = read_by(Path(second_mlx.__file__), second_mlx.PACKAGES, folders, tmp_path)
     check_run("mlx-lm", "mlx-lm", answers, plans, measured)

@@ -1,16 +1,18 @@
 """The contract that every supported architecture keeps, on a tiny random model; the README's list of them."""
 
-import functools
 import json
 
 import pytest
 import torch
 import transformers
+from families import FAMILIES, plan_family, refusal
 from readme import block, updating, write_block
 from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_config, tiny_model
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.scaling.rope import Frequencies
 
 IDS = torch.randint(3, 120, (1, 40), generator=torch.Generator().manual_seed(0))
 # One method with a rope type of its own, one that is saved as longrope.
@@ -18,20 +20,21 @@ METHODS = ("yarn", "ntk-mixed")
 UNTRIED = "not tried: no small random model of it can be built without more packages or another model"
 
 
-@functools.cache
-def refusal(model_type: str) -> str | None:
-    """Why a type is refused, None where it is supported."""
-    try:
-        plan(tiny_model(model_type), "ntk")
-    except RopepatchError as error:
-        return str(error)
+def test_a_few_bodies_of_forward_serve_all_architectures():
+    """So that the contract below is kept by code, not by names: one architecture runs each body."""
+    assert sorted(name for group in FAMILIES.values() for name in group) == sorted(ROTARY_TYPES)
+    assert len(FAMILIES) < len(ROTARY_TYPES) / 4
+    assert len(FAMILIES["llama"]) > len(ROTARY_TYPES) / 2
+
+
+def supported(group: str) -> str | None:
+    """The first supported architecture that runs a body; None where all are refused, loaded models too."""
+    for model_type in FAMILIES[group]:
+        if refusal(model_type) is None:
+            return model_type
+        with pytest.raises(RopepatchError, match="is not supported"):
+            plan_family(tiny_model(model_type), "ntk")
     return None
-
-
-def plan(model, method):
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", 64)
-    scaled = method == "yarn" and plan(model, "ntk").rope.is_scaled
-    return ropepatch.plan(model, to=4 * window, method=method, **({"ramp": "rotations"} if scaled else {}))
 
 
 @torch.no_grad()
@@ -40,16 +43,13 @@ def logits(model, **inputs):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model_type", ROTARY_TYPES)
-def test_patched_is_reloaded_off_is_never_on_cached_is_full(model_type, method, tmp_path):
-    model = tiny_model(model_type)
-    if reason := refusal(model_type):
-        with pytest.raises(RopepatchError) as caught:
-            plan(model, method)
-        assert reason.split()[0] in str(caught.value)
+@pytest.mark.parametrize("group", FAMILIES)
+def test_patched_is_reloaded_off_is_never_on_cached_is_full(group, method, tmp_path):
+    if (model_type := supported(group)) is None:
         return
+    model = tiny_model(model_type)
     before = logits(model)
-    with ropepatch.patch(model, plan(model, method)):
+    with ropepatch.patch(model, plan_family(model, method)):
         patched = logits(model)
         cached = decode(model)
         model.save_pretrained(tmp_path)
@@ -59,11 +59,9 @@ def test_patched_is_reloaded_off_is_never_on_cached_is_full(model_type, method, 
     assert (cached - patched).abs().max() < 1e-4 * max(1.0, patched.abs().max().item())
 
 
-@pytest.mark.parametrize("model_type", ROTARY_TYPES)
-def test_a_checkpoint_extends_into_one_that_stock_transformers_computes_alike(model_type, tmp_path):
-    if refusal(model_type):
-        with pytest.raises(RopepatchError):
-            ropepatch.plan(tiny_config(model_type), to=256)
+@pytest.mark.parametrize("group", FAMILIES)
+def test_a_checkpoint_extends_into_one_that_stock_transformers_computes_alike(group, tmp_path):
+    if (model_type := supported(group)) is None:
         return
     model = tiny_model(model_type)
     model.save_pretrained(tmp_path / "source")
@@ -78,6 +76,29 @@ def test_a_checkpoint_extends_into_one_that_stock_transformers_computes_alike(mo
     assert verdict == {"frequencies": "equal", "logits": "equal"}
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("model_type", ROTARY_TYPES)
+def test_the_rope_of_every_architecture_is_where_the_plan_says_and_becomes_what_it_says(model_type):
+    """Without any weights: the rotary module of stock transformers, on its own, has the tables to the bit."""
+    config = tiny_config(model_type)
+    if refusal(model_type):
+        with pytest.raises(RopepatchError):
+            plan_family(config, "yarn")
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    plan = plan_family(config, "yarn")
+    module = model.get_submodule(plan.site.path)
+    assert type(module) is plan.site.rotary_class
+    after = CONFIG_MAPPING[config.model_type].from_dict(plan.apply(config.to_dict()))
+    now = Frequencies(plan.rope.inv_freq(), plan.rope.carried_attention_factor)
+    for whole, table in ((config, now), (after, plan.frequencies())):
+        stock = plan.site.rotary_class(whole.get_text_config())
+        assert torch.equal(getattr(stock, plan.site.attribute("inv_freq")), table.inv_freq)
+        assert getattr(stock, plan.site.attribute("attention_scaling")) == table.attention_factor
+    assert after.get_text_config().max_position_embeddings == plan.target
+
+
 @torch.no_grad()
 def decode(model):
     """Logits of the whole sequence, the last eight tokens one by one from the cache."""
@@ -90,6 +111,7 @@ def decode(model):
     return torch.cat(steps, 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(
     not transformers.__version__.startswith("5.23"), reason="the README lists the types of transformers 5.23"
 )

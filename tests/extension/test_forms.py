@@ -17,7 +17,7 @@ from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import STOPPED, Frequencies, Rope
 
 LLAMA_2, PARTIAL = GEOMETRIES["llama-2"], GEOMETRIES["partial"]
-WHOLE_HEADS = {name: rope for name, rope in GEOMETRIES.items() if rope is not PARTIAL}
+WHOLE_HEADS = {name: GEOMETRIES[name] for name in ("llama-2", "babyllama")}
 SCALED = Rope(
     128,
     1e4,
@@ -25,23 +25,19 @@ SCALED = Rope(
     carried=tuple(make_scaling("yarn", factor=4.0).frequencies(LLAMA_2).inv_freq.tolist()),
     carried_attention_factor=1.1386294361119891,
 )
-KEYS_OF_OLDER_SCALINGS = [
-    "type",
-    "factor",
-    "original_max_position_embeddings",
-    "attention_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
-    "short_factor",
-    "long_factor",
-    "short_mscale",
-    "long_mscale",
-    "low_freq_factor",
-    "high_freq_factor",
-]
+KEYS_OF_OLDER_SCALINGS = {
+    *(
+        "type",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "truncate",
+        "mscale",
+        "mscale_all_dim",
+    ),
+    *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+    *("short_factor", "long_factor", "short_mscale", "long_mscale"),
+}
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 EVERY_STATIC = pytest.mark.parametrize("name", STATIC)
 EVERY_GEOMETRY = pytest.mark.parametrize("rope", WHOLE_HEADS.values(), ids=WHOLE_HEADS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import made_results
 import pytest
 import typer
+from methods import NEED_MORE, STATIC
 
 import ropepatch
 from ropepatch.cli import app
@@ -83,10 +84,7 @@ def measures(monkeypatch, two):
 
 
 def test_every_static_method_that_needs_no_parameters_takes_part():
-    assert candidates() == (
-        *("linear", "ntk", "ntk-by-parts", "yarn", "llama3", "ntk-fixed", "ntk-mixed"),
-        *("giraffe-power", "giraffe-truncated", "p-rope", "resonance", "cope"),
-    )
+    assert candidates() == tuple(name for name in STATIC if name != "none" and name not in NEED_MORE)
 
 
 def test_a_new_method_takes_part_by_being_in_the_registry(monkeypatch):

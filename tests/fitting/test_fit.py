@@ -95,6 +95,7 @@ def test_what_is_printed_names_the_gain_and_its_interval(fitted):
     assert "tiny: 256 -> 320 tokens" in str(fitted)
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same_and_another_does_not(fitted):
     assert ropepatch.fit("tiny", to=TO, steps=6).scaling == fitted.scaling
     assert ropepatch.fit("tiny", to=TO, steps=6, init="yarn", seed=1).scaling != fitted.scaling
@@ -113,6 +114,7 @@ def stopping(name):
     yield advance
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_goes_on_to_the_same_end(fitted, tmp_path):
     work = tmp_path / "work"
     with pytest.raises(StoppedError):
@@ -124,6 +126,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_end(fitted, tmp_path):
     assert again.record["forward_tokens"] == fitted.record["forward_tokens"]
 
 
+@pytest.mark.slow
 def test_a_work_folder_of_another_fit_is_refused(tmp_path):
     with pytest.raises(StoppedError):
         ropepatch.fit("tiny", to=TO, steps=6, work=tmp_path, progress=stopping)
@@ -131,6 +134,7 @@ def test_a_work_folder_of_another_fit_is_refused(tmp_path):
         ropepatch.fit("tiny", to=TO, steps=7, work=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_search_is_given_the_forward_tokens_of_the_descent(search, monkeypatch):
     budgets = []
@@ -145,11 +149,13 @@ def test_a_search_is_given_the_forward_tokens_of_the_descent(search, monkeypatch
     assert found.record["search"] == search
 
 
+@pytest.mark.slow
 def test_a_search_is_never_worse_on_the_held_out_windows_than_the_start():
     found = ropepatch.fit("tiny", to=TO, steps=3, search="coordinates")
     assert found.record["decided_by"]["after"] <= found.record["decided_by"]["before"]
 
 
+@pytest.mark.slow
 def test_key_tokens_and_needles_change_what_is_minimised(monkeypatch):
     seen = []
     weighed = Problem.by_window
@@ -166,6 +172,7 @@ def test_key_tokens_and_needles_change_what_is_minimised(monkeypatch):
     assert seen[0].cost(1) == 2 * TO
 
 
+@pytest.mark.slow
 def test_kept_pairs_are_kept_and_monotone_divisors_do_not_fall():
     found = ropepatch.fit("tiny", to=TO, steps=2, init="yarn", shape="monotone", keep=2).scaling
     assert found.divisors[:2] == (1.0, 1.0)
@@ -199,6 +206,7 @@ def command(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_small_file_that_stands_for_a_method(tmp_path):
     file = tmp_path / "fitted.json"
     done = command("fit", "tiny", "--to", TO, "--steps", 2, "--init", "yarn", "--out", file)
@@ -210,6 +218,7 @@ def test_the_command_writes_a_small_file_that_stands_for_a_method(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["fitted.json"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_checkpoint_with_the_record_of_the_fit(tmp_path):
     out = tmp_path / "out"
     done = command("fit", "tiny", "--to", TO, "--steps", 2, "--init", "yarn", "--out", out, "--json")

@@ -32,6 +32,8 @@ from ropepatch.gallery.maps import (
 from ropepatch.gallery.properties import properties_of
 from ropepatch.report.plots.style import GRID
 
+pytestmark = pytest.mark.sweep
+
 NOTEBOOK = Path(__file__).resolve().parents[2] / "recipes" / "notebooks" / "encodings.ipynb"
 FAMILIES = {name: kind.family for name, kind in ENCODINGS.items()}
 LENGTHS = [256, 512, 1024, 2048, 4096]

@@ -20,6 +20,8 @@ from ropepatch.encodings.unrotated import NoPE
 from ropepatch.gallery.bench import SHAPE, Bench, by_distance
 from ropepatch.gallery.properties import MEANINGS, identical_tokens_agree, properties_of
 
+pytestmark = pytest.mark.sweep
+
 COLUMNS = [
     "unique",
     "length_free",

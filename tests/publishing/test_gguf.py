@@ -785,6 +785,7 @@ def tiny_in_float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 def test_llama_cpp_computes_the_logits_of_transformers_at_four_times_the_context(
     method, tmp_path, tiny, tiny_in_float32
@@ -814,6 +815,7 @@ def keep_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "interleaved", lambda rows, heads: rows)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("damage", [lose_frequencies, lose_factor, keep_halves])
 def test_the_tolerance_would_show_a_rope_that_is_lost(damage, tmp_path, tiny, tiny_in_float32, monkeypatch):
     pytest.importorskip("llama_cpp", reason=NO_LLAMA_CPP)
@@ -849,6 +851,7 @@ KEPT = (
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_llama_cpp_runs_every_model_type_that_is_exported(model_type, dtype, small, tmp_path):
@@ -911,6 +914,7 @@ def both_byte_level(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     return in_both(source, folder)
 
 
+@pytest.mark.sweep
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
 @hypothesis.example(text="abab abab1111 ab'S it's 1234567\r\n\r\n  abab  !?\n\t x")
@@ -919,6 +923,7 @@ def test_llama_cpp_cuts_any_text_into_the_words_of_the_pre_tokenizer(both_byte_l
     assert ours == theirs
 
 
+@pytest.mark.sweep
 def test_llama_cpp_cuts_real_texts_as_the_tokenizer_does(both_tokenizers, shared):
     files = sorted((shared / "texts").glob("*/*.txt"))[::12]
     assert len(files) > 10
@@ -927,6 +932,7 @@ def test_llama_cpp_cuts_real_texts_as_the_tokenizer_does(both_tokenizers, shared
         assert ours == theirs, file.name
 
 
+@pytest.mark.sweep
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
 def test_llama_cpp_cuts_any_text_as_the_tokenizer_does(both_tokenizers, text):
@@ -937,6 +943,7 @@ def test_llama_cpp_cuts_any_text_as_the_tokenizer_does(both_tokenizers, text):
 # Perplexity on a real text
 
 
+@pytest.mark.sweep
 def test_llama_cpps_perplexity_on_a_real_text_is_ours(shared, tmp_path):
     pytest.importorskip("llama_cpp", reason=NO_LLAMA_CPP)
     source = shared / "checkpoints" / "babyllama-361"

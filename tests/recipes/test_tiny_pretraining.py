@@ -433,6 +433,7 @@ def weights(folder):
     }
 
 
+@pytest.mark.slow
 def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
     stored = load_file(finished / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
@@ -459,12 +460,14 @@ def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
     assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.slow
 def test_training_changes_the_weights_in_every_stage(finished):
     one, two = (load_file(finished.parent / name / "done" / "model.safetensors") for name in ("one", "two"))
     assert all((one[name] - two[name]).abs().max() > 1e-4 for name in one)
     assert {tensor.dtype for tensor in two.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenizer, monkeypatch):
     monkeypatch.chdir(SHIPPED.parents[2])
     recipe = read_recipe(SHIPPED)
@@ -490,6 +493,7 @@ def interrupt(monkeypatch, name, calls):
     monkeypatch.setattr(Rows, "__getitem__", draw_or_stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "calls", "saved"),
     [("one", 1, []), ("one", 6, ["checkpoint-4"]), ("two", 0, []), ("two", 4, ["checkpoint-2"])],
@@ -507,6 +511,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     assert weights(tmp_path) == weights(finished.parent)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_last_checkpoint_and_draws_only_what_is_left(
     quick, finished, tmp_path, monkeypatch
 ):
@@ -522,6 +527,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_draws_only_what_is_left(
     assert left == ["two"] * (6 - 4)
 
 
+@pytest.mark.slow
 def test_what_an_interruption_left_half_written_is_not_taken_for_whole(
     quick, finished, tmp_path, monkeypatch
 ):
@@ -549,6 +555,7 @@ def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
     assert pretraining._last_checkpoint(tmp_path) == tmp_path / "checkpoint-1000"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before_it(
     quick, finished, tmp_path, monkeypatch
 ):
@@ -566,6 +573,7 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before_it(
     assert contents(tmp_path / "run" / "checkpoint") == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_handed_back_without_training(quick, finished, monkeypatch):
     monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("trained again"))
     before = weights(finished.parent)
@@ -636,6 +644,7 @@ def test_texts_that_say_something_else_make_another_recipe_and_texts_that_have_m
         pretrain(changed(quick, texts=[str(file)]), finished.parent)
 
 
+@pytest.mark.slow
 def test_a_later_stage_may_change_before_it_has_begun(quick, finished, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt(patch, "two", 0)
@@ -662,6 +671,7 @@ def test_a_folder_that_is_not_of_a_run_is_not_written_into(quick, tmp_path):
     assert [file.name for file in tmp_path.rglob("*")] == ["one", "thesis.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

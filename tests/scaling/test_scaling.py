@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import EXAMPLES, FACTORS, GEOMETRIES, LENGTH_DEPENDENT, STATIC, example, rising
-from oracle import ORACLES, Geometry, Table
+from oracle import ORACLES, SABOTAGE, Geometry, Table, wrong_ntk_print
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
@@ -58,7 +57,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 SETTINGS = [(name, {}) for name in METHODS] + VARIANTS
 SETTING_IDS = [" ".join([name, *(f"{k}={v}" for k, v in p.items())]) for name, p in SETTINGS]
 EVERY_SETTING = pytest.mark.parametrize(("name", "parameters"), SETTINGS, ids=SETTING_IDS)
-EVERY_GEOMETRY = pytest.mark.parametrize("rope", GEOMETRIES.values(), ids=GEOMETRIES)
+# Whole heads, and half of each; hypothesis draws the others below.
+EVERY_GEOMETRY = pytest.mark.parametrize(
+    "rope", [GEOMETRIES["llama-2"], GEOMETRIES["partial"]], ids=["llama-2", "partial"]
+)
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
 
@@ -303,7 +305,6 @@ def test_longrope_has_the_golden_attention_factors(rope, golden):
         (4, 1.1386294361),
         (8, 1.2079441542),
         (16, 1.2772588722),
-        (32, 1.3465735903),
         (40, 1.3688879454),
     ],
 )
@@ -465,212 +466,6 @@ def test_resonance_rounds_the_golden_wavelengths():
 # Sabotage: a plausible wrong version of every formula, rejected by the comparison that accepts ours.
 
 
-def theta_of(change: Callable[[Geometry], Any]) -> Callable[..., Table]:
-    return lambda g, s, **p: (change(g), 1.0)
-
-
-def yarn_with(g: Geometry, s: float, ramp: Any) -> Table:
-    return g.theta / s * ramp + g.theta * (1 - ramp), oracle.yarn_temperature(s)
-
-
-def default_ramp(g: Geometry) -> Any:
-    return oracle.index_ramp(g, 32.0, 1.0, True)
-
-
-def yarn_rounded(g: Geometry, s: float) -> Table:
-    low, high = (round(bound) for bound in oracle.yarn_bounds(g, 32.0, 1.0, False))
-    return yarn_with(g, s, np.clip((g.i - low) / (high - low), 0, 1))
-
-
-def yarn_temperature_as(change: Callable[[float], float]) -> Callable[..., Table]:
-    return lambda g, s: (oracle.yarn_index(g, s), change(oracle.yarn_temperature(s)))
-
-
-def longer_window(name: str) -> Callable[..., Table]:
-    """L' where L belongs."""
-    return lambda g, s, **p: ORACLES[name](g._replace(L=int(g.L * s)), s, **p)
-
-
-def head_dim_for_rotary_dim(name: str) -> Callable[..., Table]:
-    """The exponent runs over the whole head although half of it rotates."""
-
-    def wrong(g: Geometry, s: float, **p: Any) -> Table:
-        theta, a = ORACLES[name](g._replace(d=2 * g.d), s, **p)
-        return theta[: g.d // 2], a
-
-    return wrong
-
-
-def default_base(name: str) -> Callable[..., Table]:
-    """1e4 where the model has another rope_theta."""
-    return lambda g, s, **p: ORACLES[name](g._replace(b=1e4), s, **p)
-
-
-def wrong_ntk_print(g: Geometry, s: float) -> Table:
-    """theta * alpha^(2i/d), alpha = s^(1/(d-2)): wrong sign, and a power d is missing."""
-    return g.theta * (s ** (1 / (g.d - 2))) ** (2 * g.i / g.d), 1.0
-
-
-def truncated_with(near: Callable[[float], float], far: Callable[[float], float]) -> Callable[..., Table]:
-    def wrong(g: Geometry, s: float) -> Table:
-        c = 2 * np.pi / g.L
-        return np.select([g.theta >= c, g.theta >= c / 8], [g.theta, near(c)], far(c)), 1.0
-
-    return wrong
-
-
-def cope_with(mask: Callable[[Geometry], Any]) -> Callable[..., Table]:
-    return lambda g, s: (oracle.ntk(g, s)[0] * mask(g), 1.0)
-
-
-def ones_then(g: Geometry, tail: Any) -> Any:
-    return np.append(np.ones(g.d // 2 - len(tail)), tail)
-
-
-LONG = {"long_factor": rising(64, 1.0, 24.0)}
-SWITCH = LONG | {"short_factor": rising(64, 1.0, 1.25)}
-# (what is wrong, method, its parameters, the wrong twin)
-SABOTAGE: list[tuple[str, str, dict[str, Any], Callable[..., Table]]] = [
-    ("none: another base", "none", {}, default_base("none")),
-    ("none: exponent 2i/(d-2)", "none", {}, theta_of(lambda g: g.b ** (-2 * g.i / (g.d - 2)))),
-    ("none: exponent i/d", "none", {}, theta_of(lambda g: g.b ** (-g.i / g.d))),
-    ("none: d = head_dim", "none", {}, head_dim_for_rotary_dim("none")),
-    ("linear: times s", "linear", {}, lambda g, s: (g.theta * s, 1.0)),
-    ("linear: s rounded down", "linear", {}, lambda g, s: (g.theta / math.floor(s - 0.5), 1.0)),
-    ("linear: not applied", "linear", {}, ORACLES["none"]),
-    ("ntk: the wrong print", "ntk", {}, wrong_ntk_print),
-    ("ntk: exponent sign", "ntk", {}, lambda g, s: (g.theta * s ** (2 * g.i / (g.d - 2)), 1.0)),
-    ("ntk: b times s", "ntk", {}, lambda g, s: oracle.abf(g, s, g.b * s)),
-    ("ntk: b s^((d-2)/d)", "ntk", {}, lambda g, s: oracle.abf(g, s, g.b * s ** ((g.d - 2) / g.d))),
-    ("ntk: another base", "ntk", {}, default_base("ntk")),
-    ("ntk: d = head_dim", "ntk", {}, head_dim_for_rotary_dim("ntk")),
-    ("abf: b' as a multiple of b", "abf", {"rope_theta": 8e6},
-        lambda g, s, rope_theta: oracle.abf(g, s, g.b * rope_theta)),
-    ("abf: divided as well", "abf", {"rope_theta": 8e6},
-        lambda g, s, rope_theta: (oracle.abf(g, s, rope_theta)[0] / s, 1.0)),
-    ("by-parts: ramp reversed", "ntk-by-parts", {},
-        lambda g, s: (g.theta + g.theta / s - oracle.ntk_by_parts(g, s)[0], 1.0)),
-    ("by-parts: alpha and beta swapped", "ntk-by-parts", {}, lambda g, s: oracle.ntk_by_parts(g, s, 32, 1)),
-    ("by-parts: L' for L", "ntk-by-parts", {}, longer_window("ntk-by-parts")),
-    ("by-parts: the index ramp", "ntk-by-parts", {}, lambda g, s: (oracle.yarn_index(g, s), 1.0)),
-    ("by-parts: radians for rotations", "ntk-by-parts", {},
-        lambda g, s: oracle.ntk_by_parts(g, s, 1 / (2 * np.pi), 32 / (2 * np.pi))),
-    ("by-parts: wavelengths blended", "ntk-by-parts", {}, lambda g, s: (
-        g.theta / (1 + (s - 1) * (1 - np.clip((g.turns - 1) / 31, 0, 1))), 1.0)),
-    ("llama3: low and high swapped", "llama3", {}, lambda g, s: oracle.llama3(g, s, 4.0, 1.0)),
-    ("llama3: ramp reversed", "llama3", {},
-        lambda g, s: (g.theta + g.theta / s - oracle.llama3(g, s)[0], 1.0)),
-    ("llama3: the betas of YaRN", "llama3", {}, lambda g, s: oracle.llama3(g, s, 1.0, 32.0)),
-    ("llama3: L' for L", "llama3", {}, longer_window("llama3")),
-    ("yarn: ramp reversed", "yarn", {}, lambda g, s: yarn_with(g, s, 1 - default_ramp(g))),
-    ("yarn: rotations ramp for the index ramp", "yarn", {}, lambda g, s: oracle.yarn(g, s, ramp="rotations")),
-    ("yarn: wavelength ramp for the index ramp", "yarn", {},
-        lambda g, s: oracle.yarn(g, s, ramp="wavelength")),
-    ("yarn: index ramp for the rotations ramp", "yarn", {"ramp": "rotations"},
-        lambda g, s, ramp: oracle.yarn(g, s)),
-    ("yarn: index ramp for the wavelength ramp", "yarn", {"ramp": "wavelength"},
-        lambda g, s, ramp: oracle.yarn(g, s)),
-    ("yarn: not truncated", "yarn", {}, lambda g, s: oracle.yarn(g, s, truncate=False)),
-    ("yarn: truncated against the setting", "yarn", {"truncate": False},
-        lambda g, s, truncate: oracle.yarn(g, s)),
-    ("yarn: betas swapped", "yarn", {}, lambda g, s: oracle.yarn(g, s, 1.0, 32.0)),
-    ("yarn: bounds rounded to the nearest", "yarn", {}, yarn_rounded),
-    ("yarn: L' for L", "yarn", {}, lambda g, s: oracle.yarn(g._replace(L=int(g.L * s)), s)),
-    ("yarn: another base", "yarn", {}, default_base("yarn")),
-    ("yarn: d = head_dim", "yarn", {}, head_dim_for_rotary_dim("yarn")),
-    ("yarn: NTK on slow pairs", "yarn", {}, lambda g, s: (
-        oracle.ntk(g, s)[0] * default_ramp(g) + g.theta * (1 - default_ramp(g)), oracle.yarn_temperature(s))),
-    ("yarn: a dropped", "yarn", {}, yarn_temperature_as(lambda a: 1.0)),
-    ("yarn: a inverted", "yarn", {}, yarn_temperature_as(lambda a: 1 / a)),
-    ("yarn: a squared", "yarn", {}, yarn_temperature_as(lambda a: a**2)),
-    ("yarn: slope 0.05", "yarn", {}, yarn_temperature_as(lambda a: (a + 1) / 2)),
-    ("yarn: log10", "yarn", {}, lambda g, s: (oracle.yarn_index(g, s), 0.1 * math.log10(s) + 1)),
-    ("yarn: mscale alone", "yarn", {"mscale": 0.5, "mscale_all_dim": 1.0},
-        lambda g, s, **p: (oracle.yarn_index(g, s), 0.05 * math.log(s) + 1)),
-    ("yarn: mscales inverted", "yarn", {"mscale": 0.5, "mscale_all_dim": 1.0},
-        lambda g, s, **p: oracle.yarn(g, s, mscale=1.0, mscale_all_dim=0.5)),
-    ("longrope: factors inverted", "longrope", LONG, lambda g, s, long_factor: (
-        g.theta * np.array(long_factor), oracle.longrope_temperature(g, s))),
-    ("longrope: factors reversed", "longrope", LONG,
-        lambda g, s, long_factor: oracle.longrope(g, s, long_factor[::-1])),
-    ("longrope: divided by s too", "longrope", LONG, lambda g, s, long_factor: (
-        oracle.longrope(g, s, long_factor)[0] / s, oracle.longrope_temperature(g, s))),
-    ("longrope: a dropped", "longrope", LONG,
-        lambda g, s, long_factor: (g.theta / np.array(long_factor), 1.0)),
-    ("longrope: a of L'", "longrope", LONG, longer_window("longrope")),
-    ("longrope: a of YaRN", "longrope", LONG, lambda g, s, long_factor: (
-        g.theta / np.array(long_factor), oracle.yarn_temperature(s))),
-    ("longrope: a without the root", "longrope", LONG, lambda g, s, long_factor: (
-        g.theta / np.array(long_factor), oracle.longrope_temperature(g, s) ** 2)),
-    ("ntk-fixed: i for i+1", "ntk-fixed", {}, lambda g, s: (g.theta * s ** (-2 * g.i / g.d), 1.0)),
-    ("ntk-fixed: exponent sign", "ntk-fixed", {}, lambda g, s: (g.theta * s ** (2 * (g.i + 1) / g.d), 1.0)),
-    ("ntk-fixed: plain NTK", "ntk-fixed", {}, ORACLES["ntk"]),
-    ("ntk-mixed: exponent 1", "ntk-mixed", {}, ORACLES["ntk-fixed"]),
-    ("ntk-mixed: i for i+1", "ntk-mixed", {}, lambda g, s: (
-        g.theta * np.exp(-math.log(s) * (g.i / (g.d / 2)) ** 0.75), 1.0)),
-    ("ntk-mixed: d for d/2 in A", "ntk-mixed", {}, lambda g, s: (
-        g.theta * np.exp(-math.log(s) * ((g.i + 1) / g.d) ** 0.75), 1.0)),
-    ("giraffe-power: i/d", "giraffe-power", {}, lambda g, s: (g.theta * (1 - g.i / g.d) ** 0.1, 1.0)),
-    ("giraffe-power: power forgotten", "giraffe-power", {},
-        lambda g, s: (g.theta * (1 - 2 * g.i / g.d), 1.0)),
-    ("giraffe-power: fast pairs fade", "giraffe-power", {},
-        lambda g, s: (g.theta * ((2 * g.i + 2) / g.d) ** 0.1, 1.0)),
-    ("giraffe-power: always interpolated", "giraffe-power", {},
-        lambda g, s: oracle.giraffe_power(g, s, 0.1, True)),
-    ("giraffe-truncated: bands swapped", "giraffe-truncated", {}, truncated_with(
-        lambda c: 0.0, lambda c: c / 16)),
-    ("giraffe-truncated: held at c/8", "giraffe-truncated", {}, truncated_with(
-        lambda c: c / 8, lambda c: 0.0)),
-    ("giraffe-truncated: slow pairs kept", "giraffe-truncated", {}, lambda g, s: (
-        np.where(g.theta >= 2 * np.pi / g.L, 0.0, g.theta), 1.0)),
-    ("giraffe-truncated: cutoff at L'", "giraffe-truncated", {}, longer_window("giraffe-truncated")),
-    ("giraffe-truncated: radians for turns", "giraffe-truncated", {},
-        lambda g, s: oracle.giraffe_truncated(g, s, 2 * np.pi * g.L)),
-    ("p-rope: the slowest kept", "p-rope", {},
-        lambda g, s: (np.where(g.i >= 0.25 * g.d / 2, g.theta, 0.0), 1.0)),
-    ("p-rope: 1 - p kept", "p-rope", {}, lambda g, s: oracle.p_rope(g, s, 0.25)),
-    ("p-rope: one pair more", "p-rope", {},
-        lambda g, s: (np.where(g.i <= 0.75 * g.d / 2, g.theta, 0.0), 1.0)),
-    ("p-rope: exponent over the kept pairs", "p-rope", {}, lambda g, s: (
-        np.where(g.i < 0.75 * g.d / 2, g.b ** (-2 * g.i / (0.75 * g.d)), 0.0), 1.0)),
-    ("resonance: without rounding", "resonance", {}, ORACLES["yarn"]),
-    ("resonance: rounding down", "resonance", {}, lambda g, s: (
-        2 * np.pi / np.floor(2 * np.pi / oracle.yarn_index(g, s)), oracle.yarn_temperature(s))),
-    ("resonance: rounding frequencies", "resonance", {}, lambda g, s: (
-        np.round(oracle.yarn_index(g, s), 3), oracle.yarn_temperature(s))),
-    ("resonance: over nothing", "resonance", {}, lambda g, s: oracle.resonance(g, s, "none")),
-    ("resonance: a of the inner method lost", "resonance", {}, lambda g, s: (oracle.resonance(g, s)[0], 1.0)),
-    ("cope: the fastest clipped", "cope", {}, cope_with(
-        lambda g: ones_then(g, oracle.cope_mask(20))[::-1])),
-    ("cope: mask reversed", "cope", {}, cope_with(lambda g: ones_then(g, oracle.cope_mask(20)[::-1]))),
-    ("cope: linear fade", "cope", {}, cope_with(lambda g: ones_then(g, np.linspace(1, 0, 20)))),
-    ("cope: last pair never stops", "cope", {}, cope_with(
-        lambda g: ones_then(g, oracle.cope_mask(21)[:20]))),
-    ("cope: hard for soft", "cope", {}, lambda g, s: oracle.cope(g, s, hard=True)),
-    ("cope: soft for hard", "cope", {"hard": True}, lambda g, s, hard: oracle.cope(g, s)),
-    ("custom: multiplied", "custom", {"divisors": LONG["long_factor"], "attention_factor": 1.2},
-        lambda g, s, divisors, attention_factor: (g.theta * np.array(divisors), attention_factor)),
-    ("custom: a dropped", "custom", {"divisors": LONG["long_factor"], "attention_factor": 1.2},
-        lambda g, s, divisors, attention_factor: (g.theta / np.array(divisors), 1.0)),
-    ("dynamic: transformers form for the paper's", "dynamic", {},
-        lambda g, s, length: oracle.dynamic(g, s, "transformers", length)),
-    ("dynamic: paper's form for transformers'", "dynamic", {"form": "transformers"},
-        lambda g, s, form, length: oracle.dynamic(g, s, "paper", length)),
-    ("dynamic: s of the target", "dynamic", {}, lambda g, s, length: oracle.ntk(g, s)),
-    ("dynamic: switched off", "dynamic", {}, lambda g, s, length: oracle.none(g, s)),
-    ("dynamic-linear: s of the target", "dynamic-linear", {}, lambda g, s, length: oracle.linear(g, s)),
-    ("dynamic-yarn: s of the target", "dynamic-yarn", {}, lambda g, s, length: oracle.yarn(g, s)),
-    ("dynamic-yarn: a of the target", "dynamic-yarn", {}, lambda g, s, length: (
-        oracle.dynamic_yarn(g, s, length=length)[0], oracle.yarn_temperature(s))),
-    ("longrope-switch: lists swapped", "longrope-switch", SWITCH,
-        lambda g, s, long_factor, short_factor, length: (
-        oracle.longrope_switch(g, s, short_factor, long_factor, length=length))),
-    ("longrope-switch: a of the length", "longrope-switch", SWITCH,
-        lambda g, s, long_factor, short_factor, length: (
-        g.theta / np.array(long_factor), oracle.longrope_temperature(g, length / g.L))),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "wrong"), [row[1:] for row in SABOTAGE], ids=[row[0] for row in SABOTAGE]
 )
@@ -784,80 +579,58 @@ def test_yarn_touches_no_pair_up_to_low(ramp, rope, factor):
     assert torch.equal(after[: int(low) + 1], rope.inv_freq()[: int(low) + 1])
 
 
-@pytest.mark.parametrize("name", [n for n in STATIC if n != "resonance"])
+@EVERY_SETTING
 @settings(DETERMINISTIC, max_examples=25)
 @given(rope=any_rope, factor=any_factor)
-def test_numpy_agrees_on_any_geometry(name, rope, factor):
-    scaling = example(name, rope.num_pairs, factor)
-    # 4e-6: an exponent 2i/d that float32 does not hold exactly, times ln b = 16, and cancellation at s = 64
-    check(scaling.frequencies(rope), expected(scaling, rope), rtol=4e-6)
-
-
-@pytest.mark.parametrize("name", [n for n in STATIC if n in NATIVE])
-@settings(DETERMINISTIC, max_examples=25)
-@given(rope=any_rope, factor=any_factor)
-def test_transformers_computes_the_same_bits_on_any_geometry(name, rope, factor):
-    scaling = example(name, rope.num_pairs, factor)
-    stock = stock_table(stock_parameters(scaling, rope), rope, None)
-    assert torch.equal(scaling.frequencies(rope).inv_freq, stock.inv_freq)
+def test_both_oracles_agree_on_any_geometry(name, parameters, rope, factor):
+    scaling = instance(name, parameters, rope, factor)
+    by_hand = stock_parameters(scaling, rope)
+    for length in lengths(scaling, rope):
+        got = scaling.frequencies(rope, length)
+        if by_hand is not None:
+            assert torch.equal(got.inv_freq, stock_table(by_hand, rope, length).inv_freq)
+        if name != "resonance":  # whose ties are judged above
+            # 4e-6: an exponent 2i/d that float32 does not hold exactly, times ln b = 16, and cancellation
+            check(got, expected(scaling, rope, length), rtol=4e-6 * max(1, 4 * parameters.get("power", 0)))
 
 
 # What is refused.
 
-INVALID: list[tuple[str, str, Any]] = [
-    ("abf", "rope_theta", 1.0),
-    ("abf", "rope_theta", math.inf),
-    ("abf", "rope_theta", math.nan),
-    ("ntk-by-parts", "alpha", 0.0),
-    ("ntk-by-parts", "alpha", -1.0),
-    ("ntk-by-parts", "beta", 1.0),
-    ("ntk-by-parts", "beta", math.nan),
-    ("ntk-by-parts", "beta", math.inf),
-    ("llama3", "alpha", 0.0),
-    ("llama3", "beta", 0.5),
-    ("yarn", "beta_slow", 0.0),
-    ("yarn", "beta_fast", 1.0),
-    ("yarn", "beta_fast", 0.5),
-    ("yarn", "beta_fast", math.inf),
-    ("yarn", "ramp", "sideways"),
-    ("yarn", "attention_factor", 0.0),
-    ("yarn", "attention_factor", math.inf),
-    ("yarn", "attention_factor", math.nan),
-    ("yarn", "mscale", 1.0),
-    ("dynamic-yarn", "beta_slow", 0.0),
-    ("dynamic-yarn", "beta_fast", 1.0),
-    ("dynamic-yarn", "ramp", "sideways"),
-    ("dynamic", "form", "huggingface"),
-    ("giraffe-power", "power", -0.1),
-    ("giraffe-power", "power", math.inf),
-    ("giraffe-truncated", "cutoff", 0.0),
-    ("giraffe-truncated", "cutoff", -5.0),
-    ("giraffe-truncated", "cutoff", math.inf),
-    ("p-rope", "partial", -0.1),
-    ("p-rope", "partial", 1.5),
-    ("p-rope", "partial", math.nan),
-    ("resonance", "over", "dynamic"),
-    ("resonance", "over", "cope"),
-    ("resonance", "over", "longrope"),
-    ("cope", "over", "resonance"),
-    ("cope", "over", "longrope-switch"),
-    ("cope", "pairs", 0),
-    ("custom", "divisors", ()),
-    ("custom", "divisors", (1.0, 0.0)),
-    ("custom", "divisors", (1.0, math.inf)),
-    ("custom", "attention_factor", 0.0),
-    ("custom", "attention_factor", math.inf),
-    ("longrope", "long_factor", (1.0, -2.0)),
-    ("longrope", "long_factor", (math.nan,)),
-    ("longrope", "attention_factor", -1.0),
-    ("longrope", "attention_factor", math.inf),
-    ("longrope-switch", "short_factor", ()),
-    ("longrope-switch", "short_factor", (1.0, 0.0)),
-    ("longrope-switch", "long_factor", ()),
-]
+INVALID: dict[tuple[str, str], list[Any]] = {
+    ("abf", "rope_theta"): [1.0, math.inf, math.nan],
+    ("ntk-by-parts", "alpha"): [0.0, -1.0],
+    ("ntk-by-parts", "beta"): [1.0, math.nan, math.inf],
+    ("llama3", "alpha"): [0.0],
+    ("llama3", "beta"): [0.5],
+    ("yarn", "beta_slow"): [0.0],
+    ("yarn", "beta_fast"): [1.0, 0.5, math.inf],
+    ("yarn", "ramp"): ["sideways"],
+    ("yarn", "attention_factor"): [0.0, math.inf, math.nan],
+    ("yarn", "mscale"): [1.0],
+    ("dynamic-yarn", "beta_slow"): [0.0],
+    ("dynamic-yarn", "beta_fast"): [1.0],
+    ("dynamic-yarn", "ramp"): ["sideways"],
+    ("dynamic", "form"): ["huggingface"],
+    ("giraffe-power", "power"): [-0.1, math.inf],
+    ("giraffe-truncated", "cutoff"): [0.0, -5.0, math.inf],
+    ("p-rope", "partial"): [-0.1, 1.5, math.nan],
+    ("resonance", "over"): ["dynamic", "cope", "longrope"],
+    ("cope", "over"): ["resonance", "longrope-switch"],
+    ("cope", "pairs"): [0],
+    ("custom", "divisors"): [(), (1.0, 0.0), (1.0, math.inf)],
+    ("custom", "attention_factor"): [0.0, math.inf],
+    ("longrope", "long_factor"): [(1.0, -2.0), (math.nan,)],
+    ("longrope", "attention_factor"): [-1.0, math.inf],
+    ("longrope-switch", "short_factor"): [(), (1.0, 0.0)],
+    ("longrope-switch", "long_factor"): [()],
+}
 
 
-@pytest.mark.parametrize(("name", "parameter", "value"), INVALID, ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [(*where, value) for where, values in INVALID.items() for value in values],
+    ids=str,
+)
 def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name, parameter, value):
     parameters = example(name, 4).parameters() | {parameter: value}
     with pytest.raises(RopepatchError) as error:
@@ -987,25 +760,6 @@ def test_a_dynamic_method_at_the_target_is_its_static_twin(name):
 
 _LLAMA_3_1 = make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
 CARRIED = Rope(128, 5e5, 131072, carried=tuple(_LLAMA_3_1.tolist()), carried_attention_factor=1.1)
-COMPOSING: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}),
-    ("linear", {}),
-    ("ntk", {}),
-    ("ntk-by-parts", {}),
-    ("llama3", {}),
-    ("yarn", {"ramp": "rotations"}),
-    ("ntk-fixed", {}),
-    ("ntk-mixed", {}),
-    ("giraffe-power", {}),
-    ("giraffe-truncated", {}),
-    ("p-rope", {}),
-    ("resonance", {"over": "linear"}),
-    ("cope", {}),
-    ("custom", {"attention_factor": 1.2}),
-    ("dynamic", {}),
-    ("dynamic-linear", {}),
-    ("dynamic-yarn", {"ramp": "rotations"}),
-]
 REFUSING: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {}),
     ("yarn", {"ramp": "wavelength"}),
@@ -1016,9 +770,16 @@ REFUSING: list[tuple[str, dict[str, Any]]] = [
     ("resonance", {}),
     ("cope", {"over": "yarn"}),
 ]
+COMPOSING: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in METHODS if (name, {}) not in REFUSING),
+    ("yarn", {"ramp": "rotations"}),
+    ("resonance", {"over": "linear"}),
+    ("custom", {"attention_factor": 1.2}),
+    ("dynamic-yarn", {"ramp": "rotations"}),
+]
 
 
-@pytest.mark.parametrize(("name", "parameters"), COMPOSING, ids=[name for name, _ in COMPOSING])
+@pytest.mark.parametrize(("name", "parameters"), COMPOSING, ids=str)
 def test_a_scaled_rope_is_scaled_on_top_of_what_it_carries(name, parameters):
     for factor in FACTORS:
         scaling = instance(name, parameters, CARRIED, factor)
@@ -1057,10 +818,6 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
     assert error.value.hint.startswith("use ")
     proposed = set(re.findall(r"--set (\w+)=", error.value.hint))
     assert proposed <= set(scaling.parameters())
-
-
-def test_every_method_either_composes_or_refuses_a_scaled_rope():
-    assert {name for name, _ in COMPOSING + REFUSING} == set(METHODS)
 
 
 # What every instance is.

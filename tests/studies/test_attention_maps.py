@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 
+pytestmark = pytest.mark.sweep
+
 SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "studies" / "fit" / "attention_maps.py"
 TOKENS = 48
 

@@ -12,6 +12,8 @@ from ropepatch.report.plots.style import COLOURS, PLAIN, save_figure
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
+pytestmark = pytest.mark.sweep
+
 ROPE = Rope(8, 10_000.0, 512)
 OTHER = Rope(16, 10_000.0, 256)
 

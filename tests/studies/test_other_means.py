@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loss_models import VOCABULARY, build
+from methods import NEED_MORE
 
 import ropepatch
 from ropepatch.data.texts import digest
@@ -22,10 +23,11 @@ from ropepatch.model.survey import survey
 from ropepatch.scaling import METHODS, YaRN
 from ropepatch.scaling.rope import Rope
 
+pytestmark = pytest.mark.sweep
+
 EVAL = Path(__file__).resolve().parents[2] / "eval" / "studies"
 TRAINED, FACTOR = 16, 4
 TARGET = FACTOR * TRAINED
-NEED_MORE = {"abf", "custom", "longrope", "longrope-switch"}
 NEED_A_FACTOR = [name for name in METHODS if name not in NEED_MORE]
 
 

@@ -39,18 +39,24 @@ EXAMPLES: dict[str, Callable[[int, float], Any]] = {
 }
 
 
-def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
-    """An instance with its defaults, and an example for every parameter that has none."""
-    method = METHODS[name]
-    required = [
+def required(name: str) -> list[str]:
+    """The parameters of a method that have no default."""
+    return [
         f.name
-        for f in fields(method)
+        for f in fields(METHODS[name])
         if f.name != "factor" and f.default is MISSING and f.default_factory is MISSING
     ]
-    for parameter in required:
+
+
+NEED_MORE = [name for name in METHODS if required(name)]
+
+
+def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
+    """An instance with its defaults, and an example for every parameter that has none."""
+    for parameter in required(name):
         if parameter not in EXAMPLES:
             pytest.fail(
                 f"the tests have no example for the parameter {parameter!r} that {name!r} requires: "
                 f"add EXAMPLES[{parameter!r}] to tests/support/methods.py"
             )
-    return method(factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required})
+    return METHODS[name](factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required(name)})

@@ -87,6 +87,7 @@ def test_the_history_holds_every_step_and_what_was_measured(adapted):
     assert all("target_loss" in row for row in rows if "short_loss" in row)
 
 
+@pytest.mark.slow
 def test_pass_keys_at_the_target_are_in_the_history_where_they_are_asked_for(tmp_path):
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=1, passkey_trials=1))
     rows = history(adapt(yarn(), recipe, tmp_path / "out").folder)
@@ -121,7 +122,7 @@ class Interrupt(TrainerCallback):
         self._at("save", state)
 
 
-def interrupted(monkeypatch, out, callback):
+def interrupted(out, callback):
     """Run until the callback raises."""
     made = LongContextTrainer.__init__
 
@@ -129,7 +130,7 @@ def interrupted(monkeypatch, out, callback):
         made(self, **arguments)
         self.add_callback(callback)
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LongContextTrainer, "__init__", with_callback)
         with pytest.raises(KeyboardInterrupt):
             adapt(yarn(), small_recipe(), out)
@@ -138,13 +139,9 @@ def interrupted(monkeypatch, out, callback):
 @pytest.mark.parametrize(
     ("point", "step", "last"),
     [
-        ("begin", 0, 0),
-        ("end", 1, 0),
-        ("save", 2, 2),
-        ("begin", 3, 2),
+        pytest.param("begin", 0, 0, marks=pytest.mark.slow),
         ("end", 4, 2),
-        ("end", 5, 4),
-        ("save", 6, 6),
+        pytest.param("save", 6, 6, marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
@@ -152,7 +149,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
 ):
     ticks = itertools.count()  # one second a step
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    interrupted(monkeypatch, tmp_path / "out", Interrupt(point, step))
+    interrupted(tmp_path / "out", Interrupt(point, step))
     assert not (tmp_path / "out").exists()
     lines = []
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
@@ -183,6 +180,7 @@ adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(), sys.argv[1]
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path, adapted):
     file = tmp_path / "killed.py"
     file.write_text(KILLED)
@@ -193,8 +191,9 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path, adapted):
     assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(monkeypatch, tmp_path, adapted, caplog):
-    interrupted(monkeypatch, tmp_path / "out", Interrupt("end", 5))
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, adapted, caplog):
+    interrupted(tmp_path / "out", Interrupt("end", 5))
     state = tmp_path / "out.run" / "checkpoint-4" / "optimizer.pt"
     state.write_bytes(state.read_bytes()[:-100])
     lines = []
@@ -204,6 +203,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(monkeypatch, tmp_pat
     assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkeypatch, tmp_path, adapted):
     save = torch.save
 
@@ -234,6 +234,14 @@ def test_a_finished_checkpoint_is_no_finished_adapter(adapted):
         adapt(yarn(), small_recipe(save="adapter"), adapted)
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """What a run leaves that was interrupted after three steps."""
+    out = tmp_path_factory.mktemp("begun") / "out"
+    interrupted(out, Interrupt("end", 3))
+    return out
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -244,14 +252,14 @@ def test_a_finished_checkpoint_is_no_finished_adapter(adapted):
     ],
     ids=["seed", "learning rate", "method", "target"],
 )
-def test_another_run_neither_goes_on_nor_counts_as_finished(monkeypatch, tmp_path, adapted, other):
+def test_another_run_neither_goes_on_nor_counts_as_finished(adapted, begun, other):
     with pytest.raises(RopepatchError, match="already exists"):
         adapt(*other(), adapted)
-    interrupted(monkeypatch, tmp_path / "out", Interrupt("end", 3))
     with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in"):
-        adapt(*other(), tmp_path / "out")
+        adapt(*other(), begun)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
     [
@@ -274,6 +282,7 @@ def test_merged_equals_adapter(tmp_path, lora):
     assert not torch.allclose(logits(stock), logits(base), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_trained_embeddings_stay_tied(tmp_path):
     recipe = small_recipe(lora=Lora(r=4, train_embeddings=True), trainer={"max_steps": 3})
     folder = adapt(yarn(), recipe, tmp_path / "out").folder
@@ -284,6 +293,7 @@ def test_trained_embeddings_stay_tied(tmp_path):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+@pytest.mark.slow
 def test_without_an_adapter_all_weights_are_trained(tmp_path):
     folder = adapt(yarn(), small_recipe(lora=None, trainer={"max_steps": 3}), tmp_path / "out").folder
     before, after = load_file(TINY / "model.safetensors"), weights(folder)
@@ -292,11 +302,13 @@ def test_without_an_adapter_all_weights_are_trained(tmp_path):
     assert json.loads((folder / "ropepatch.json").read_text())["verified"]["logits"] == "equal"
 
 
+@pytest.mark.slow
 def test_recomputed_activations_change_nothing(tmp_path, adapted):
     folder = adapt(yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out").folder
     assert (folder / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was(tmp_path):
     source = shutil.copytree(TINY, tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
@@ -522,6 +534,7 @@ def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_sealing_leaves_the_checkpoint_before(monkeypatch, tmp_path):
     def full(checkpoint):
         if checkpoint.name == "checkpoint-4":
@@ -534,6 +547,7 @@ def test_a_full_disk_while_sealing_leaves_the_checkpoint_before(monkeypatch, tmp
     assert newest_sound(tmp_path / "out.run").name == "checkpoint-2"
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_is_one_line_and_the_training_is_kept(monkeypatch, tmp_path, adapted):
     def full(self, folder, **settings):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")

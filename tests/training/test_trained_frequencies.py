@@ -260,6 +260,7 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, run):
     with pytest.raises(KeyboardInterrupt):
         kept_trainer(tmp_path, learning(), Stop())
@@ -273,6 +274,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, run):
 FIRST = {"max_steps": 1, "learning_rate": 1e-5}
 
 
+@pytest.mark.slow
 def test_the_first_step_of_all_weights_is_of_the_learning_rate_of_the_frequencies(tmp_path):
     """In mixed precision, with activations that are computed again."""
     recipe = learning(lora=None, gradient_checkpointing=True, trainer=FIRST | {"bf16": True})
@@ -281,6 +283,7 @@ def test_the_first_step_of_all_weights_is_of_the_learning_rate_of_the_frequencie
     assert load_file(folder / "model.safetensors").keys() == load_file(TINY / "model.safetensors").keys()
 
 
+@pytest.mark.slow
 def test_an_adapter_of_two_rates_goes_on_its_base_with_the_trained_frequencies(tmp_path):
     lora = Lora(r=4, loraplus_lr_ratio=16.0)
     made = kept_trainer(tmp_path, learning(lora=lora, save="adapter", trainer=FIRST))
@@ -433,6 +436,7 @@ def test_the_text_of_the_command_line_is_what_is_learned_from(place, asked):
     assert [path.name for path in place.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.slow
 def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_call_repeats(
     place, asked, monkeypatch
 ):
@@ -554,6 +558,7 @@ def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, c
     assert "fit" not in record["ranking"]
 
 
+@pytest.mark.slow
 def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
     words = ("tiny", "--to", "512", "--method", "auto", "--out", "out")
 

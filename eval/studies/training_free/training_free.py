@@ -3,8 +3,9 @@
     python eval/studies/training_free/training_free.py --json eval/results/tiny-training-free.json
 
 The loss on held-out tales by stretches of positions, beside the floor that no model can beat and the floor
-for a reader of the last 256 tokens alone; and the retrieval of pass keys by length. Restartable: results
-already in the file are kept, if they were measured with the same settings.
+for a reader of the last 256 tokens alone; and the retrieval of passkeys by length. Restartable: rows already
+in the file are kept if they were measured with the same settings, wherever that was: every row says in which
+of the environments. So a new method costs its own measurement alone.
 """
 
 from __future__ import annotations
@@ -86,6 +87,13 @@ def floors(tokenizer: Any, trained: int, target: int) -> dict[str, dict[str, flo
     }
 
 
+def rows_to_keep(earlier: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """The rows of an earlier file, by factor and method; none of one measured with other settings."""
+    same = all(earlier.get(key) == record[key] for key in ("task", "model", "trained", "settings", "given"))
+    rows: dict[str, Any] = earlier["results"] if same else {}
+    return rows
+
+
 def main() -> None:
     """Measure what the file does not hold yet, and write it after every method."""
     parser = argparse.ArgumentParser(
@@ -101,11 +109,13 @@ def main() -> None:
         "trained": trained,
         "settings": SETTINGS,
         "given": GIVEN,
-        "env": environment(model),
     }
     earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
-    found, _ = earlier.pop("results", {}), earlier.pop("floors", None)
-    results = found if earlier == record else {}
+    results, here = rows_to_keep(earlier, record), environment(model)
+    environments = earlier["environments"] if results else []
+    if here not in environments:
+        environments.append(here)
+    record["environments"] = environments
     record["floors"] = {str(s): floors(tokenizer, trained, s * trained) for s in FACTORS}
     record["results"] = results
     for factor in FACTORS:
@@ -117,7 +127,8 @@ def main() -> None:
             print(f"{name} {factor} x", file=sys.stderr, flush=True)
             plan = ropepatch.plan("tiny", to=target, method=name, **GIVEN.get(name, {}))
             with ropepatch.patch(model, plan):
-                by_method[name] = measure(model, tokenizer, trained, target)
+                row = measure(model, tokenizer, trained, target)
+            by_method[name] = {"env": environments.index(here), **row}
             out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

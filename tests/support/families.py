@@ -1,0 +1,71 @@
+"""Architectures by the code of their rotary module, read from the installed modeling files."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+from tiny_models import ROTARY_TYPES, tiny_config
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.extension.planning import Plan
+
+MODELS = Path(transformers.__file__).parent / "models"
+ROTARY_CLASS = re.compile(r"^class \w*Rotary\w*\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def forward_bodies(model_type: str) -> tuple[str, ...]:
+    """What the rotary classes beside an architecture run; nothing where it borrows another's."""
+    sources = sorted((MODELS / model_type_to_module_name(model_type)).glob("modeling_*.py"))
+    classes = (
+        ast.parse(text).body[0] for file in sources for text in ROTARY_CLASS.findall(file.read_text("utf-8"))
+    )
+    return tuple(
+        ast.dump(ast.Module(method.body, []))
+        for rotary in classes
+        if isinstance(rotary, ast.ClassDef)
+        for method in rotary.body
+        if isinstance(method, ast.FunctionDef) and method.name == "forward"
+    )
+
+
+def _grouped() -> dict[str, list[str]]:
+    by_body: dict[tuple[str, ...], list[str]] = {}
+    for model_type in sorted(ROTARY_TYPES, key=lambda name: (name != "llama", name)):
+        by_body.setdefault(forward_bodies(model_type), []).append(model_type)
+    return {group[0]: group for group in by_body.values()}
+
+
+# By its first architecture, llama before others: all those whose rotary modules run the same code.
+FAMILIES = _grouped()
+
+
+def every_family(*also: str) -> pytest.MarkDecorator:
+    """Every architecture; in the sweep those that are neither the first with their code nor named."""
+    now = {*FAMILIES, *also}
+    return pytest.mark.parametrize(
+        "model_type",
+        [name if name in now else pytest.param(name, marks=pytest.mark.sweep) for name in ROTARY_TYPES],
+    )
+
+
+@functools.cache
+def refusal(model_type: str) -> str | None:
+    """Why an architecture is refused, None where it is supported; from its configuration alone."""
+    try:
+        plan_family(tiny_config(model_type), "ntk")
+    except RopepatchError as error:
+        return str(error)
+    return None
+
+
+def plan_family(model: object, method: str) -> Plan:
+    """A plan to four times the window of a tiny model, or of its configuration."""
+    config = getattr(model, "config", model).get_text_config()
+    window = getattr(config, "max_position_embeddings", 64)
+    scaled = method == "yarn" and plan_family(model, "ntk").rope.is_scaled
+    return ropepatch.plan(model, to=4 * window, method=method, **({"ramp": "rotations"} if scaled else {}))
