@@ -1,7 +1,7 @@
 """What public checkpoints say of their rope, and faults to plant into it, one at a time.
 
-Of the config.json files on the Hub the keys that a rope depends on are here, as published; the lists of
-LongRoPE factors are shortened to their course, which no check reads.
+Of the config.json files on the Hub the keys that a rope depends on are in public_configs.json, as published;
+those of LongRoPE are here, their lists of factors shortened to their course, which no check reads.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, reject, settings
@@ -38,320 +39,54 @@ class Files:
         return {name: content for name, content in named.items() if content is not None}
 
 
-NO_LIMIT = {"model_max_length": 1000000000000000019884624838656}
-
-
-def shape(hidden: int, heads: int, kv_heads: int, layers: int = 4, **more: Any) -> Config:
-    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    return sizes | {"num_hidden_layers": layers} | more
+PUBLISHED = json.loads((Path(__file__).parent / "public_configs.json").read_text(encoding="utf-8"))
 
 
 def rising(pairs: int, last: float) -> list[float]:
     return [round(1 + (last - 1) * i / (pairs - 1), 4) for i in range(pairs)]
 
 
-LLAMA_2 = {"model_type": "llama", "vocab_size": 32000} | shape(4096, 32, 32)
-LLAMA_3 = {"model_type": "llama", "vocab_size": 128256} | shape(4096, 32, 8)
-LLAMA3_ROPE = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-    "rope_type": "llama3",
-}
-QWEN_2_5 = shape(3584, 28, 4) | {
-    "model_type": "qwen2",
-    "vocab_size": 152064,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1000000.0,
-    "sliding_window": 131072,
-    "use_sliding_window": False,
-    "transformers_version": "4.43.1",
-}
-QWEN_3 = shape(4096, 32, 8, head_dim=128) | {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000,
-    "rope_scaling": None,
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "transformers_version": "4.51.0",
-}
-QWEN_YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
-YARN_LLAMA = LLAMA_2 | {
-    "max_position_embeddings": 65536,
-    "rope_scaling": {
-        "factor": 16.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-        "finetuned": True,
-    },
-    "auto_map": {"AutoConfig": "configuration_llama.LlamaConfig"},
-    "transformers_version": "4.32.0.dev0",
-}
-AFM_ROPE = {
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "factor": 20.0,
-    "mscale": 1.0,
-    "original_max_position_embeddings": 4096,
-    "rope_type": "yarn",
-    "type": "yarn",
-}
-MISTRAL = {"model_type": "mistral", "max_position_embeddings": 32768} | shape(4096, 32, 8)
-GEMMA_3 = {
-    "model_type": "gemma3_text",
-    "head_dim": 256,
-    "vocab_size": 262208,
-    "rope_local_base_freq": 10000.0,
-    "rope_theta": 1000000.0,
-    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-    "max_position_embeddings": 131072,
-    "sliding_window": 1024,
-    "transformers_version": "4.50.0.dev0",
-} | shape(2560, 8, 4, 12)
-OLMO_3_YARN = {
-    "attention_factor": 1.2079441541679836,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "factor": 8.0,
-    "original_max_position_embeddings": 8192,
-    "rope_type": "yarn",
-}
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "max_position_embeddings": 163840,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rope_theta": 10000,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-    "transformers_version": "4.33.1",
-} | shape(7168, 128, 128, 6)
+def said_of(entry: dict[str, Any]) -> Files:
+    return Files(entry["config"], entry.get("tokenizer"), entry.get("generation"))
+
+
+# As published, or as the publisher says to change it: the doctor finds nothing in these.
+SOUND: dict[str, Files] = {entry["name"]: said_of(entry) for entry in PUBLISHED if "code" not in entry}
+QWEN_YARN = SOUND["Qwen2.5-7B-Instruct, YaRN as documented"].config["rope_scaling"]
 PHI_3 = {
     "model_type": "phi3",
+    "hidden_size": 3072,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 4,
     "max_position_embeddings": 131072,
     "original_max_position_embeddings": 4096,
     "pad_token_id": 32000,
     "rope_theta": 10000.0,
-    "rope_scaling": {
-        "long_factor": rising(48, 64.0),
-        "short_factor": rising(48, 2.8),
-        "type": "longrope",
-    },
+    "rope_scaling": {"long_factor": rising(48, 64.0), "short_factor": rising(48, 2.8), "type": "longrope"},
     "sliding_window": 262144,
     "transformers_version": "4.40.2",
     "vocab_size": 32064,
-} | shape(3072, 32, 32)
-
-# As published, or as the publisher says to change it: the doctor finds nothing in these.
-SOUND: dict[str, Files] = {
-    "Llama-2-7b": Files(
-        LLAMA_2
-        | {"max_position_embeddings": 4096, "rope_scaling": None, "transformers_version": "4.31.0.dev0"},
-        NO_LIMIT,
-        {"max_length": 4096},
-    ),
-    "CodeLlama-7b": Files(
-        LLAMA_2
-        | {"vocab_size": 32016, "max_position_embeddings": 16384, "rope_theta": 1000000}
-        | {"rope_scaling": None, "transformers_version": "4.33.0.dev0"}
-    ),
-    "Meta-Llama-3-8B": Files(
-        LLAMA_3
-        | {"max_position_embeddings": 8192, "rope_theta": 500000.0, "rope_scaling": None}
-        | {"transformers_version": "4.40.0.dev0"},
-        NO_LIMIT,
-    ),
-    "Llama-3.1-8B": Files(
-        LLAMA_3
-        | {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE}
-        | {"transformers_version": "4.43.0.dev0"},
-        {"model_max_length": 131072},
-    ),
-    "Llama-3.2-1B": Files(
-        {"model_type": "llama", "vocab_size": 128256, "head_dim": 64}
-        | shape(2048, 32, 8)
-        | {"max_position_embeddings": 131072, "rope_theta": 500000.0}
-        | {"rope_scaling": LLAMA3_ROPE | {"factor": 32.0}, "transformers_version": "4.45.0.dev0"},
-        {"model_max_length": 131072},
-    ),
-    "Mistral-7B-v0.1": Files(
-        MISTRAL
-        | {"rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 32000}
-        | {"transformers_version": "4.34.0.dev0"},
-        NO_LIMIT,
-    ),
-    "Mistral-7B-v0.3": Files(
-        MISTRAL
-        | {"rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768}
-        | {"transformers_version": "4.42.0.dev0"}
-    ),
-    "Mixtral-8x7B-v0.1": Files(
-        MISTRAL
-        | {"model_type": "mixtral", "rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32000}
-        | {"transformers_version": "4.36.0.dev0"}
-    ),
-    "Qwen2.5-7B-Instruct": Files(QWEN_2_5, {"model_max_length": 131072}),
-    "Qwen2.5-7B-Instruct, YaRN as documented": Files(
-        QWEN_2_5 | {"rope_scaling": QWEN_YARN}, {"model_max_length": 131072}
-    ),
-    "Qwen3-8B": Files(QWEN_3, {"model_max_length": 131072}),
-    "Qwen3-8B, YaRN as documented": Files(
-        QWEN_3 | {"rope_scaling": QWEN_YARN | {"rope_type": "yarn"}}, {"model_max_length": 131072}
-    ),
-    "Yarn-Llama-2-7b-64k": Files(YARN_LLAMA),
-    "Yarn-Llama-2-7b-128k": Files(
-        YARN_LLAMA
-        | {"max_position_embeddings": 131072, "rope_scaling": YARN_LLAMA["rope_scaling"] | {"factor": 32.0}}
-    ),
-    "Yarn-Mistral-7b-128k": Files(  # a factor larger than its window needs
-        MISTRAL
-        | {"rope_theta": 10000.0, "sliding_window": 131072, "vocab_size": 32000}
-        | {"rope_scaling": YARN_LLAMA["rope_scaling"] | {"original_max_position_embeddings": 8192}}
-        | {"auto_map": {"AutoConfig": "configuration_mistral.MistralConfig"}}
-        | {"transformers_version": "4.35.0.dev0"},
-        NO_LIMIT,
-    ),
-    "AFM-4.5B": Files(  # so is this one
-        {"model_type": "arcee", "vocab_size": 128004, "head_dim": 128}
-        | shape(2560, 20, 4)
-        | {"max_position_embeddings": 65536, "rope_theta": 10000.0, "transformers_version": "4.53.2"}
-        | {"rope_scaling": AFM_ROPE},
-        {"model_max_length": 65536},
-    ),
-    "Llama-4-Scout": Files(  # bands that meet
-        {
-            "model_type": "llama4",
-            "text_config": {"model_type": "llama4_text", "head_dim": 128, "vocab_size": 202048}
-            | shape(5120, 40, 8)
-            | {"max_position_embeddings": 10485760, "rope_theta": 500000.0}
-            | {"rope_scaling": LLAMA3_ROPE | {"factor": 16.0, "high_freq_factor": 1.0}},
-            "transformers_version": "4.51.0.dev0",
-            "vision_config": {"model_type": "llama4_vision_model"},
-        },
-        {"model_max_length": 10485760},
-    ),
-    "vicuna-7b-v1.5-16k": Files(
-        LLAMA_2
-        | {"max_position_embeddings": 4096, "rope_scaling": {"factor": 4.0, "type": "linear"}}
-        | {"transformers_version": "4.31.0"},
-        {"model_max_length": 16384},
-    ),
-    "deepseek-coder-6.7b-base": Files(
-        LLAMA_2
-        | {"vocab_size": 32256, "max_position_embeddings": 16384, "rope_theta": 100000}
-        | {"rope_scaling": {"factor": 4.0, "type": "linear"}, "transformers_version": "4.33.1"},
-        {"model_max_length": 16384},
-    ),
-    "DeepSeek-V3": Files(DEEPSEEK_V3, {"model_max_length": 163840}),
-    "TinyLlama-1.1B": Files(
-        {"model_type": "llama", "vocab_size": 32000}
-        | shape(2048, 32, 4)
-        | {"max_position_embeddings": 2048, "rope_theta": 10000.0, "rope_scaling": None}
-        | {"transformers_version": "4.35.0"},
-        {"model_max_length": 2048},
-    ),
-    "SmolLM2-1.7B": Files(
-        {"model_type": "llama", "vocab_size": 49152}
-        | shape(2048, 32, 32)
-        | {"max_position_embeddings": 8192, "rope_theta": 130000, "rope_scaling": None}
-        | {"transformers_version": "4.42.3"},
-        {"model_max_length": 8192},
-    ),
-    "pythia-160m": Files(
-        {"model_type": "gpt_neox", "vocab_size": 50304, "hidden_size": 768, "num_attention_heads": 12}
-        | {"num_hidden_layers": 4, "max_position_embeddings": 2048, "rotary_emb_base": 10000}
-        | {"rotary_pct": 0.25, "transformers_version": "4.24.0"}
-    ),
-    "gemma-3-4b-it, text only": Files(GEMMA_3, NO_LIMIT),
-    "gemma-3-4b-it": Files(
-        {
-            "model_type": "gemma3",
-            "text_config": {
-                "hidden_size": 2560,
-                "intermediate_size": 10240,
-                "model_type": "gemma3_text",
-                "num_hidden_layers": 34,
-                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-                "sliding_window": 1024,
-            },
-            "transformers_version": "4.50.0.dev0",
-            "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
-        },
-        NO_LIMIT,
-    ),
-    "Olmo-3-7B": Files(
-        {"model_type": "olmo3", "max_position_embeddings": 65536, "rope_theta": 500000}
-        | shape(4096, 32, 32)
-        | {"rope_scaling": OLMO_3_YARN, "sliding_window": 4096, "vocab_size": 100278}
-        | {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
-        | {"transformers_version": "4.57.0"},
-        {"model_max_length": 65536},
-    ),
-    "Qwen2-VL-7B": Files(
-        {"model_type": "qwen2_vl", "max_position_embeddings": 32768, "rope_theta": 1000000.0}
-        | shape(3584, 28, 4)
-        | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 152064}
-        | {"transformers_version": "4.41.2"}
-    ),
-    "unknown to transformers": Files(
-        {"model_type": "kimi_k9", "max_position_embeddings": 131072, "rope_theta": 50000.0}
-    ),
+}
+PHI_4 = PHI_3 | {
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "pad_token_id": 199999,
+    "vocab_size": 200064,
+    "rope_scaling": PHI_3["rope_scaling"] | {"short_factor": [1.0] * 48},
 }
 # As published too, but what they publish has a known weakness: its code.
 INHERENT: dict[str, tuple[Files, str]] = {
     "Phi-3-mini-128k": (Files(PHI_3, {"model_max_length": 131072}), "switches-against-cache"),
-    "Phi-4-mini": (
-        Files(
-            PHI_3
-            | shape(3072, 24, 8, partial_rotary_factor=0.75)
-            | {"pad_token_id": 199999, "vocab_size": 200064}
-            | {"rope_scaling": PHI_3["rope_scaling"] | {"short_factor": [1.0] * 48}}
-        ),
-        "switches-against-cache",
-    ),
-    "internlm2-7b": (
-        Files(
-            {"model_type": "internlm2", "max_position_embeddings": 32768, "rope_theta": 1000000}
-            | shape(4096, 32, 8)
-            | {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "transformers_version": "4.33.2"}
-        ),
-        "switches-against-cache",
-    ),
-    "gpt-oss-20b": (
-        Files(
-            {"model_type": "gpt_oss", "max_position_embeddings": 131072, "rope_theta": 150000}
-            | shape(2880, 64, 8, 2, head_dim=64)
-            | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128}
-            | {"initial_context_length": 4096, "vocab_size": 201088, "transformers_version": "4.55.0.dev0"}
-            | {
-                "rope_scaling": {
-                    "beta_fast": 32.0,
-                    "beta_slow": 1.0,
-                    "factor": 32.0,
-                    "original_max_position_embeddings": 4096,
-                    "rope_type": "yarn",
-                    "truncate": False,
-                }
-            }
-        ),
-        "truncate-ignored",
-    ),
-}
-EXTENDED = LLAMA_2 | {  # what `ropepatch extend` writes, in both generations of keys
-    "max_position_embeddings": 32768,
-    "original_max_position_embeddings": 4096,
-    "rope_theta": 20000.0,
-}
+    "Phi-4-mini": (Files(PHI_4), "switches-against-cache"),
+} | {entry["name"]: (said_of(entry), entry["code"]) for entry in PUBLISHED if "code" in entry}
+EXTENDED = (
+    {  # what `ropepatch extend` writes, in both generations of keys
+        key: value for key, value in SOUND["Llama-2-7b"].config.items() if key[:4] not in ("rope", "tran")
+    }
+    | {"max_position_embeddings": 32768, "original_max_position_embeddings": 4096, "rope_theta": 20000.0}
+)
 STATIC_LONGROPE = {
     "rope_type": "longrope",
     "factor": 8.0,
