@@ -46,28 +46,11 @@ def test_a_file_is_split_at_every_marker_and_empty_documents_are_dropped(tmp_pat
     assert read_documents(file) == ["one\n\nstill one", "two", "three"]
 
 
-def test_a_folder_is_read_in_sorted_order_and_in_depth(tmp_path):
-    (tmp_path / "a").mkdir()
-    for name in ("b.txt", "a/z.txt", "a/y.txt", "a/notes.md"):
-        (tmp_path / name).write_text(name)
-    assert read_documents(tmp_path) == ["a/y.txt", "a/z.txt", "b.txt"]
-
-
-def test_a_byte_order_mark_and_windows_line_ends_leave_no_trace(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    assert read_documents(tmp_path) == ["one\ntwo"]
-
-
 def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_bad_byte(tmp_path):
     file = tmp_path / "latin.txt"
     file.write_bytes(b"x\r\n" * 10_000 + b"caf\xe9 au lait")
     with pytest.raises(RopepatchError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 30003"):
         read_documents(tmp_path)
-
-
-def test_a_missing_path_is_an_error(tmp_path):
-    with pytest.raises(RopepatchError, match=r"no such file or folder: .*nowhere"):
-        read_documents(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("content", [None, "", " \n<|endoftext|>\n"])

@@ -14,9 +14,8 @@ import torch
 from encoding_oracle import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_models import Largest
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM, Wav2Vec2BertConfig, Wav2Vec2ConformerConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -813,20 +812,6 @@ def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch
 # Memory
 
 
-class Largest(TorchDispatchMode):
-    """The most elements that any tensor has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **kwargs or {})
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return result
-
-
 LONG = 2048
 
 
@@ -835,7 +820,7 @@ def largest(name: str, positions: Tensor) -> int:
     inputs = [x.requires_grad_() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
     with swapped_layer(encoding_of(name), model_of(1, heads=1)) as layer, Largest() as counter:
         layer.read(*inputs, None, positions)[0].sum().backward()
-    return counter.elements
+    return counter.numel
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])

@@ -54,13 +54,6 @@ def test_two_documents_give_the_extremes_of_what_can_be_drawn():
     assert bootstrap_interval([(1.0, 1), (9.0, 3)]) == (1.0, 3.0)  # AA, AB, BB: 1, 2.5, 3
 
 
-def test_documents_are_weighted_by_their_tokens():
-    # Drawn in equal numbers: (0 + 30) / (1 + 10); unweighted means would be centred at 1.5.
-    low, high = bootstrap_interval([(0.0, 1)] * 50 + [(30.0, 10)] * 50)
-    assert low < 30 / 11 < high
-    assert low > 2.5
-
-
 def test_documents_are_drawn_not_tokens():
     curve = LossCurve((torch.full((10_000,), 1.0), torch.full((10_000,), 3.0)))
     assert curve.at(10_001).interval == (1.0, 3.0)  # of 20,000 independent tokens it would be 2 +- 0.014
@@ -69,10 +62,6 @@ def test_documents_are_drawn_not_tokens():
 @pytest.mark.parametrize("parts", [[], [(3.0, 2)]])
 def test_fewer_than_two_documents_leave_the_interval_open(parts):
     assert bootstrap_interval(parts) == (-math.inf, math.inf)
-
-
-def test_equal_documents_leave_no_doubt():
-    assert bootstrap_interval([(4.0, 2)] * 5) == (2.0, 2.0)
 
 
 def test_the_order_of_the_documents_and_the_size_of_the_blocks_change_no_interval(monkeypatch):

@@ -309,30 +309,6 @@ def test_the_rolling_likelihood_of_lm_eval_slides_by_its_inputs_but_for_a_last_f
 # Protocols beside each other
 
 
-def test_sliding_windows_that_hold_the_document_are_one_pass(llama):
-    wide = perplexity(llama, None, tokens(*LENGTHS), protocol=Sliding(23, 5))
-    assert all(map(torch.equal, wide.nll, perplexity(llama, None, tokens(*LENGTHS)).nll))
-
-
-def test_sliding_by_a_whole_window_after_bos_is_disjoint(llama):
-    sliding, disjoint = (
-        perplexity(llama, WithBos(), tokens(23, 9), protocol=protocol, bos="window").nll
-        for protocol in (Sliding(6, 5), Disjoint(6))
-    )
-    torch.testing.assert_close(torch.cat(sliding), torch.cat(disjoint), rtol=0, atol=1e-5)
-
-
-def test_the_first_window_of_all_protocols_is_the_same(llama):
-    (ids,) = tokens(23)
-    rows = [
-        perplexity(llama, None, [ids], protocol=p).nll[0][:7]
-        for p in (Truncated(8), Sliding(8, 3), Disjoint(8))
-    ]
-    one_pass = perplexity(llama, None, [ids]).nll[0][:7]
-    for row in rows:
-        torch.testing.assert_close(row, one_pass, rtol=0, atol=1e-5)
-
-
 def test_a_document_cut_short_slides_like_the_beginning_of_the_whole_one(llama):
     whole, cut = (
         perplexity(llama, None, tokens(40), length=length, protocol=Sliding(9, 4)) for length in (None, 21)

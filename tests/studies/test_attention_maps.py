@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from loss_models import Largest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
@@ -255,22 +255,10 @@ def test_a_cache_is_refused(maps):
             model(ids[:, :1], past_key_values=cache)
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers that one tensor held within the block."""
-
-    most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.most = max(self.most, out.numel())
-        return out
-
-
 def test_memory_grows_with_the_length_and_not_with_its_square(maps):
     model, most = small_llama(), []
     for tokens in (512, 1024):
         with maps.mapped(model, maps.self_extend(16, 4), block=32), Largest() as seen, torch.no_grad():
             model.model(some_ids(rows=1, tokens=tokens), use_cache=False)
-        most.append(seen.most)
+        most.append(seen.numel)
     assert most == [4 * 32 * 512, 4 * 32 * 1024]

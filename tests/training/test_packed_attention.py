@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from loss_models import Largest
 from tiny_models import WEIGHT_SCALE, tiny_fields, tiny_model
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
@@ -227,27 +226,13 @@ def test_a_peft_model_is_switched_inside(llama):
     assert model.config._attn_implementation == "sdpa"
 
 
-class Largest(TorchDispatchMode):
-    """The most elements that any tensor has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **kwargs or {})
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return result
-
-
 def largest(model: PreTrainedModel, lengths: list[int], *, packed: bool) -> int:
     arguments = segments(lengths)
     if not packed:
         arguments = {key: arguments[key] for key in ("position_ids", "use_cache")}
     with Largest() as counter, packed_attention(model) if packed else nullcontext():
         model(tokens(sum(lengths)), **arguments).logits.sum().backward()
-    return counter.elements
+    return counter.numel
 
 
 @pytest.mark.parametrize("lengths", [[4096], [1024] * 4, [100, 3900, 96]], ids=str)
