@@ -64,7 +64,12 @@ def measure_few(suite: Suite, **options) -> Iterator[Result]:
     return measure(replace(suite, tasks=tasks), **options)
 
 
-SLOW = ("ropepatch fit", "ropepatch plot encodings", "ropepatch encodings --properties")
+SLOW = (
+    "ropepatch fit",
+    "ropepatch compare tiny",
+    "ropepatch plot encodings",
+    "ropepatch encodings --properties",
+)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,15 @@ IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 PACKED = torch.cat([torch.arange(17), torch.arange(23)])[None]  # the positions of two texts in one row
 
-every_encoding = pytest.mark.parametrize("name", ENCODINGS)
+# The first of every module, and those with parameters to train; the others in the sweep.
+FIRST = {kind.__module__: name for name, kind in reversed(ENCODINGS.items())}.values()
+every_encoding = pytest.mark.parametrize(
+    "name",
+    [
+        name if name in {*FIRST, *TRAINED} else pytest.param(name, marks=pytest.mark.sweep)
+        for name in ENCODINGS
+    ],
+)
 
 
 @pytest.fixture
