@@ -2,94 +2,62 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError as RopepatchError
 
-if TYPE_CHECKING:
-    from ropepatch.doctor import diagnose
-    from ropepatch.encodings import ENCODINGS, Encoding, Swap, make_encoding, swap
-    from ropepatch.encodings.loading import load
-    from ropepatch.evaluation.passkey import passkey
-    from ropepatch.evaluation.perplexity import perplexity
-    from ropepatch.extension.patching import Patch, active, patch
-    from ropepatch.extension.planning import Plan, plan
-    from ropepatch.extension.writing import extend
-    from ropepatch.fitting import Fitted, fit
-    from ropepatch.publishing.folding import fold_attention
-    from ropepatch.publishing.gguf import export_gguf
-    from ropepatch.publishing.hub import push
-    from ropepatch.scaling import METHODS, Scaling, make_scaling
-    from ropepatch.scaling.rope import Frequencies, Rope
-    from ropepatch.training.adaptation import adapt
-    from ropepatch.training.adapted import load_adapter
-    from ropepatch.training.recipe import read_recipe
+if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, and so does `_homes`
+    from ropepatch.doctor import diagnose as diagnose
+    from ropepatch.encodings import ENCODINGS as ENCODINGS
+    from ropepatch.encodings import Encoding as Encoding
+    from ropepatch.encodings import Swap as Swap
+    from ropepatch.encodings import make_encoding as make_encoding
+    from ropepatch.encodings import swap as swap
+    from ropepatch.encodings.loading import load as load
+    from ropepatch.evaluation.passkey import passkey as passkey
+    from ropepatch.evaluation.perplexity import perplexity as perplexity
+    from ropepatch.extension.patching import Patch as Patch
+    from ropepatch.extension.patching import active as active
+    from ropepatch.extension.patching import patch as patch
+    from ropepatch.extension.planning import Plan as Plan
+    from ropepatch.extension.planning import plan as plan
+    from ropepatch.fitting import Fitted as Fitted
+    from ropepatch.fitting import fit as fit
+    from ropepatch.pipeline.choice import Choice as Choice
+    from ropepatch.pipeline.choice import choose as choose
+    from ropepatch.pipeline.choice import compare as compare
+    from ropepatch.pipeline.evaluation import evaluate as evaluate
+    from ropepatch.pipeline.extension import Extension as Extension
+    from ropepatch.pipeline.extension import extend as extend
+    from ropepatch.pipeline.results import Results as Results
+    from ropepatch.publishing.folding import fold_attention as fold_attention
+    from ropepatch.publishing.gguf import export_gguf as export_gguf
+    from ropepatch.publishing.hub import push as push
+    from ropepatch.scaling import METHODS as METHODS
+    from ropepatch.scaling import Scaling as Scaling
+    from ropepatch.scaling import make_scaling as make_scaling
+    from ropepatch.scaling.rope import Frequencies as Frequencies
+    from ropepatch.scaling.rope import Rope as Rope
+    from ropepatch.training.adaptation import adapt as adapt
+    from ropepatch.training.adapted import load_adapter as load_adapter
+    from ropepatch.training.recipe import read_recipe as read_recipe
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "ENCODINGS": "ropepatch.encodings",
-    "Encoding": "ropepatch.encodings",
-    "Swap": "ropepatch.encodings",
-    "make_encoding": "ropepatch.encodings",
-    "swap": "ropepatch.encodings",
-    "METHODS": "ropepatch.scaling",
-    "Fitted": "ropepatch.fitting",
-    "Frequencies": "ropepatch.scaling.rope",
-    "Patch": "ropepatch.extension.patching",
-    "Plan": "ropepatch.extension.planning",
-    "Rope": "ropepatch.scaling.rope",
-    "adapt": "ropepatch.training.adaptation",
-    "load_adapter": "ropepatch.training.adapted",
-    "read_recipe": "ropepatch.training.recipe",
-    "Scaling": "ropepatch.scaling",
-    "active": "ropepatch.extension.patching",
-    "diagnose": "ropepatch.doctor",
-    "export_gguf": "ropepatch.publishing.gguf",
-    "extend": "ropepatch.extension.writing",
-    "fit": "ropepatch.fitting",
-    "fold_attention": "ropepatch.publishing.folding",
-    "load": "ropepatch.encodings.loading",
-    "make_scaling": "ropepatch.scaling",
-    "passkey": "ropepatch.evaluation.passkey",
-    "patch": "ropepatch.extension.patching",
-    "perplexity": "ropepatch.evaluation.perplexity",
-    "plan": "ropepatch.extension.planning",
-    "push": "ropepatch.publishing.hub",
-}
 
-__all__ = [
-    "ENCODINGS",
-    "METHODS",
-    "Encoding",
-    "Fitted",
-    "Frequencies",
-    "Patch",
-    "Plan",
-    "Rope",
-    "RopepatchError",
-    "Scaling",
-    "Swap",
-    "active",
-    "adapt",
-    "diagnose",
-    "export_gguf",
-    "extend",
-    "fit",
-    "fold_attention",
-    "load",
-    "load_adapter",
-    "make_encoding",
-    "make_scaling",
-    "passkey",
-    "patch",
-    "perplexity",
-    "plan",
-    "push",
-    "read_recipe",
-    "swap",
-]
+def _homes() -> dict[str, str]:
+    """The public names above and the module that each is from."""
+    body = ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+    (names,) = (node for node in body if isinstance(node, ast.If))
+    imports = [node for node in names.body if isinstance(node, ast.ImportFrom)]
+    return {node.names[0].name: str(node.module) for node in imports}
+
+
+_HOME = _homes()
+__all__ = sorted(["RopepatchError", *_HOME])
 
 
 def __getattr__(name: str) -> Any:

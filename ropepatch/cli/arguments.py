@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from ropepatch.errors import RopepatchError
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")]
 Settings = Annotated[
@@ -26,19 +24,45 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a H
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-FIT, AUTO = "fit", "auto"  # methods that are found by measuring
+TextSource = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        help="A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`. "
+        "tiny has tales of its own.",
+    ),
+]
+TextField = Annotated[str, typer.Option("--field", help="The column or key of a document's text.")]
+TextSplit = Annotated[str, typer.Option("--split", help="Of a `datasets` id or a saved set.")]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option("--out", help="A folder for the results; what it holds already is not measured again."),
+]
+Report = Annotated[Path | None, typer.Option("--report", help="Write an HTML file with tables and figures.")]
 
 
-def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
+def command_line() -> str:
+    """The line that the user gave."""
+    return shlex.join(["ropepatch", *sys.argv[1:]])
+
+
+def parse_settings(method: str, settings: list[str] | None, *, findable: bool = False) -> dict[str, Any]:
     """NAME=VALUE pairs as the types that the method's dataclass declares.
+
+    Args:
+        method: A name, or a scaling file, which holds every parameter.
+        settings: The pairs.
+        findable: Whether `fit` and `auto` may stand for a method; `extend` checks what is set beside them.
 
     Raises:
         RopepatchError: If a pair has no `=`, its name is unknown or its value is of another type; or beside a
-            scaling file, which holds every parameter; or the method is one that must be found first.
+            scaling file; or the method is one that must be found first.
     """
     from ropepatch.scaling import find_method
-    from ropepatch.scaling.file import check_method, is_scaling_file
+    from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file
 
+    if findable and method in (FIT, AUTO):
+        return {name: _count(name, text) for name, text in map(_pair, settings or [])}
     if method in (FIT, AUTO):
         raise RopepatchError(
             f"--method {method} is found by measuring a model, which `ropepatch extend` does",
@@ -47,13 +71,22 @@ def parse_settings(method: str, settings: list[str] | None) -> dict[str, Any]:
         )
     types = {} if is_scaling_file(method) else get_type_hints(find_method(method))
     parameters: dict[str, Any] = {}
-    for setting in settings or []:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
+    for name, text in map(_pair, settings or []):
         parameters[name] = _value(method, name, text, types[name]) if name in types else text
     check_method(method, parameters)
     return parameters
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
+    return name, text
+
+
+def _count(name: str, text: str) -> int | str:
+    """Of the parameters of `fit`, the steps alone are a number."""
+    return int(text) if name == "steps" and text.isdecimal() else text
 
 
 def _value(method: str, name: str, text: str, kind: Any) -> Any:
@@ -100,9 +133,3 @@ def parse_share(text: str) -> float:
     if not 0 <= share < (float("inf") if percent else 1):
         raise RopepatchError(f"{text!r} is not a share", hint="write 2% or 0.02")
     return share
-
-
-def print_warnings(plan: Plan) -> None:
-    """What the user should know, on stderr."""
-    for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ropepatch.cli.arguments import AsJson
-from ropepatch.cli.running import device, progress
+from ropepatch.pipeline.running import bar, device, say_on_stderr
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.curves import LossCurve
@@ -49,7 +48,7 @@ def demo(
 
     folder = absent(out)
     with new_folder(folder) as partial:
-        _say(f"extending tiny to {TARGET} tokens with {METHOD}")
+        say_on_stderr(f"extending tiny to {TARGET} tokens with {METHOD}")
         made = plan("tiny", to=TARGET, method=METHOD)
         extended = extend(made, partial / f"tiny-{METHOD}-2k")
         base, tokenizer = load("tiny")
@@ -60,11 +59,11 @@ def demo(
         models: dict[str, Any] = {"before": base, "after": load(extended)[0]}
         for name, model in models.items():
             model.to(device())
-            _say(f"reading {TALES} tales, {name}")
-            with progress("tales") as advance:
+            say_on_stderr(f"reading {TALES} tales, {name}")
+            with bar("tales") as advance:
                 curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
-            _say(f"asking for pass keys, {name}")
-            with progress("prompts") as advance:
+            say_on_stderr(f"asking for pass keys, {name}")
+            with bar("prompts") as advance:
                 grids[name] = passkey(
                     model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, seed=SEED, progress=advance
                 )
@@ -88,10 +87,6 @@ def demo(
         return
     _print_tables(curves, floor, grids)
     print(f"\n{out} holds {extended.name}, demo.json and {', '.join(figures) or 'no figures'}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _losses(curve: LossCurve) -> dict[str, float]:
@@ -121,7 +116,7 @@ def _draw(
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        _say('no figures: matplotlib is not installed (pip install "ropepatch[plot]")')
+        say_on_stderr('no figures: matplotlib is not installed (pip install "ropepatch[plot]")')
         return []
     from ropepatch.report.plots import plot_loss, plot_passkey, save_figure
 

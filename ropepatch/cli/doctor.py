@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.cli.running import progress
+from ropepatch.pipeline.running import bar
 
 EXAMPLES = """\b
 Examples:
@@ -45,7 +45,7 @@ def doctor(
     fixable = [finding for finding in found.findings if finding.fixable]
     left = found
     if fix is not None and fixable:
-        with progress("copying") as copied:
+        with bar("copying") as copied:
             folder = mend(found, fix, progress=copied)
         left = diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))

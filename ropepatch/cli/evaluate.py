@@ -6,21 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Revision, Settings, parse_settings
-from ropepatch.cli.measured import (
+from ropepatch.cli.arguments import (
+    AsJson,
     OutFolder,
     Report,
+    Revision,
+    Settings,
     TextField,
     TextSource,
     TextSplit,
-    measure_and_print,
-    named_suite,
+    parse_settings,
 )
+from ropepatch.cli.results_text import print_results
 from ropepatch.errors import RopepatchError
+from ropepatch.pipeline.running import is_first
 from ropepatch.settings import parse_length, parse_lengths
 
 if TYPE_CHECKING:
-    from ropepatch.evaluation.suites import Suite
+    from ropepatch.evaluation.suites import Method
 
 EXAMPLES = """\b
 Examples:
@@ -84,64 +87,43 @@ def evaluate(
     into windows of the largest length; every window is read once, and its first N tokens give the perplexity
     at length N. (The tales of tiny are read one by one.)
     """
-    if windows and documents:
-        raise RopepatchError("--windows beside --documents", hint="either join the documents or do not")
-    task = {
-        "text": text,
-        "field": field,
-        "split": split,
-        "windows": None if documents else windows or 24,
+    from ropepatch.pipeline.evaluation import evaluate as measure
+
+    task: dict[str, Any] = {
+        "lengths": parse_lengths(lengths) if lengths else None,
+        "windows": windows,
         "documents": documents,
-        "lengths": tuple(parse_lengths(lengths)) if lengths else None,
         "read": parse_length(read) if read else None,
         "protocol": protocol,
         "stride": stride,
         "bos": bos,
         "gain": gain,
     }
-    if suite:
-        given = {
-            "--method": method,
-            "--to": to,
-            "--set": settings,
-            "--lengths": lengths,
-            "--windows": windows,
-            "--documents": documents,
-            "--read": read,
-            "--protocol": protocol != "one-pass",
-            "--stride": stride,
-            "--bos": bos != "document",
-            "--gain": gain,
-        }
-        if refused := [option for option, value in given.items() if value]:
-            raise RopepatchError(
-                f"{', '.join(refused)} beside --suite",
-                hint="the suite says it: copy its YAML file and change that",
-            )
-        chosen = named_suite(suite, model=model, text=text, field=field, split=split)
-    else:
-        chosen = _perplexity(model, task, method or [], to, settings)
-    measure_and_print(chosen, out=out, report=report, revision=revision, as_json=as_json)
+    unsaid = (None, False, "one-pass", "document")  # which a suite may say otherwise
+    results = measure(
+        model,
+        suite,
+        methods=_methods(method or [], settings),
+        to=parse_length(to) if to else None,
+        text=text,
+        field=field,
+        split=split,
+        out=out,
+        report=report,
+        revision=revision,
+        **{key: value for key, value in task.items() if value not in unsaid},
+    )
+    if is_first() and as_json:
+        print(results.to_json())
+    elif is_first():
+        print_results(results)
 
 
-def _perplexity(
-    model: str | None, task: dict[str, Any], names: list[str], to: str | None, settings: list[str] | None
-) -> Suite:
-    """The suite of one perplexity task."""
-    from ropepatch.evaluation.suites import Method, Suite
-    from ropepatch.evaluation.tasks import PerplexityTask, check_text
+def _methods(names: list[str], settings: list[str] | None) -> list[Method]:
+    from ropepatch.evaluation.suites import Method
 
-    if model is None:
-        raise RopepatchError("MODEL is missing", hint="a checkpoint folder, a Hub id, or tiny")
-    check_text(task["text"], model)
-    if names and to is None:
-        raise RopepatchError("--method needs a target", hint="--to 32k")
-    if to is not None and not names:
-        raise RopepatchError("--to is the target of a --method, and none is given", hint="--method yarn")
     if settings and len(names) != 1:
         raise RopepatchError(
             "--set needs exactly one --method", hint="measure the methods one after the other"
         )
-    methods = tuple(Method(name=name, parameters=parse_settings(name, settings)) for name in names)
-    target = parse_length(to) if to else max(task["lengths"] or ["1x"])
-    return Suite(models=(model,), methods=methods, to=(target,), tasks=(PerplexityTask(**task),))
+    return [Method(name=name, parameters=parse_settings(name, settings)) for name in names]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.cli.running import bytes_progress
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
+from ropepatch.pipeline.running import WEIGHTS, bar
 
 if TYPE_CHECKING:
     from ropepatch.publishing.gguf import GgufFile
@@ -72,14 +72,14 @@ def export(
 def _fold(model: str, out: Path, revision: str | None) -> Path:
     from ropepatch.publishing.folding import fold_attention
 
-    with bytes_progress("weights") as progress:
+    with bar(WEIGHTS) as progress:
         return fold_attention(model, out, revision=revision, progress=progress)
 
 
 def _write_gguf(model: str, out: Path, revision: str | None) -> GgufFile:
     from ropepatch.publishing.gguf import export_gguf
 
-    with bytes_progress("weights") as progress:
+    with bar(WEIGHTS) as progress:
         return export_gguf(model, out, revision=revision, progress=progress)
 
 

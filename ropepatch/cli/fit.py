@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.cli.measured import TextField, TextSource
-from ropepatch.cli.running import bytes_progress, device, progress
+from ropepatch.cli.arguments import AsJson, Model, Revision, TextField, TextSource, command_line
+from ropepatch.pipeline.running import WEIGHTS, bar, device
 from ropepatch.settings import parse_length, short_length
 
 if TYPE_CHECKING:
@@ -54,7 +51,7 @@ def fit(
         float, typer.Option(help="The weight of tokens within the trained context, against 1 beyond it.")
     ] = 1.0,
     keys: Annotated[float, typer.Option(help="More weight for tokens that need far context.")] = 0.0,
-    needles: Annotated[float, typer.Option(help="The weight of pass keys, against 1 for the text.")] = 0.0,
+    needles: Annotated[float, typer.Option(help="The weight of passkeys, against 1 for the text.")] = 0.0,
     lengths: Annotated[
         str, typer.Option(help="target; or all: one vector that serves every length up to it.")
     ] = "target",
@@ -101,7 +98,7 @@ def fit(
         revision=revision,
         device=device(),
         work=work,
-        progress=progress,
+        progress=bar,
     )
     _write(fitted, place, link_weights=link_weights)
     shutil.rmtree(work, ignore_errors=True)
@@ -118,6 +115,6 @@ def _write(fitted: Fitted, place: Path, *, link_weights: bool) -> None:
     if place.suffix == FILE:
         fitted.save(place)
         return
-    record = {"fit": fitted.record, "command": shlex.join(["ropepatch", *sys.argv[1:]])}
-    with bytes_progress("weights") as advance:
+    record = {"fit": fitted.record, "command": command_line()}
+    with bar(WEIGHTS) as advance:
         extend(fitted.plan, place, link_weights=link_weights, progress=advance, record=record)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson
+from ropepatch.pipeline.running import say_on_stderr
 
 if TYPE_CHECKING:
     from ropepatch.publishing.hub import Pushed
@@ -47,18 +48,21 @@ def push(
     It is refused where nothing has verified the checkpoint, its gate is red, or REPO holds weights of others.
     The same command goes on where it was interrupted. The token is that of `hf auth login` or HF_TOKEN.
     """
-    pushed = push_folder(folder, repo, private=private, revision=revision, dry_run=dry_run, force=force)
+    from ropepatch.publishing.hub import push as send
+
+    pushed = send(
+        folder,
+        repo,
+        private=private,
+        revision=revision,
+        dry_run=dry_run,
+        force=force,
+        say=say_on_stderr,
+    )
     if as_json:
         print(json.dumps(pushed_data(pushed), indent=2, ensure_ascii=False))
     else:
         print_pushed(pushed)
-
-
-def push_folder(folder: Path, repo: str, **options: Any) -> Pushed:
-    """Push, and tell on stderr how far it is."""
-    from ropepatch.publishing.hub import push as send
-
-    return send(folder, repo, say=lambda line: print(line, file=sys.stderr, flush=True), **options)
 
 
 def pushed_data(pushed: Pushed) -> dict[str, Any]:

@@ -1,55 +1,31 @@
-"""Choose a scaling for a model by measuring them on it: what `--method auto` and `ropepatch compare` do."""
+"""Who takes part where scalings are measured against each other, and on what."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR
-from ropepatch.evaluation.measuring import AS_IT_IS, Progress, measure
-from ropepatch.evaluation.ranking import Ranking, rank
-from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask, Task, askable, check_text, doublings
+from ropepatch.evaluation.measuring import Progress
+from ropepatch.evaluation.suites import Method, PasskeyTask, PerplexityTask, Suite, Task, check_text
+from ropepatch.evaluation.tasks import askable, doublings
 from ropepatch.extension.planning import plan
+from ropepatch.fitting import fitting
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.scaling import formulas
+from ropepatch.scaling.file import FIT
 
 if TYPE_CHECKING:
-    from ropepatch.evaluation.results import Result
     from ropepatch.fitting.fitted import Fitted
 
-FIT = "fit"  # the label of what is fitted to the model itself
-WINDOWS, TRIALS = 24, 4  # of text, and pass keys per length and depth
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What was chosen, and from what.
-
-    Attributes:
-        ranking: All that took part, and why one was chosen.
-        method: A name from `METHODS`; None where no scaling is seen to help.
-        parameters: Of that method; those that are not left at their defaults.
-        results: What was measured.
-        fitted: What `fit` found, chosen or not; None if it took no part.
-        left_out: What took no part, and why.
-    """
-
-    ranking: Ranking
-    method: str | None
-    parameters: dict[str, Any]
-    results: tuple[Result, ...]
-    fitted: Fitted | None
-    left_out: dict[str, str]
+ALL = "all"  # stands for every candidate that the model allows
+WINDOWS, TRIALS = 24, 4  # of text, and passkeys per length and depth
 
 
 def candidates() -> tuple[str, ...]:
@@ -61,25 +37,39 @@ def candidates() -> tuple[str, ...]:
     return tuple(name for name in formulas() if name != "none")  # which is the model as it is
 
 
-def allowed(
+def participants(
     model: str | Path, names: Iterable[str], *, to: int, revision: str | None = None
 ) -> tuple[list[Method], dict[str, str]]:
-    """Those of some methods that a model allows, and why it does not allow the others.
+    """The methods of a comparison, each once.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`.
+        names: From `METHODS`, or scaling files, all of which the model must allow; `all` for those of
+            `candidates` that it allows.
+        to: The target, in tokens.
+        revision: Of a Hub id.
+
+    Returns:
+        The methods, and of `all` the names that the model does not allow, with the reason.
 
     Raises:
-        RopepatchError: It allows none.
+        RopepatchError: The model does not allow a method that is named, or none at all.
     """
-    methods, errors = [], {}
+    methods: dict[str, Method] = {}
+    errors: dict[str, RopepatchError] = {}
     for name in names:
-        try:
-            plan(model, to=to, method=name, revision=revision)
-        except RopepatchError as error:
-            errors[name] = error
-        else:
-            methods.append(Method(name=name))
+        for candidate in candidates() if name == ALL else [name]:
+            try:
+                plan(model, to=to, method=candidate, revision=revision)
+            except RopepatchError as error:
+                if name != ALL:
+                    raise
+                errors[candidate] = error
+            else:
+                methods[candidate] = Method(name=candidate)
     if errors and not methods:
         raise next(iter(errors.values()))
-    return methods, {name: str(error) for name, error in errors.items()}
+    return list(methods.values()), {name: str(error) for name, error in errors.items()}
 
 
 def fit_beside(
@@ -105,25 +95,23 @@ def fit_beside(
     Raises:
         RopepatchError: Too little text, several processes, or what `ropepatch.fit` refuses.
     """
-    from ropepatch.fitting.fitting import fit
-
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RopepatchError(
             "a fit runs in one process", hint="`ropepatch fit` before, and its file in the list"
         )
-    read = suite.tasks[0]
-    assert isinstance(read, PerplexityTask)
-    assert read.windows is not None
+    task = suite.tasks[0]
+    assert isinstance(task, PerplexityTask)
+    assert task.windows is not None
     (model,), (to,) = suite.models, suite.to
     assert isinstance(to, int)
     folder.mkdir(parents=True, exist_ok=True)
-    found = fit(
+    fitted = fitting.fit(
         model,
         to=to,
-        text=read.text,
-        field=read.field,
-        split=read.split,
-        spare=read.windows,
+        text=task.text,
+        field=task.field,
+        split=task.split,
+        spare=task.windows,
         revision=revision,
         device=device,
         work=folder / "work",
@@ -131,7 +119,7 @@ def fit_beside(
     )
     file = folder / f"{FIT}.json"
     file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
-    return Method(name=str(found.save(file))), found
+    return Method(name=str(fitted.save(file))), fitted
 
 
 def ranking_suite(
@@ -146,21 +134,21 @@ def ranking_suite(
     trials: int = TRIALS,
     revision: str | None = None,
 ) -> tuple[Suite, RopepatchError | None]:
-    """What is measured for a ranking: the loss over windows of the target, and pass keys.
+    """What is measured for a ranking: the loss over windows of the target, and passkeys.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         methods: What is ranked.
         to: The target, in tokens.
         text: As in `PerplexityTask`, with `field`, `split` and `windows`.
-        field: Of its documents.
-        split: Of its sets.
-        windows: At most so many.
-        trials: Pass keys per length and depth; 0 for none.
+        field: The column or key of a document's text.
+        split: Of a `datasets` id or a saved set.
+        windows: So many windows of the target's length are read, if the text has them.
+        trials: Passkeys per length and depth; 0 for none.
         revision: Of a Hub id.
 
     Returns:
-        The suite, and why no pass keys are asked for where the tokenizer cannot write them.
+        The suite, and why no passkeys are asked for where the tokenizer cannot write them.
 
     Raises:
         RopepatchError: No such model, or no text for one that has none of its own.
@@ -176,79 +164,3 @@ def ranking_suite(
             tasks.append(PasskeyTask(lengths=tuple(written), trials=trials))
             reason = None
     return Suite(models=(str(model),), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason
-
-
-def choose(
-    model: str | Path,
-    *,
-    to: int,
-    text: str | None = None,
-    field: str = "text",
-    split: str = "test",
-    windows: int = WINDOWS,
-    trials: int = TRIALS,
-    fit: bool = True,
-    out: Path | None = None,
-    revision: str | None = None,
-    device: str = "cpu",
-    progress: Progress = lambda name: nullcontext(lambda done, total: None),
-) -> Choice:
-    """Measure every method of `candidates` on a model, and a fit to it, and choose one; see `rank`.
-
-    The windows of text that rank are none of those that the fit has seen, and the tales of tiny are others.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target, in tokens.
-        text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
-        field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
-        windows: So many windows of the target's length rank, if the text has them.
-        trials: Pass keys per length and depth; 0 for none.
-        fit: Whether a fit takes part.
-        out: A folder for results and fit; what it holds already is not measured again.
-        revision: Of a Hub id.
-        device: Where the model is put.
-        progress: As in `measure`.
-
-    Raises:
-        RopepatchError: The model, the target or the text does not allow it.
-    """
-    methods, left_out = allowed(model, candidates(), to=to, revision=revision)
-
-    suite, reason = ranking_suite(
-        model,
-        methods,
-        to=to,
-        text=text,
-        field=field,
-        split=split,
-        windows=windows,
-        trials=trials,
-        revision=revision,
-    )
-    if reason is not None:
-        left_out["pass keys"] = str(reason)
-    found = None
-    with TemporaryDirectory(prefix="ropepatch-") as place:
-        if fit:
-            folder = Path(place) if out is None else out / FIT
-            try:
-                method, found = fit_beside(suite, folder, revision=revision, device=device, progress=progress)
-            except RopepatchError as error:
-                left_out[FIT] = str(error)
-            else:
-                suite = replace(suite, methods=(*methods, method))
-        results = tuple(measure(suite, out=out, revision=revision, device=device, progress=progress))
-    ranking = rank(results, base=AS_IT_IS, ignored=[FLOOR])
-    name, parameters = ranking.recommended, dict[str, Any]()
-    if found is not None and name == FIT:
-        name, parameters = found.scaling.name, found.scaling.parameters()
-    return Choice(
-        ranking=ranking,
-        method=name,
-        parameters=parameters,
-        results=results,
-        fitted=found,
-        left_out=left_out,
-    )

@@ -1,1 +1,1 @@
-"""All that `ropepatch extend` does, callable from Python."""
+"""All that the command line does, callable from Python: extend, compare, choose and evaluate."""

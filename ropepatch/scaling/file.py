@@ -18,8 +18,9 @@ from ropepatch.settings import is_amount, is_count, refuse_unknown
 
 MARK = "ropepatch_scaling"  # the key that holds the version of the format
 VERSION = 1
-FIT = "`ropepatch fit MODEL --to N --text PATH --out x.json`"
-MADE = f"{FIT} writes such a file"
+FIT, AUTO = "fit", "auto"  # stand for a method, too: found by measuring a model
+FIT_COMMAND = "`ropepatch fit MODEL --to N --text PATH --out x.json`"
+MADE = f"{FIT_COMMAND} writes such a file"
 EARLIER = {  # in words: what a rope has from an earlier scaling
     "carried": "frequencies of an earlier scaling",
     "carried_attention_factor": "an earlier attention factor",
@@ -78,12 +79,12 @@ class ScalingFile:
                 raise RopepatchError(
                     f"{self.file} is for a model with {EARLIER.get(key, key)} {reprlib.repr(wanted)}, "
                     f"{model} has {reprlib.repr(here)}",
-                    hint=f"fit this model: {FIT}",
+                    hint=f"fit this model: {FIT_COMMAND}",
                 )
         if to != self.target:
             raise RopepatchError(
                 f"{self.file} is for a target of {self.target} tokens, got {to}",
-                hint=f"--to {self.target}, or fit it for {to}: {FIT}",
+                hint=f"--to {self.target}, or fit it for {to}: {FIT_COMMAND}",
             )
 
 

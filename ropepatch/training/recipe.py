@@ -12,6 +12,7 @@ from ropepatch.data.texts import Texts, check, check_length, is_text
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, read_method
 from ropepatch.files import shipped
+from ropepatch.scaling.file import FIT
 from ropepatch.settings import (
     Length,
     check_keys,
@@ -30,7 +31,6 @@ from ropepatch.training.sections import (
     Watch,
 )
 
-FIT = "fit"  # the method that is learned, which no formula gives
 ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 OURS = {  # arguments of the Trainer that follow from other parts of a recipe, or that would break a resume
     "output_dir",

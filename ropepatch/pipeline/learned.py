@@ -1,28 +1,40 @@
-"""`--method fit` and `--method auto` of `ropepatch extend`: found once, kept until a checkpoint has it."""
+"""The methods `fit` and `auto`: found once, kept until a checkpoint has it."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ropepatch.cli.arguments import AUTO, FIT
+from ropepatch.data.texts import Texts
+from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.ranking import RULE
+from ropepatch.evaluation.results import as_read
+from ropepatch.evaluation.suites import check_text
+from ropepatch.extension.planning import Plan, plan
+from ropepatch.extension.writing import amend_record
+from ropepatch.files import absent, read_json, whole_file
+from ropepatch.fitting import fitting
+from ropepatch.model.config import text_config
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.source import Source, find_source
+from ropepatch.model.survey import survey_folder
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.pipeline import choice
+from ropepatch.pipeline.running import Feedback, device, num_processes
+from ropepatch.scaling.file import AUTO, FIT
+from ropepatch.settings import refuse_unknown
+from ropepatch.training.recipe import Recipe
+from ropepatch.training.sections import Fit
+from ropepatch.training.supply import write_windows
 
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
-    from ropepatch.model.source import Source
-    from ropepatch.training.recipe import Recipe
-    from ropepatch.training.sections import Fit
-
-# In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.fitting.choosing`.
+# In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choose`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
 FOUND = ("fit", "ranking")  # records of how a method was found
 
@@ -34,7 +46,7 @@ class Learned:
     """A scaling that was found on the model itself.
 
     Args:
-        plan: Of it.
+        plan: The plan of that scaling.
         record: What `ropepatch.json` says of it: what was asked for, what was found, and how.
         work: The folder that holds it until the checkpoint is written.
     """
@@ -45,40 +57,28 @@ class Learned:
 
     def put_on_record(self, folder: Path) -> None:
         """Say in the record of a checkpoint how its scaling was found; the work folder has served then."""
-        from ropepatch.extension.writing import amend_record
-
         amend_record(folder, **self.record)
         if self.work.is_dir() and not _others(self.work):
             shutil.rmtree(self.work)
 
 
-def fit_settings(
-    given: dict[str, Any], settings: list[str] | None, read: dict[str, Any], *, measured: bool, taught: bool
-) -> Fit:
+def fit_settings(parameters: dict[str, Any], text: dict[str, Any], *, measured: bool, recipe: bool) -> Fit:
     """The parameters of the method `fit`.
 
     Args:
-        given: Those of a recipe.
-        settings: NAME=VALUE pairs of the command line, which go before.
-        read: `--text`, with its field and split.
+        parameters: Those that are set, in the call or in a recipe.
+        text: The text of the call, with its field and split.
         measured: Whether a suite measures on that text, so that nothing may be learned from it.
-        taught: Whether there is a recipe, which has texts.
+        recipe: Whether there is a recipe, which has texts.
 
     Raises:
         RopepatchError: An unknown parameter, one that is not what it must be, or no text but the one that is
             measured.
     """
-    from ropepatch.settings import refuse_unknown
-    from ropepatch.training.sections import Fit
-
-    values = given | (read if read["text"] and not measured else {})
-    for setting in settings or []:
-        name, _, value = setting.partition("=")
-        refuse_unknown([name], [field.name for field in fields(Fit)], "parameter of fit")
-        values[name] = int(value) if name == "steps" and value.isdecimal() else value
-    if read["text"] and measured and not taught and "text" not in values:
+    refuse_unknown(parameters, [field.name for field in fields(Fit)], "parameter of fit")
+    if text["text"] and measured and not recipe and "text" not in parameters:
         raise RopepatchError("--text is what --eval measures; a fit needs another", hint="--set text=FILE")
-    return Fit(**values)
+    return Fit(**(text if text["text"] and not measured else {}) | parameters)
 
 
 def fitted_plan(
@@ -88,43 +88,37 @@ def fitted_plan(
     settings: Fit,
     recipe: Recipe | None,
     folder: Path,
+    feedback: Feedback,
     *,
     keep: bool,
 ) -> Learned:
     """The plan of frequencies that are fitted to a model, or were when this was asked for before.
 
     Args:
-        model: As the user gave it.
+        model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target, in tokens.
         revision: Of a Hub id.
         settings: How it is fitted.
         recipe: Whose texts are read where the settings name none.
         folder: The checkpoint to make.
-        keep: Whether the work folder beside it is made.
+        feedback: How the fit speaks; it shows what it found.
+        keep: Whether the work folder beside the checkpoint is made.
 
     Raises:
         RopepatchError: The folders hold something else, or what `ropepatch.fit` refuses.
     """
-    from ropepatch.data.texts import Texts
-    from ropepatch.evaluation.tasks import check_text
-    from ropepatch.model.source import find_source
-
     source = find_source(model, revision, weights=True)
     sources = recipe.data.sources if recipe and settings.text is None else ()
     texts = [kind.text for kind in sources if isinstance(kind, Texts)]
     if not texts:
         check_text(settings.text, source.name)
     seed = recipe.seed if recipe else 0
-    asked = asdict(settings) | {"recipe_texts": texts, "seed": seed}
 
     def find(work: Path) -> dict[str, Any]:
-        from ropepatch.cli.running import device, progress
-        from ropepatch.fitting.fitting import fit
-
         options = asdict(settings)
         if texts and recipe:
             options |= {"text": _windows_of(recipe, source, to, work), "field": "input_ids"}
-        found = fit(
+        fitted = fitting.fit(
             model,
             to=to,
             **options,
@@ -132,115 +126,116 @@ def fitted_plan(
             revision=revision,
             device=device(),
             work=work,
-            progress=progress,
+            progress=feedback.progress,
         )
-        print(found, file=sys.stderr, flush=True)
-        record = found.record | {"text": ", ".join(texts) or found.record["text"]}
-        named = {"method": found.scaling.name, "factor": found.scaling.factor}
-        return named | {"parameters": found.scaling.parameters(), "fit": record}
+        feedback.show(fitted)
+        record = fitted.record | {"text": ", ".join(texts) or fitted.record["text"]}
+        start = {"method": fitted.scaling.name, "factor": fitted.scaling.factor}
+        return start | {"parameters": fitted.scaling.parameters(), "fit": record}
 
-    return _learned({"method": FIT} | asked, find, source, to, folder, keep=keep)
+    request = {"method": FIT} | asdict(settings) | {"recipe_texts": texts, "seed": seed}
+    return _learned(request, find, source, to, folder, keep=keep)
 
 
 def chosen_plan(
     model: str,
     to: int,
     revision: str | None,
-    settings: list[str] | None,
     text: dict[str, Any],
     folder: Path,
+    feedback: Feedback,
     *,
     keep: bool,
 ) -> Learned:
     """The plan of the method that measuring chooses, or chose when this was asked for before.
 
     Args:
-        model: As the user gave it.
+        model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target, in tokens.
         revision: Of a Hub id.
-        settings: What the user set beside it, which is refused.
         text: What is read, with its field and split.
         folder: The checkpoint to make.
-        keep: Whether the work folder beside it is made.
+        feedback: How the choice speaks; it shows what it chose from.
+        keep: Whether the work folder beside the checkpoint is made.
 
     Raises:
-        RopepatchError: The folders hold something else, or what `resolve_auto` refuses.
+        NothingHelpsError: No scaling is seen to help.
+        RopepatchError: The folders hold something else, there are several processes, or what `choose`
+            refuses.
     """
-    from ropepatch.cli.auto import resolve_auto
-    from ropepatch.evaluation.ranking import RULE
-    from ropepatch.model.source import find_source
-
     source = find_source(model, revision, weights=True)
 
     def find(work: Path) -> dict[str, Any]:
-        choice = resolve_auto(model, to, **text, revision=revision, settings=settings, out=work / MEASURED)
-        ranking = {"rule": RULE, **choice.ranking.record()}
-        found = {"method": choice.method, "parameters": choice.parameters, "ranking": ranking}
-        if choice.fitted is not None:  # of the checkpoint, or of one that was ranked
-            (found if choice.ranking.recommended == FIT else ranking)["fit"] = choice.fitted.record
+        chosen = choice.choose(
+            model,
+            to=to,
+            **text,
+            out=work / MEASURED,
+            revision=revision,
+            say=feedback.say,
+            progress=feedback.progress,
+        )
+        feedback.show(chosen)
+        if chosen.method is None:
+            raise choice.NothingHelpsError(" ".join(chosen.ranking.advice))
+        ranking = {"rule": RULE, **chosen.ranking.record()}
+        found = {"method": chosen.method, "parameters": chosen.parameters, "ranking": ranking}
+        if chosen.fitted is not None:  # of the checkpoint, or of one that was ranked
+            (found if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
         return found
 
     return _learned({"method": AUTO} | text, find, source, to, folder, keep=keep)
 
 
 def _learned(
-    asked: dict[str, Any], find: Find, source: Source, to: int, folder: Path, *, keep: bool
+    request: dict[str, Any], find: Find, source: Source, to: int, folder: Path, *, keep: bool
 ) -> Learned:
     """What was found earlier, if the same was asked for, or is found now."""
-    from ropepatch.evaluation.results import as_read
-    from ropepatch.extension.planning import plan
-    from ropepatch.files import absent, read_json
-    from ropepatch.model.weights import fingerprint, read_headers
-
     work = _work_of(folder)
     weights = fingerprint(read_headers(source.folder))
-    known = as_read(asked | {"to": to, "weights": weights})
-    kept, finished = {}, {}
+    request = as_read(request | {"to": to, "weights": weights})
+    earlier, finished = {}, {}
     with suppress(OSError):  # a name that is too long: whoever writes says so
         if (folder / "ropepatch.json").is_file():
             finished = read_json(folder / "ropepatch.json")
         if (work / START).is_file():
-            kept = read_json(work / START)
-    record = finished if finished.get("start", {}).get("asked") == known else kept
-    if record and record["start"]["asked"] != known:
-        differing = (key for key, value in known.items() if record["start"]["asked"].get(key) != value)
+            earlier = read_json(work / START)
+    record = finished if finished.get("start", {}).get("asked") == request else earlier
+    if record and record["start"]["asked"] != request:
+        differing = (key for key, value in request.items() if record["start"]["asked"].get(key) != value)
         raise RopepatchError(
             f"{work} holds what something else was found by: it differs in {', '.join(differing)}",
             hint="choose another --out, or remove that folder to start anew",
         )
     if "method" not in record.get("start", {}):  # it was asked for, and not found yet
+        if num_processes() > 1:
+            raise RopepatchError(
+                f"--method {request['method']} runs in one process",
+                hint="`ropepatch fit` or `compare` before, and --method with what they give",
+            )
         absent(folder)
-        record = _found_and_kept(known, find, work) if keep else _found(known, find)
+        record = _found_and_kept(request, find, work) if keep else _found(request, find)
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    made = plan(source.name, to=to, method=start["method"], revision=source.revision, **options)
-    return Learned(made, {key: record[key] for key in ("start", *FOUND) if key in record}, work)
+    learned = plan(source.name, to=to, method=start["method"], revision=source.revision, **options)
+    return Learned(learned, {key: record[key] for key in ("start", *FOUND) if key in record}, work)
 
 
-def _found(known: dict[str, Any], find: Find) -> dict[str, Any]:
+def _found(request: dict[str, Any], find: Find) -> dict[str, Any]:
     """What is found now, as the record says it."""
-    from ropepatch.evaluation.results import as_read
-
     with TemporaryDirectory(prefix="ropepatch-") as place:
-        return _recorded(known, as_read(find(Path(place))))
+        return _recorded(request, as_read(find(Path(place))))
 
 
-def _found_and_kept(known: dict[str, Any], find: Find, work: Path) -> dict[str, Any]:
+def _found_and_kept(request: dict[str, Any], find: Find, work: Path) -> dict[str, Any]:
     """The same; kept in a folder, from which an interrupted search goes on, too."""
-    from ropepatch.evaluation.results import as_read
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RopepatchError(
-            f"--method {known['method']} runs in one process",
-            hint="`ropepatch fit` or `compare` before, and --method with what they give",
-        )
     if work.exists() and _others(work):
         raise RopepatchError(f"{work} exists and holds other files", hint="choose another --out")
-    _keep({"start": {"asked": known}}, work)
+    _keep({"start": {"asked": request}}, work)
     try:
-        record = _recorded(known, as_read(find(work)))
+        record = _recorded(request, as_read(find(work)))
     except RopepatchError:
-        if work.is_dir() and not any((work / kept).exists() for kept in (STATE, MEASURED)):
+        if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
             shutil.rmtree(work)
         raise
     _keep(record, work)
@@ -248,34 +243,26 @@ def _found_and_kept(known: dict[str, Any], find: Find, work: Path) -> dict[str, 
 
 
 def _keep(record: dict[str, Any], work: Path) -> None:
-    from ropepatch.files import whole_file
-
     work.mkdir(parents=True, exist_ok=True)
     with whole_file(work / START) as partial:
         partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _recorded(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    told = {key: found.pop(key) for key in FOUND if key in found}
-    return {"start": {"asked": known} | found} | told
+def _recorded(request: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    records = {key: found.pop(key) for key in FOUND if key in found}
+    return {"start": {"asked": request} | found} | records
 
 
 def _windows_of(recipe: Recipe, source: Source, to: int, work: Path) -> Path:
     """A file of windows of what a recipe trains on."""
-    from ropepatch.data.tokens import default_cache
-    from ropepatch.model.config import text_config
-    from ropepatch.model.loading import load_tokenizer
-    from ropepatch.model.survey import survey_folder
-    from ropepatch.training.supply import write_windows
-
-    found = survey_folder(source.folder)
+    survey = survey_folder(source.folder)
     write_windows(
         recipe,
         load_tokenizer(source.folder),
         work / WINDOWS,
-        trained=found.rope.original_max_position_embeddings,
+        trained=survey.rope.original_max_position_embeddings,
         target=to,
-        vocabulary=text_config(found.config).vocab_size,
+        vocabulary=text_config(survey.config).vocab_size,
         cache=default_cache(),
     )
     return work / WINDOWS

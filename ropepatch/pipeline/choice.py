@@ -1,0 +1,202 @@
+"""Choose a scaling for a model by measuring them on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.measuring import AS_IT_IS
+from ropepatch.evaluation.ranking import RULE, Ranking, rank
+from ropepatch.evaluation.suites import check_text
+from ropepatch.fitting.choosing import ALL, TRIALS, WINDOWS, fit_beside, participants, ranking_suite
+from ropepatch.pipeline.evaluation import check_places, measured
+from ropepatch.pipeline.inputs import in_tokens, model_name
+from ropepatch.pipeline.results import Results, data_frame
+from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
+from ropepatch.pipeline.running import device as best_device
+from ropepatch.scaling.file import FIT
+from ropepatch.settings import Length
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ropepatch.fitting.fitted import Fitted
+
+COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
+
+
+class NothingHelpsError(RopepatchError):
+    """No scaling is seen to read the text better than the model as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen, and from what; a notebook shows the ranking.
+
+    Attributes:
+        ranking: All that took part, and why one was chosen.
+        method: A name from `METHODS` or a scaling file; None where no scaling is seen to help.
+        parameters: Of that method; those that are not left at their defaults.
+        results: What was measured.
+        fitted: What `fit` found, chosen or not; None if it took no part.
+        left_out: What took no part, and why.
+    """
+
+    ranking: Ranking
+    method: str | None
+    parameters: dict[str, Any]
+    results: Results
+    fitted: Fitted | None
+    left_out: dict[str, str]
+
+    def to_json(self) -> str:
+        """Rule, ranking and results as JSON."""
+        content = {
+            "rule": RULE,
+            "ranking": self.ranking.record(),
+            "results": [asdict(result) for result in self.results],
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def to_pandas(self) -> DataFrame:
+        """The ranking, a row for every scaling, the best first.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        return data_frame(asdict(row) for row in self.ranking.rows)
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A figure of what was measured; see `Results.plot`.
+
+        Args:
+            name: Such as `perplexity`, which None stands for, or `passkey`.
+
+        Raises:
+            RopepatchError: If there is no figure of that name, or no matplotlib.
+        """
+        return self.results.plot(name)
+
+    def _repr_html_(self) -> str:
+        return self.results._repr_html_()
+
+
+def choose(
+    model: str | os.PathLike[str],
+    *,
+    to: Length,
+    methods: Iterable[str] | None = None,
+    text: str | None = None,
+    field: str = "text",
+    split: str = "test",
+    windows: int = WINDOWS,
+    trials: int = TRIALS,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    say: Say = say_on_stderr,
+    progress: Progress = bar,
+) -> Choice:
+    """Measure scalings and a fit on a model, training-free, rank them and choose one; see `rank`.
+
+    The ranking is by loss over the target, with 95 % intervals; short-range loss and passkeys decide between
+    those that the text does not tell apart. The windows of text that rank are none of those that the fit has
+    seen, and the tales of tiny are others.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`.
+        to: The target, in tokens.
+        methods: Names from `METHODS`, scaling files, `all` for every static method that needs no parameters
+            and that the model allows, `fit` for divisors fitted to the model. None for `all`, and a fit if
+            one can be made.
+        text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
+        field: The column or key of a document's text.
+        split: Of a `datasets` id or a saved set.
+        windows: So many windows of the target's length rank, if the text has them.
+        trials: Passkeys per length and depth; 0 for none.
+        out: A folder for results and fit: what it holds already is not measured again.
+        report: An HTML file to write, with tables and figures.
+        revision: Branch, tag or commit of a Hub id.
+        device: Where the model is put; None for the GPU, if there is one.
+        say: Takes lines that tell how far it is, and what takes no part.
+        progress: See `Feedback`.
+
+    Raises:
+        RopepatchError: The model, the target, a method that is named or the text does not allow it.
+    """
+    name, feedback = model_name(model), Feedback(say=say, progress=progress)
+    check_text(text, name)
+    folder, _ = check_places(out, report)
+    names = dict.fromkeys((ALL, FIT) if methods is None else methods)
+    target = in_tokens(to, name, revision)
+    published = [method for method in names if method != FIT]
+    entrants, left_out = participants(name, published, to=target, revision=revision)
+    for left, why in left_out.items():
+        say(f"warning: without {left}: {why}")
+    suite, reason = ranking_suite(
+        name,
+        entrants,
+        to=target,
+        text=text,
+        field=field,
+        split=split,
+        windows=windows,
+        trials=trials,
+        revision=revision,
+    )
+    if reason is not None:
+        left_out["passkeys"] = str(reason)
+        say(f"warning: no passkeys are asked for: {reason}")
+    where: dict[str, Any] = {"revision": revision, "device": device or best_device()}
+    fitted = None
+    with TemporaryDirectory(prefix="ropepatch-") as place:
+        if FIT in names:
+            try:
+                kept = Path(place) if folder is None else folder / FIT
+                method, fitted = fit_beside(suite, kept, **where, progress=feedback.announced)
+                suite = replace(suite, methods=(*suite.methods, method))
+            except RopepatchError as error:
+                if methods is not None:
+                    raise
+                left_out[FIT] = str(error)
+                say(f"warning: without {FIT}: {error}")
+        results = measured(suite, out=out, report=report, **where, feedback=feedback)
+    ranking = rank(results, base=AS_IT_IS, ignored=[FLOOR])
+    named = {method.label: method.name for method in suite.methods}
+    chosen, parameters = named.get(ranking.recommended or ""), dict[str, Any]()
+    if fitted is not None and ranking.recommended == FIT:
+        chosen, parameters = fitted.scaling.name, fitted.scaling.parameters()
+    return Choice(
+        ranking=ranking,
+        method=chosen,
+        parameters=parameters,
+        results=results,
+        fitted=fitted,
+        left_out=left_out,
+    )
+
+
+def compare(
+    model: str | os.PathLike[str], *, to: Length, methods: Iterable[str] = COMPARED, **options: Any
+) -> Choice:
+    """Rank scalings on a model, as `choose` does with a list of methods.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`.
+        to: The target, in tokens.
+        methods: As in `choose`; all that are named must be possible.
+        **options: Those of `choose`.
+
+    Raises:
+        RopepatchError: As `choose` does.
+    """
+    return choose(model, to=to, methods=methods, **options)

@@ -1,0 +1,226 @@
+"""Measure models by a suite, or by one task of reading."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation import measuring
+from ropepatch.evaluation.suites import (
+    LmEvalTask,
+    Method,
+    PerplexityTask,
+    Suite,
+    Task,
+    check_text,
+    read_method,
+    read_suite,
+)
+from ropepatch.pipeline.inputs import in_tokens, model_name
+from ropepatch.pipeline.results import Results
+from ropepatch.pipeline.running import (
+    Feedback,
+    Progress,
+    Say,
+    bar,
+    is_first,
+    say_on_stderr,
+)
+from ropepatch.pipeline.running import device as best_device
+from ropepatch.settings import Length
+
+if TYPE_CHECKING:
+    from ropepatch.evaluation.results import Result
+
+WINDOWS = 24  # of text, if nothing else is said
+
+
+def evaluate(
+    model: str | os.PathLike[str] | None = None,
+    suite: str | Path | Suite | None = None,
+    *,
+    methods: Sequence[str | dict[str, Any] | Method] = (),
+    to: Length | None = None,
+    text: str | None = None,
+    field: str = "text",
+    split: str = "test",
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    say: Say = say_on_stderr,
+    progress: Progress = bar,
+    **task: Any,
+) -> Results:
+    """Measure a model as it is and scaled: perplexity by length in one pass, or a whole suite.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`; None for the models of the suite.
+        suite: The name of a suite, its YAML file or a `Suite`; None to read text alone.
+        methods: Without a suite: also measure the model scaled so, in memory. Names from `METHODS`, scaling
+            files, or mappings with a `name` and parameters.
+        to: Without a suite: the target of the methods, in tokens.
+        text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
+            tiny.
+        field: The column or key of a document's text.
+        split: Of a `datasets` id or a saved set.
+        out: A folder for the results: what it holds already is not measured again, and an interrupted call
+            goes on from it.
+        report: An HTML file to write, with tables and figures.
+        revision: Branch, tag or commit of a Hub id.
+        device: Where the models are put; None for the GPU, if there is one.
+        say: Takes a line for every result.
+        progress: See `Feedback`.
+        **task: Without a suite: `lengths`, `windows`, `documents`, `protocol` and what else
+            `ropepatch.evaluation.suites.PerplexityTask` takes.
+
+    Raises:
+        RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is
+            measured; or a result in `out` that was measured with other settings.
+    """
+    name = None if model is None else model_name(model)
+    if suite is None:
+        task |= {"text": text, "field": field, "split": split}
+        planned = _reading(name, revision, methods, to, task)
+    else:
+        options = {"--method": methods, "--to": to} | {f"--{key}": value for key, value in task.items()}
+        if refused := [option for option, value in options.items() if value]:
+            raise RopepatchError(
+                f"{', '.join(refused)} beside --suite",
+                hint="the suite says it: copy its YAML file and change that",
+            )
+        planned = named_suite(suite, model=name, text=text, field=field, split=split)
+    return measured(
+        planned,
+        out=out,
+        report=report,
+        revision=revision,
+        device=device,
+        feedback=Feedback(say=say, progress=progress),
+    )
+
+
+def _reading(
+    model: str | None,
+    revision: str | None,
+    methods: Sequence[str | dict[str, Any] | Method],
+    to: Length | None,
+    task: dict[str, Any],
+) -> Suite:
+    """The suite of one perplexity task."""
+    if task.get("windows") and task.get("documents"):
+        raise RopepatchError("--windows beside --documents", hint="either join the documents or do not")
+    if model is None:
+        raise RopepatchError("MODEL is missing", hint="a checkpoint folder, a Hub id, or tiny")
+    check_text(task["text"], model)
+    if methods and to is None:
+        raise RopepatchError("--method needs a target", hint="--to 32k")
+    if to is not None and not methods:
+        raise RopepatchError("--to is the target of a --method, and none is given", hint="--method yarn")
+    if lengths := task.get("lengths"):
+        task["lengths"] = tuple(sorted(in_tokens(length, model, revision) for length in lengths))
+    windows = None if task.get("documents") else task.get("windows") or WINDOWS
+    return Suite(
+        models=(model,),
+        methods=tuple(method if isinstance(method, Method) else read_method(method) for method in methods),
+        to=(to or (task["lengths"][-1] if lengths else "1x"),),
+        tasks=(PerplexityTask(**task | {"windows": windows}),),
+    )
+
+
+def named_suite(
+    suite: str | Path | Suite, *, model: str | None = None, text: str | None, field: str, split: str
+) -> Suite:
+    """A suite, with the model and the text of the call, if given, in place of its own.
+
+    Raises:
+        RopepatchError: No such suite, or a field or a split of no text.
+    """
+    if text is None and (field, split) != ("text", "test"):
+        raise RopepatchError(
+            "--field and --split are of --text, which is missing", hint="a suite says them of its own text"
+        )
+
+    def with_text(task: Task) -> Task:
+        if text and isinstance(task, PerplexityTask):
+            return replace(task, text=text, field=field, split=split)
+        if text and isinstance(task, LmEvalTask):
+            return replace(task, metadata=task.metadata | {"text": text})
+        return task
+
+    named = suite if isinstance(suite, Suite) else read_suite(str(suite))
+    return replace(
+        named, tasks=tuple(map(with_text, named.tasks)), models=(model,) if model else named.models
+    )
+
+
+def measured(
+    suite: Suite,
+    *,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    feedback: Feedback,
+) -> Results:
+    """The results of a suite and its report; one that cannot be written is refused before.
+
+    Args:
+        suite: What is measured.
+        out: As in `evaluate`, like `report`, `revision` and `device`.
+        report: An HTML file to write.
+        revision: Of models from the Hub.
+        device: Where the models are put.
+        feedback: How far it is.
+    """
+    folder, page = check_places(out, report)
+    results = measuring.measure(
+        suite,
+        out=folder,
+        revision=revision,
+        device=device or best_device(),
+        progress=feedback.progress,
+    )
+    return reported(results, page, feedback)
+
+
+def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:
+    """The folder for results and the file of a report as paths.
+
+    Raises:
+        RopepatchError: The folder is none, or the report cannot be written.
+    """
+    folder, page = (None if place is None else Path(place) for place in (out, report))
+    if page is not None and page.exists():
+        raise RopepatchError(f"{page} already exists", hint="choose another --report; nothing is overwritten")
+    if page is not None and not page.absolute().parent.is_dir():
+        raise RopepatchError(f"no folder {page.parent} for the report", hint="make it first")
+    if page is not None and not can_report():
+        raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise RopepatchError(f"{folder} is a file", hint="--out is a folder")
+    return folder, page
+
+
+def can_report() -> bool:
+    """Whether what a report is drawn and written with is installed."""
+    return all(find_spec(module) for module in ("matplotlib", "jinja2"))
+
+
+def reported(results: Iterator[Result], report: Path | None, feedback: Feedback) -> Results:
+    """All results, each announced as it comes, and their report."""
+    found = []
+    for result in results:
+        found.append(result)
+        if result.seconds is not None:
+            feedback.say(f"{result.task}, {result.label}, {result.target} tokens")
+    if report is not None and is_first():
+        from ropepatch.report import write_report
+
+        feedback.say(f"report: {write_report(found, report)}")
+    return Results(tuple(found))

@@ -1,0 +1,315 @@
+"""Extend a checkpoint: find the method, plan, train or not, write, measure, push."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.measuring import measure_extension
+from ropepatch.evaluation.summaries import summary
+from ropepatch.extension import writing
+from ropepatch.extension.planning import Plan
+from ropepatch.extension.writing import amend_record
+from ropepatch.files import read_json
+from ropepatch.pipeline.evaluation import can_report, check_places, reported
+from ropepatch.pipeline.request import Request, read_request
+from ropepatch.pipeline.results import Results, inline
+from ropepatch.pipeline.running import (
+    WEIGHTS,
+    Feedback,
+    Progress,
+    Say,
+    Show,
+    bar,
+    device,
+    is_first,
+    say_on_stderr,
+)
+from ropepatch.settings import Length
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from ropepatch.evaluation.suites import Suite
+    from ropepatch.pipeline.learned import Learned
+    from ropepatch.publishing.hub import Pushed
+    from ropepatch.training.recipe import Recipe
+    from ropepatch.training.watching import Gate
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """A checkpoint that was extended. It stands for its folder wherever a path does.
+
+    `str(extension)`, `os.fspath(extension)` and `extension / "config.json"` are those of the folder, so that
+    `from_pretrained(extension)` loads it; a notebook shows what was changed and measured.
+
+    Args:
+        folder: The checkpoint, or of a recipe with `save: adapter` the adapter.
+        plan: What was changed.
+        record: What its `ropepatch.json` says; empty after a dry run, which writes nothing.
+        results: What was measured before and after.
+        gate: The loss within the old context before and after the training; None where nothing was trained.
+        pushed: What was pushed to the Hub; None for nothing.
+    """
+
+    folder: Path
+    plan: Plan
+    record: dict[str, Any] = field(repr=False)
+    results: Results = field(default=Results(), repr=False)
+    gate: Gate | None = None
+    pushed: Pushed | None = None
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.folder)
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        return self.folder / name
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """What was measured; see `Results.to_pandas`.
+
+        Args:
+            table: Such as `by_position`.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        return self.results.to_pandas(table)
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A figure of what was measured, see `Results.plot`; without results, of what happened to the rope.
+
+        Args:
+            name: Such as `perplexity`, `passkey` or `wavelengths-yarn`.
+
+        Raises:
+            RopepatchError: If there is no figure of that name, or no matplotlib.
+        """
+        if self.results or name:
+            return self.results.plot(name)
+        from ropepatch.report.plots import Rescaling, plot_wavelengths
+
+        return inline(plot_wavelengths(Rescaling.of(self.plan.rope, self.plan.scaling, self.plan.target)))
+
+    def outcome(self) -> str:
+        """From where to where, by what, and what stock transformers made of it, in a line or two."""
+        window = self.plan.rope.original_max_position_embeddings
+        lines = [f"{self.folder}: {window} -> {self.plan.target} tokens, {self.plan.scaling.name}"]
+        if verified := self.record.get("verified"):
+            proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
+            lines.append(f"reloaded with stock transformers: {proof}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        gate = [] if self.gate is None else [str(self.gate)]
+        text = "\n".join([self.outcome(), *gate])
+        return f"<pre>{html.escape(text)}</pre>{self.results._repr_html_()}"
+
+
+def extend(
+    model: str | os.PathLike[str] | Plan,
+    out: str | Path | None = None,
+    *,
+    to: Length | None = None,
+    method: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    recipe: str | Path | Recipe | None = None,
+    max_short_loss_increase: float | None = None,
+    evaluate: str | Path | Suite | None = None,
+    text: str | None = None,
+    field: str = "text",
+    split: str | None = None,
+    link_weights: bool = False,
+    push: str | None = None,
+    dry_run: bool = False,
+    revision: str | None = None,
+    record: Mapping[str, Any] | None = None,
+    say: Say = say_on_stderr,
+    progress: Progress = bar,
+    show: Show = lambda outcome: None,
+    **parameters: Any,
+) -> Extension:
+    """Write a checkpoint with a longer context that stock transformers loads: all of `ropepatch extend`.
+
+    Without a recipe it is training-free. With one the model is trained at the new context; called again after
+    an interruption, it goes on where it stopped, and what comes out is the same. Under torchrun or accelerate
+    every process calls it.
+
+    Args:
+        model: A checkpoint folder, a Hub id, `tiny`, or a plan, which says target, method and
+            revision itself.
+        out: The folder to make; None for MODEL-METHOD-TO(-RECIPE) here.
+        to: The target context: tokens, `32k` or `4x`; None for that of the recipe or the scaling file.
+        method: A name from `METHODS`, a scaling file, `fit`, which learns one, or `auto`, which chooses one;
+            None for that of the recipe, or yarn.
+        settings: Parameters of the method; also those that are called like an argument here, as `text`
+            of `fit`.
+        recipe: A name, a YAML file or a `Recipe`; see `ropepatch recipes`.
+        max_short_loss_increase: By how much training may raise the loss within the old context, as a share;
+            None for what the recipe says. A checkpoint beyond it is written and not pushed.
+        evaluate: A suite by name, a YAML file or a `Suite`: measured before and after, into the folder.
+        text: What the suite measures on in place of its own text; or what `fit` and `auto` read.
+        field: The column or key of a document's text.
+        split: Of a `datasets` id or a saved set; None for test, or train to fit on.
+        link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
+            rewrites one of them in place also changes the source.
+        push: A repository on the Hub; its name and your token are tried before the work.
+        dry_run: Find the method and plan, and write nothing.
+        revision: Branch, tag or commit of a Hub id.
+        record: What `ropepatch.json` says beside what it says by itself.
+        say: Takes lines that tell how far it is.
+        progress: See `Feedback`.
+        show: Takes what is found on the way: the `Choice` of `auto`, the `Fitted` of `fit`, and the
+            `Extension` before it is pushed.
+        **parameters: Further parameters of the method.
+
+    Raises:
+        RopepatchError: If an argument is not what it must be, the model, the target, the method or the recipe
+            does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
+            cannot be pushed. Nothing half-written is left behind.
+    """
+    feedback = Feedback(say=say, progress=progress, show=show)
+    request = read_request(
+        model,
+        out,
+        to=to,
+        method=method,
+        recipe=recipe,
+        gated=max_short_loss_increase is not None,
+        evaluate=evaluate,
+        text=text,
+        field=field,
+        split=split,
+        link_weights=link_weights,
+        revision=revision,
+        parameters=dict(settings or {}) | parameters,
+    )
+    if push and not dry_run:
+        from ropepatch.publishing.hub import check_repo
+
+        check_repo(push)
+    plan, learned = request.planned(feedback, keep=not dry_run)
+    if dry_run:
+        return Extension(request.folder, plan, {})
+    if request.plan is None and plan.exportable:
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
+    request.check_suite(plan)
+    extras = dict(record or {})
+    if request.recipe is None:
+        extension = _written(request, plan, learned, link_weights, extras, feedback)
+    else:
+        extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback)
+    show(extension)
+    if extension.gate is not None:
+        say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
+    return replace(extension, pushed=_pushed(extension, push, feedback)) if push and is_first() else extension
+
+
+def _written(
+    request: Request,
+    plan: Plan,
+    learned: Learned | None,
+    link_weights: bool,
+    extras: dict[str, Any],
+    feedback: Feedback,
+) -> Extension:
+    """The checkpoint of a plan with the weights of the source, measured if a suite is given."""
+    with feedback.progress(WEIGHTS) as advance:
+        folder = writing.extend(
+            plan,
+            request.folder,
+            link_weights=link_weights,
+            progress=advance,
+            record=(learned.record if learned else {}) | extras,
+        )
+    if learned and is_first():
+        learned.put_on_record(folder)
+    results = _measured(request, plan, folder, feedback)
+    return Extension(folder, plan, read_json(folder / "ropepatch.json"), results)
+
+
+def _trained(
+    request: Request,
+    plan: Plan,
+    learned: Learned | None,
+    max_short_loss_increase: float | None,
+    extras: dict[str, Any],
+    feedback: Feedback,
+) -> Extension:
+    """The checkpoint of a model that was trained under a plan, measured if a suite is given."""
+    try:
+        from ropepatch.training.adaptation import adapt
+    except ImportError as error:
+        raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
+    assert request.recipe is not None
+    before: dict[str, Any] = {}
+    with suppress(OSError):  # a name that is too long: the training says so
+        if (request.folder / "ropepatch.json").is_file():
+            before = read_json(request.folder / "ropepatch.json")
+    adapted = adapt(
+        plan,
+        request.recipe,
+        request.folder,
+        max_short_loss_increase=max_short_loss_increase,
+        say=feedback.say,
+    )
+    folder = adapted.folder
+    if learned and is_first():
+        learned.put_on_record(folder)
+    results = _measured(request, plan, folder, feedback)
+    record = read_json(folder / "ropepatch.json")
+    if is_first() and (not before or record.get("evaluation") != before.get("evaluation")):
+        amend_record(folder, **extras)
+        record = read_json(folder / "ropepatch.json")
+    return Extension(folder, plan, record, results, adapted.gate)
+
+
+def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) -> Results:
+    """Before and after; results, report and a summary go into the checkpoint's folder."""
+    if request.suite is None:
+        return Results()
+    report = folder / "evaluation.html"
+    if is_first():
+        report.unlink(missing_ok=True)  # of an earlier call, which was interrupted
+    out, page = check_places(folder / "evaluation", report if can_report() and is_first() else None)
+    results = measure_extension(
+        request.suite,
+        plan,
+        folder if request.recipe else None,
+        label=request.label,
+        out=out,
+        device=device(),
+        progress=feedback.progress,
+    )
+    found = reported(results, page, feedback)
+    if is_first():
+        amend_record(folder, evaluation=summary(found))
+        if page is None:
+            feedback.say('no report: pip install "ropepatch[plot]"')
+    return found
+
+
+def _pushed(extension: Extension, repo: str, feedback: Feedback) -> Pushed | None:
+    """What was pushed; nothing of what failed its gate."""
+    from ropepatch.publishing.hub import push
+
+    if extension.gate is not None and not extension.gate.passed:
+        feedback.say(f"not pushed: `ropepatch push --force {extension} {repo}` does")
+        return None
+    try:
+        return push(extension.folder, repo, say=feedback.say)
+    except RopepatchError as error:
+        again = f"the checkpoint is written: `ropepatch push {extension} {repo}` goes on"
+        raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error

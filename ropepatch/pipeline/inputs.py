@@ -1,0 +1,27 @@
+"""What a caller may write in several ways, read once: a model's name, a length."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_folder
+from ropepatch.settings import Length, parse_length, relative_length
+
+
+def model_name(model: str | os.PathLike[str]) -> str:
+    """A model as a command line names it: a folder called tiny is not the bundled checkpoint."""
+    return "./tiny" if model == Path("tiny") else os.fspath(model)
+
+
+def in_tokens(length: Length, model: str, revision: str | None) -> int:
+    """A length in tokens: 32768, `32k`, or a multiple of the model's own context, `4x`.
+
+    Raises:
+        RopepatchError: If it is none of these, or there is no such model.
+    """
+    if not str(length).endswith("x"):
+        return parse_length(str(length))
+    survey = survey_folder(find_source(model, revision, weights=False).folder)
+    return relative_length(length, survey.rope.original_max_position_embeddings)

@@ -1,0 +1,99 @@
+"""A long call: where it runs, and how it shows that it is alive, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Advance = Callable[[int, int | None], None]  # how much is done, and how much there is, if known
+Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
+Say = Callable[[str], None]
+Show = Callable[[Any], None]
+
+WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
+
+
+def device() -> str:
+    """The GPU, if there is one; of several processes (`accelerate launch`, torchrun) each has its own."""
+    import torch
+
+    if num_processes() > 1:
+        from accelerate import PartialState
+
+        return str(PartialState(cpu=not torch.cuda.is_available()).device)
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def num_processes() -> int:
+    """How many processes were started together, also before torch.distributed knows of them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this is the process that prints and writes, of those that were started together."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say_on_stderr(line: str) -> None:
+    """A line on stderr, where a notebook shows it too; of several processes the first alone says it."""
+    if is_first():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def bar(name: str) -> Iterator[Advance]:
+    """A bar on stderr or in the notebook, which goes when it is done; nothing where neither is there.
+
+    Args:
+        name: What the bar is called; that of `WEIGHTS` counts bytes.
+
+    Yields:
+        A callback that takes how much is done and how much there is, if known.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = Progress.get_default_columns()
+    if name == WEIGHTS:
+        speed = (TransferSpeedColumn(), TimeRemainingColumn())
+        columns = (TextColumn(name), BarColumn(), DownloadColumn(), *speed)
+    shown = is_first() and (console.is_jupyter or sys.stderr.isatty())
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feedback:
+    """How a long call speaks.
+
+    Args:
+        say: Takes lines that tell how far it is.
+        progress: Called with the name of each stage; gives a context manager around a callback that takes how
+            much is done and how much there is.
+        show: Takes what is found on the way: `print`, or a notebook's `display`.
+    """
+
+    say: Say = say_on_stderr
+    progress: Progress = bar
+    show: Show = lambda outcome: None
+
+    @contextmanager
+    def announced(self, name: str) -> Iterator[Advance]:
+        """The progress of a stage, and a line that stays."""
+        self.say(name)
+        with self.progress(name) as advance:
+            yield advance
