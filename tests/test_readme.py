@@ -21,7 +21,6 @@ from ropepatch.cli import main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result, read_result
 from ropepatch.evaluation.suites import Suite
-from ropepatch.fitting import choosing
 from ropepatch.model.source import TINY
 from ropepatch.report.plots import figures, save_figure
 
@@ -92,7 +91,7 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
     monkeypatch.setattr("ropepatch.fitting.course.BATCH_TOKENS", 512)
     monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
     for amount, number in {"windows": 4, "trials": 1}.items():
-        monkeypatch.setitem(choosing.choose.__kwdefaults__, amount, number)
+        monkeypatch.setitem(ropepatch.choose.__kwdefaults__, amount, number)
     monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
     if "--suite" not in command:  # what a suite measures is there, if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)

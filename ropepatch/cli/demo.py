@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson
+from ropepatch.cli.listing import print_table
 from ropepatch.pipeline.running import bar, device, say_on_stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from ropepatch.data.documents import Document
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import PasskeyGrid
 
@@ -34,13 +40,11 @@ def demo(
     """Extend the bundled checkpoint from 256 to 2048 tokens with YaRN, and measure it before and after.
 
     Training-free, offline, about a minute on two cores: the loss on tales it has not seen, beside the least
-    loss that is possible, and the retrieval of pass keys.
+    loss that is possible, and the retrieval of passkeys.
     """
     from ropepatch.data.tiny.tales import held_out_tales
     from ropepatch.encodings.loading import load
     from ropepatch.evaluation.curves import LossCurve
-    from ropepatch.evaluation.passkey import passkey
-    from ropepatch.evaluation.perplexity import perplexity
     from ropepatch.evaluation.results import environment
     from ropepatch.extension.planning import plan
     from ropepatch.extension.writing import extend
@@ -54,19 +58,8 @@ def demo(
         base, tokenizer = load("tiny")
         tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-        curves: dict[str, LossCurve] = {}
-        grids: dict[str, PasskeyGrid] = {}
-        models: dict[str, Any] = {"before": base, "after": load(extended)[0]}
-        for name, model in models.items():
-            model.to(device())
-            say_on_stderr(f"reading {TALES} tales, {name}")
-            with bar("tales") as advance:
-                curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
-            say_on_stderr(f"asking for pass keys, {name}")
-            with bar("prompts") as advance:
-                grids[name] = passkey(
-                    model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, seed=SEED, progress=advance
-                )
+        models = {"before": base, "after": load(extended)[0]}
+        curves, grids = _measured(models, tokenizer, tales)
         trained = made.rope.original_max_position_embeddings
         figures = _draw(partial, curves, floor, grids, trained)
         results = {
@@ -87,6 +80,27 @@ def demo(
         return
     _print_tables(curves, floor, grids)
     print(f"\n{out} holds {extended.name}, demo.json and {', '.join(figures) or 'no figures'}")
+
+
+def _measured(
+    models: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tales: Sequence[Document]
+) -> tuple[dict[str, LossCurve], dict[str, PasskeyGrid]]:
+    """The losses and the passkeys of every model."""
+    from ropepatch.evaluation.passkey import passkey
+    from ropepatch.evaluation.perplexity import perplexity
+
+    curves, grids = {}, {}
+    for name, model in models.items():
+        model.to(device())
+        say_on_stderr(f"reading {TALES} tales, {name}")
+        with bar("tales") as advance:
+            curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
+        say_on_stderr(f"asking for passkeys, {name}")
+        with bar("prompts") as advance:
+            grids[name] = passkey(
+                model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, seed=SEED, progress=advance
+            )
+    return curves, grids
 
 
 def _losses(curve: LossCurve) -> dict[str, float]:
@@ -125,20 +139,13 @@ def _draw(
 
 
 def _print_tables(curves: dict[str, LossCurve], floor: LossCurve, grids: dict[str, PasskeyGrid]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("nats per token, positions", no_wrap=True)
-    for name in (*curves, "floor"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = (*curves, "floor")
     columns = [_losses(curve) for curve in (*curves.values(), floor)]
-    for span in columns[0]:
-        table.add_row(f"  {span}", *(f"{column[span]:.2f}" for column in columns))
-    table.add_row("pass keys retrieved at")
+    rows = [[f"  {span}", *(f"{column[span]:.2f}" for column in columns)] for span in columns[0]]
+    rows.append(["passkeys retrieved at", *[""] * len(names)])
     for length in LENGTHS[1:]:
         found = (grid.at(length) for grid in grids.values())
-        table.add_row(f"  {length} tokens", *(f"{cell.correct}/{cell.n}" for cell in found))
-    Console(highlight=False, markup=False, emoji=False, width=80).print(table)
+        rows.append([f"  {length} tokens", *(f"{cell.correct}/{cell.n}" for cell in found), ""])
+    print_table(("nats per token, positions", *names), rows, width=80, numbers=len(names))
     for name, grid in grids.items():
-        print(f"\npass keys by depth, {name}\n{grid}")
+        print(f"\npasskeys by depth, {name}\n{grid}")

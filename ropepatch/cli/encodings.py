@@ -8,11 +8,9 @@ from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ropepatch.cli.arguments import AsJson
-from ropepatch.cli.methods import REQUIRED
+from ropepatch.cli.listing import REQUIRED, print_table
 
 if TYPE_CHECKING:
     from ropepatch.encodings.encoding import Encoding
@@ -24,6 +22,7 @@ Examples:
   ropepatch encodings --properties
   ropepatch encodings alibi"""
 
+COUNTS = ("parameters", "per_token", "per_pair")  # properties that are numbers
 WIDTH = 140  # of the table of properties, which no narrower one holds
 
 
@@ -47,10 +46,8 @@ def encodings(
     elif properties:
         _print_properties(chosen)
     else:
-        table = _table("encoding", "family", "scores", "source")
-        for kind in chosen:
-            table.add_row(kind.name, kind.family, kind.formula, kind.paper)
-        _console().print(table)
+        rows = [(kind.name, kind.family, kind.formula, kind.paper) for kind in chosen]
+        print_table(("encoding", "family", "scores", "source"), rows)
 
 
 def _described(kind: type[Encoding], properties: bool) -> dict[str, Any]:
@@ -81,55 +78,32 @@ def _print_one(kind: type[Encoding], properties: bool) -> None:
     print(f"\nropepatch.swap(model, {kind.name!r}{settings})")
     if properties:
         measured = properties_of(kind)
-        table = _table("property", "", "number", "meaning")
-        for name, finding in measured.findings().items():
-            number = "" if finding.number is None else f"{finding.number:.2g}"
-            table.add_row(_title(name), _word(finding), number, MEANINGS[name])
-        for name in ("parameters", "per_token", "per_pair"):
-            table.add_row(_title(name), "", f"{getattr(measured, name):,}", MEANINGS[name])
+        rows = [
+            (_title(name), _word(finding), _number(finding), MEANINGS[name])
+            for name, finding in measured.findings().items()
+        ]
+        rows += [(_title(name), "", f"{getattr(measured, name):,}", MEANINGS[name]) for name in COUNTS]
         print()
-        _console(WIDTH).print(table)
+        print_table(("property", "", "number", "meaning"), rows, width=WIDTH)
 
 
 def _print_properties(kinds: list[type[Encoding]]) -> None:
     from ropepatch.gallery.bench import SHAPE
     from ropepatch.gallery.properties import MEANINGS, properties_of
 
-    counts = ("parameters", "per_token", "per_pair")
-    table = _table("encoding", *(_title(name) for name in MEANINGS))
-    for column in table.columns[-len(counts) :]:
-        column.justify = "right"
+    rows = []
     for kind in kinds:
         measured = properties_of(kind)
-        table.add_row(
-            kind.name,
-            *(_word(finding) for finding in measured.findings().values()),
-            *(f"{getattr(measured, count):,}" for count in counts),
-        )
-    console = _console(WIDTH)
-    console.print(table)
-    legend = _table("", "")
-    legend.show_header = False
-    for name, meaning in MEANINGS.items():
-        legend.add_row(_title(name), meaning)
-    console.print()
-    console.print(legend)
+        words = map(_word, measured.findings().values())
+        rows.append([kind.name, *words, *(f"{getattr(measured, count):,}" for count in COUNTS)])
+    print_table(("encoding", *map(_title, MEANINGS)), rows, width=WIDTH, numbers=len(COUNTS))
+    print()
+    print_table(("", ""), [(_title(name), meaning) for name, meaning in MEANINGS.items()], width=WIDTH)
     print(
         f"\nMeasured on {SHAPE.layers} layers of {SHAPE.heads} heads of {SHAPE.head_dim} dimensions, with a "
         f"window of {SHAPE.window} tokens and parameters as they are drawn.\n"
         "–: it carries nothing in a token, but between tokens, or nothing at all."
     )
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
-
-
-def _console(width: int | None = None) -> Console:
-    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def _title(name: str) -> str:
@@ -138,3 +112,7 @@ def _title(name: str) -> str:
 
 def _word(finding: Finding) -> str:
     return {True: "yes", False: "no", None: "–"}[finding.holds]
+
+
+def _number(finding: Finding) -> str:
+    return "" if finding.number is None else f"{finding.number:.2g}"

@@ -8,12 +8,9 @@ from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ropepatch.cli.arguments import AsJson
-
-REQUIRED = "required"
+from ropepatch.cli.listing import REQUIRED, print_table
 
 EXAMPLES = """\b
 Examples:
@@ -51,12 +48,8 @@ def methods(
         for parameter, default in described["parameters"].items():
             print(f"  --set {parameter}={_shown(default)}")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in ("method", "frequencies", "source", "saved as"):
-        table.add_column(header, overflow="fold")
-    for method in chosen:
-        table.add_row(method.name, method.formula, method.paper, method.saved_as)
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    rows = [(method.name, method.formula, method.paper, method.saved_as) for method in chosen]
+    print_table(("method", "frequencies", "source", "saved as"), rows)
 
 
 def _described(method: Any) -> dict[str, Any]:

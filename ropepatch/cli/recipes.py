@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson
+from ropepatch.cli.listing import print_table
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
@@ -97,16 +98,11 @@ def _trained(recipe: Recipe) -> str:
 
 
 def _print_table(recipes: dict[str, Recipe]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from ropepatch.settings import short_length
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for header in ("recipe", "model", "context", "method", "positions", "tokens", "trained"):
-        table.add_column(header, overflow="fold")
-    for row in (_described(name, recipe) for name, recipe in recipes.items()):
-        table.add_row(
+    described = (_described(name, recipe) for name, recipe in recipes.items())
+    rows = [
+        (
             row["recipe"],
             row["model"],
             f"{short_length(row['from'])} -> {short_length(row['to'])}",
@@ -115,4 +111,6 @@ def _print_table(recipes: dict[str, Recipe]) -> None:
             f"{row['estimate']['tokens'] / 1e6:.1f} M",
             row["trained"],
         )
-    Console(highlight=False, markup=False, emoji=False, width=140).print(table)
+        for row in described
+    ]
+    print_table(("recipe", "model", "context", "method", "positions", "tokens", "trained"), rows, width=140)

@@ -6,6 +6,7 @@ import copy
 import html
 import json
 import operator
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,7 +188,7 @@ class Plan:
 
 
 def plan(
-    model: str | Path | PreTrainedModel | PreTrainedConfig,
+    model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
     *,
     to: int | None = None,
     method: str | Path = "yarn",
@@ -208,8 +209,9 @@ def plan(
     """
     method = str(method)
     held = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
-    if isinstance(model, str | Path):
-        source = find_source(model, revision, weights=False)
+    if isinstance(model, str | os.PathLike):
+        named = model if isinstance(model, str) else Path(model)
+        source = find_source(named, revision, weights=False)
         found, name, revision = survey_folder(source.folder), source.name, source.revision
     elif isinstance(model, nn.Module):
         base = base_model(model)

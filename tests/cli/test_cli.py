@@ -171,8 +171,8 @@ def asked(monkeypatch):
             found.append((suite, options))
             raise typer.Exit
 
-        monkeypatch.setattr("ropepatch.cli.evaluate.measure_and_print", keep)
-        monkeypatch.setattr("ropepatch.cli.compare.measured", keep)
+        monkeypatch.setattr("ropepatch.pipeline.evaluation.measured", keep)
+        monkeypatch.setattr("ropepatch.pipeline.choice.measured", keep)
         app(list(map(str, words)), standalone_mode=False)
         return found[0]
 
@@ -259,7 +259,7 @@ def test_compare_hands_on_every_option(asked):
             PasskeyTask(lengths=(128, 256, 512), trials=2),
         ),
     )
-    assert options == {"out": None, "report": None, "revision": None}
+    assert {options[place] for place in ("out", "report", "revision")} == {None}
 
 
 def test_compare_without_trials_asks_for_no_passkeys(asked):
@@ -289,7 +289,7 @@ def compared(monkeypatch, capsys):
     """What compare prints of results."""
 
     def compare(results, *words):
-        monkeypatch.setattr("ropepatch.cli.compare.measured", lambda suite, **options: results)
+        monkeypatch.setattr("ropepatch.evaluation.measuring.measure", lambda suite, **options: iter(results))
         app(["compare", "tiny", "--to", "1k", *words], standalone_mode=False)
         return capsys.readouterr().out
 
@@ -329,7 +329,7 @@ def test_compare_of_one_text_as_json_has_no_interval(compared):
 
 def test_compare_writes_the_report(compared, monkeypatch):
     written = []
-    monkeypatch.setattr("ropepatch.cli.compare.write_report_of", lambda *words: written.append(words))
+    monkeypatch.setattr("ropepatch.report.write_report", lambda *words: written.append(words))
     compared(RESULTS, "--report", "mine.html")
     assert written == [(RESULTS, Path("mine.html"))]
 

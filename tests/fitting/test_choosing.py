@@ -6,22 +6,23 @@ from dataclasses import dataclass, replace
 
 import made_results
 import pytest
-import typer
 from methods import NEED_MORE, STATIC
 
 import ropepatch
 from ropepatch.cli import app
-from ropepatch.cli.auto import resolve_auto
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE, rank
 from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask
-from ropepatch.fitting.choosing import FIT, allowed, candidates, choose, fit_beside, ranking_suite
+from ropepatch.fitting.choosing import candidates, fit_beside, participants, ranking_suite
 from ropepatch.fitting.fitted import Fitted
 from ropepatch.fitting.material import read_material
+from ropepatch.pipeline.choice import choose
+from ropepatch.pipeline.results import Results
 from ropepatch.report.terminal import print_ranking
 from ropepatch.scaling import METHODS
+from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
 
@@ -76,7 +77,7 @@ def measures(monkeypatch, two):
         seen.append((suite, options, plans))
         return iter(results)
 
-    monkeypatch.setattr("ropepatch.fitting.choosing.measure", measure)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure)
     return seen, results
 
 
@@ -119,18 +120,20 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
 
 
 def test_tiny_allows_all_of_them_and_a_checkpoint_holds_each():
-    methods, left_out = allowed("tiny", candidates(), to=1024)
+    methods, left_out = participants("tiny", ["all"], to=1024)
     assert ([method.name for method in methods], left_out) == ([*candidates()], {})
     assert all(ropepatch.plan("tiny", to=1024, method=name).savable for name in candidates())
 
 
-def test_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):
+def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch, two):
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")
 
     monkeypatch.setattr(YaRN, "frequencies", refuse)
-    methods, left_out = allowed("tiny", ["linear", "yarn"], to=1024)
+    methods, left_out = participants("tiny", ["all"], to=1024)
     assert (methods, left_out) == ([Method(name="linear")], {"yarn": "not on this rope"})
+    with pytest.raises(RopepatchError, match="not on this rope"):
+        participants("tiny", ["linear", "yarn"], to=1024)
 
 
 def test_a_model_that_allows_nothing_is_an_error():
@@ -153,7 +156,7 @@ def test_the_fit_takes_part_under_its_name_with_what_it_found(fits, measures):
 def test_without_a_fit_the_published_methods_alone_are_measured(fits, measures):
     seen, results = measures
     results += [BASE, of("yarn", 2.0)]
-    assert choose("tiny", to=1024, fit=False).fitted is None
+    assert choose("tiny", to=1024, methods=["all"]).fitted is None
     assert ([method.label for method in seen[0][0].methods], fits) == (["linear", "yarn"], [])
 
 
@@ -175,7 +178,7 @@ def test_options_reach_the_measurement_and_the_fit(fits, measures, tmp_path):
 
 
 def test_what_is_measured_is_what_is_ranked(two):
-    choice = choose("tiny", to=512, fit=False, windows=2, trials=0)
+    choice = choose("tiny", to=512, methods=["all"], windows=2, trials=0)
     losses = {
         result.label: result.tables["by_length"][-1]["nats"]
         for result in choice.results
@@ -206,17 +209,17 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason(monkeypatch, meas
 def test_several_processes_do_not_fit(monkeypatch, fits, measures):
     monkeypatch.setenv("WORLD_SIZE", "2")
     measures[1].extend([BASE, of("yarn", 2.0)])
-    assert choose("tiny", to=1024).left_out == {FIT: "a fit runs in one process"}
+    assert choose("tiny", to=1024, device="cpu").left_out == {FIT: "a fit runs in one process"}
     assert fits == []
 
 
-def test_pass_keys_that_the_tokenizer_cannot_write_are_left_out_with_the_reason(monkeypatch, fits, measures):
+def test_passkeys_that_the_tokenizer_cannot_write_are_left_out_with_the_reason(monkeypatch, fits, measures):
     monkeypatch.setattr(
         "ropepatch.fitting.choosing.askable", lambda *words: ([], RopepatchError("no digits"))
     )
     seen, results = measures
     results += [BASE, of("yarn", 2.0)]
-    assert choose("tiny", to=1024).left_out == {"pass keys": "no digits"}
+    assert choose("tiny", to=1024).left_out == {"passkeys": "no digits"}
     assert [task.name for task in seen[0][0].tasks] == ["perplexity"]
 
 
@@ -285,52 +288,57 @@ def test_nothing_is_chosen_where_nothing_helps(fits, measures):
     assert choice.ranking.advice[0].startswith("Do not extend")
 
 
-# On the command line
+# What is told on the way
 
 
-def auto(**more):
-    return resolve_auto(
-        "tiny", 1024, **{"text": None, "field": "text", "split": "test", "revision": None} | more
-    )
-
-
-def test_auto_gives_the_method_and_tells_why_on_stderr(fits, measures, capsys):
-    measures[1].extend([BASE, of("yarn", 2.0), of(FIT, 1.0)])
-    choice = auto()
-    assert (choice.method, choice.parameters) == ("custom", {"divisors": DIVISORS, "attention_factor": 1.1})
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert RULE in err
-    assert "Take fit: 8.000 nats per token less" in err
-
-
-def test_auto_says_what_took_no_part(monkeypatch, measures, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    measures[1].extend([BASE, of("yarn", 2.0)])
-
+def test_what_took_no_part_is_said(monkeypatch, measures):
     def fit(model, **options):
         raise RopepatchError("too little text")
 
     monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
-    assert auto().method == "yarn"
-    assert "warning: without fit: too little text\n" in capsys.readouterr().err
+    measures[1].extend([BASE, of("yarn", 2.0)])
+    lines = []
+    choose("tiny", to=1024, say=lines.append)
+    assert "warning: without fit: too little text" in lines
 
 
-def test_auto_ends_with_exit_code_1_where_nothing_helps(fits, measures, capsys):
+def test_a_fit_that_is_named_and_cannot_be_made_is_an_error(monkeypatch, measures):
+    def fit(model, **options):
+        raise RopepatchError("too little text")
+
+    monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
+    with pytest.raises(RopepatchError, match="too little text"):
+        choose("tiny", to=1024, methods=["fit", "yarn"])
+
+
+def test_extend_with_auto_shows_why_on_stderr(fits, measures, run_here, tmp_path):
+    measures[1].extend([BASE, of("yarn", 2.0), of(FIT, 1.0)])
+    done = run_here("extend", "tiny", "--to", "1k", "--method", "auto", "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["method"], plan["parameters"]["attention_factor"]) == ("custom", 1.1)
+    assert plan["parameters"]["divisors"] == list(DIVISORS)
+    assert RULE in done.stderr
+    assert "Take fit: 8.000 nats per token less" in done.stderr
+
+
+def test_extend_with_auto_ends_with_exit_code_1_where_nothing_helps(fits, measures, run_here, tmp_path):
     measures[1].extend([of("as it is", 1.0), of("yarn", 1.5)])
-    with pytest.raises(typer.Exit) as ended:
-        auto()
-    assert ended.value.exit_code == 1
-    assert "Do not extend" in capsys.readouterr().err
+    done = run_here("extend", "tiny", "--to", "1k", "--method", "auto", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Do not extend" in done.stderr
+    assert "error" not in done.stderr
+    with pytest.raises(RopepatchError, match="Do not extend"):
+        ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 
 
 def test_auto_takes_no_settings_and_no_other_processes(monkeypatch, fits, measures):
     measures[1].extend([BASE, of("yarn", 2.0)])
     with pytest.raises(RopepatchError, match="--set beside --method auto"):
-        auto(settings=["beta=3"])
+        ropepatch.extend("tiny", to=1024, method="auto", beta=3, dry_run=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RopepatchError, match="in one process"):
-        auto()
+        ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 
 
 TABLE = [BASE, of("yarn", 2.0, inside=1.25), of("linear", 2.5, inside=1.5), of("floor", 0.125)]
@@ -372,9 +380,9 @@ def compared(monkeypatch, capsys):
 
         def measured(suite, **options):
             seen.append((suite, [ropepatch.plan("tiny", to=1024, method=m.name) for m in suite.methods]))
-            return results
+            return Results(tuple(results))
 
-        monkeypatch.setattr("ropepatch.cli.compare.measured", measured)
+        monkeypatch.setattr("ropepatch.pipeline.choice.measured", measured)
         app(["compare", "tiny", "--to", "1k", *words], standalone_mode=False)
         return seen, capsys.readouterr()
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
-from ropepatch.cli.measured import check_places, measure_extension_and_print, named_suite
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, comparisons
@@ -24,6 +23,7 @@ from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
 from ropepatch.model import source
 from ropepatch.model.loading import load_model
 from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.pipeline.evaluation import check_places, named_suite
 from ropepatch.report.plots import figures
 
 PLAN = ropepatch.plan("tiny", to=512)
@@ -37,7 +37,7 @@ SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",),
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """The checkpoint of the plan: the same weights, other frequencies."""
-    return ropepatch.extend(PLAN, tmp_path_factory.mktemp("extended") / "checkpoint")
+    return ropepatch.extend(PLAN, tmp_path_factory.mktemp("extended") / "checkpoint").folder
 
 
 @pytest.fixture(scope="module")
@@ -361,43 +361,6 @@ def test_a_summary_of_all_three_is_small(after):
     text = json.dumps(summary(after), allow_nan=False)
     assert len(text) < 3000
     assert "yarn + mine" in text
-
-
-@pytest.fixture
-def shown(extended, tmp_path, monkeypatch, capsys):
-    """What the command line shows of an extension, by the options."""
-    monkeypatch.setattr("ropepatch.cli.measured.device", lambda: "cpu")
-
-    def show(**options):
-        suite = replace(SUITE, tasks=(replace(SHORT, windows=2), replace(KEYS, lengths=("0.5x",))))
-        given = {"label": "yarn + mine", "out": tmp_path / "out", "report": tmp_path / "report.html"}
-        found = measure_extension_and_print(suite, PLAN, extended, **given | options)
-        return found, capsys.readouterr()
-
-    return show
-
-
-def test_the_command_line_shows_one_table_per_task_and_one_report(shown, tmp_path):
-    found, printed = shown()
-    heads = [line.split("  ") for line in printed.out.splitlines() if "yarn + mine" in line]
-    columns = [[cell.strip() for cell in head if cell.strip()] for head in heads]
-    assert columns == [["floor", AS_IT_IS, "yarn", "yarn + mine"], [AS_IT_IS, "yarn", "yarn + mine"]]
-    assert "perplexity, yarn + mine, 512 tokens" in printed.err
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<h3>Perplexity</h3>") == page.count("<h3>Passkeys</h3>") == 1
-    assert len(list((tmp_path / "out").glob("*.json"))) == len(found) == 7
-
-
-def test_json_is_left_to_the_command(shown):
-    _, printed = shown(as_json=True)
-    assert printed.out == ""
-
-
-def test_a_report_that_is_there_is_refused_before_anything_is_measured(shown, tmp_path):
-    (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(RopepatchError, match="already exists"):
-        shown()
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_is_no_folder_for_results(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import made_results
 import numpy as np
 import pytest
 import torch
@@ -24,9 +25,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
 from ropepatch.evaluation.results import as_read
 from ropepatch.fitting import fitting
-from ropepatch.fitting.choosing import Choice
 from ropepatch.fitting.fitted import Fitted
 from ropepatch.model.source import TINY
+from ropepatch.pipeline.choice import Choice
+from ropepatch.pipeline.results import Results
 from ropepatch.scaling.file import write_scaling
 from ropepatch.training import adaptation
 from ropepatch.training.adaptation import adapt
@@ -517,19 +519,19 @@ def chosen(monkeypatch):
     """How the choice was asked for, each time; what it gives."""
     calls = []
 
-    def resolve(model, to, *, out, **options):
+    def choose(model, *, to, out, **options):
         out.mkdir(parents=True)
         calls.append((model, to, out, options))
         return Choice(
             ranking=Ranking((RANKED,), RECOMMENDED, ("Take it.",)),
             method="ntk-by-parts",
             parameters={"beta": 16.0},
-            results=(),
+            results=Results((made_results.reading(RECOMMENDED, (1.0, 2.0, 3.0)),)),
             fitted=SimpleNamespace(record={"text": "read", "seconds": 0.0}),
             left_out={},
         )
 
-    monkeypatch.setattr("ropepatch.cli.auto.resolve_auto", resolve)
+    monkeypatch.setattr("ropepatch.pipeline.choice.choose", choose)
     return calls
 
 
@@ -537,7 +539,8 @@ def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_
     ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
     ((model, to, out, options),) = chosen
     assert (model, to, out) == ("tiny", 512, place / "out.fit" / "measured")
-    assert options == {"text": None, "field": "text", "split": "test", "revision": None, "settings": None}
+    texts = {key: options[key] for key in ("text", "field", "split", "revision")}
+    assert texts == {"text": None, "field": "text", "split": "test", "revision": None}
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
     assert record["start"]["asked"]["method"] == "auto"
@@ -562,13 +565,13 @@ def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, c
 def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
     words = ("tiny", "--to", "512", "--method", "auto", "--out", "out")
 
-    def cut_off(model, to, *, out, **options):
+    def cut_off(model, *, to, out, **options):
         out.mkdir(parents=True)
         (out / "a result").touch()
         raise RopepatchError("cut off")
 
     with monkeypatch.context() as patching:
-        patching.setattr("ropepatch.cli.auto.resolve_auto", cut_off)
+        patching.setattr("ropepatch.pipeline.choice.choose", cut_off)
         with pytest.raises(RopepatchError, match="cut off"):
             ask(*words)
     assert (place / "out.fit" / "measured" / "a result").exists()
