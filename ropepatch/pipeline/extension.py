@@ -202,7 +202,7 @@ def extend(
     plan, learned = request.planned(feedback, keep=not dry_run)
     if dry_run:
         return Extension(request.folder, plan, {})
-    if request.plan is None and plan.exportable:
+    if request.plan is None and plan.savable:
         for warning in plan.warnings:
             say(f"warning: {warning}")
     request.check_suite(plan)

@@ -253,13 +253,13 @@ def test_a_fault_in_both_generations_of_keys_is_one_finding():
 
 
 def test_a_configuration_changed_after_ropepatch_wrote_it_is_named(template, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out")
+    out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out").folder
     edit_json(out / "config.json", max_position_embeddings=255)
     assert [one.code for one in diagnose(out, measure=False).findings] == ["differs-from-record"]
 
 
 def test_a_base_that_was_lost_is_taken_from_the_record_of_ropepatch(template, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out")
+    out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out").folder
     config = json.loads((out / "config.json").read_text())
     del config["rope_parameters"]["rope_theta"], config["rope_theta"]
     (out / "config.json").write_text(json.dumps(config))
@@ -505,7 +505,7 @@ def test_an_mscale_below_zero_is_impossible_only_where_the_temperature_is():
     ],
 )
 def test_a_mended_configuration_is_no_longer_called_verified(file, values, kept, template, tmp_path):
-    source = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "model")
+    source = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "model").folder
     edit_json(source / file, **values)
     record = json.loads((source / "ropepatch.json").read_text())
     out = mend(diagnose(source, measure=False), tmp_path / "out")
@@ -559,7 +559,7 @@ def test_bands_that_meet_are_finite_and_those_that_cross_are_named():
 
 def test_a_plain_save_of_transformers_5_gets_the_older_keys_back(template, tmp_path):
     plan = ropepatch.plan(template, to=256)
-    out = ropepatch.extend(plan, tmp_path / "out")
+    out = ropepatch.extend(plan, tmp_path / "out").folder
     AutoConfig.from_pretrained(out).save_pretrained(tmp_path / "saved")
     saved = diagnose(tmp_path / "saved", measure=False)
     assert [finding.code for finding in saved.findings] == ["only-new-keys"]

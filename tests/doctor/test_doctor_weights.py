@@ -565,19 +565,19 @@ def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
 
 
 def test_an_adapter_on_a_base_that_has_its_rope_is_sound(adapter, folder, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended")
+    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended").folder
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
     assert diagnose(adapter).findings == ()
 
 
 def test_a_base_with_another_attention_factor_lacks_the_rope(adapter, folder, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256, attention_factor=1.0), tmp_path / "extended")
+    out = ropepatch.extend(ropepatch.plan(folder, to=256, attention_factor=1.0), tmp_path / "extended").folder
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
     assert found(adapter) == ["adapter-base-lacks-rope"]
 
 
 def test_a_base_with_other_weights_is_named(adapter, folder, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended")
+    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended").folder
     tensors = safetensors.torch.load_file(out / "model.safetensors")
     save(out, {name: tensor + 1 for name, tensor in tensors.items()})
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))

@@ -71,7 +71,7 @@ def test_a_checkpoint_extends_into_one_that_stock_transformers_computes_alike(gr
         tiny_config(model_type).save_pretrained(tmp_path / "source")
     window = model.config.get_text_config().max_position_embeddings
     plan = ropepatch.plan(tmp_path / "source", to=4 * window, method="linear")
-    out = ropepatch.extend(plan, tmp_path / "extended")
+    out = ropepatch.extend(plan, tmp_path / "extended").folder
     verdict = json.loads((out / "ropepatch.json").read_text())["verified"]
     assert verdict == {"frequencies": "equal", "logits": "equal"}
 

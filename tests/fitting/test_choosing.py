@@ -190,7 +190,7 @@ def test_what_is_measured_is_what_is_ranked(two):
 
 
 def test_a_model_without_a_text_of_its_own_is_refused(tmp_path):
-    source = ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "model")
+    source = ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "model").folder
     with pytest.raises(RopepatchError, match="--text is missing"):
         choose(source, to=1024)
 

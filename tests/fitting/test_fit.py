@@ -51,7 +51,7 @@ def test_a_fitted_checkpoint_gives_the_fitted_logits_in_stock_transformers(fitte
     ids = held_out_tales(tokenizer, length=TO, count=1)[0].ids[None]
     with torch.no_grad(), ropepatch.patch(model, fitted.plan):
         expected = model(ids).logits
-    folder = ropepatch.extend(fitted.plan, tmp_path / "out")
+    folder = ropepatch.extend(fitted.plan, tmp_path / "out").folder
     stock = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         assert torch.equal(stock(ids).logits, expected)

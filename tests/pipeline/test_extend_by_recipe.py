@@ -8,20 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-import yaml
 from hub_server import Hub, environment, serving, speak_to
-from run_recipes import small_recipe
+from run_recipes import write_recipe_and_suite
 from transformers import AutoModelForCausalLM
 
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.results import as_read
-
-SUITE = """
-to: [2x]
-tasks:
-  - {task: perplexity, windows: 2, lengths: [128, 512]}
-  - {task: passkey, trials: 1, lengths: [128], depths: [0.5]}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +25,7 @@ def hub():
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a recipe and a suite."""
-    folder = tmp_path_factory.mktemp("place")
-    recipe = as_read(small_recipe().to_dict())
-    (folder / "six.yaml").write_text(yaml.safe_dump(recipe))
-    (folder / "suite.yaml").write_text(SUITE)
-    return folder
+    return write_recipe_and_suite(tmp_path_factory.mktemp("place"))
 
 
 def ropepatch(place, *words):

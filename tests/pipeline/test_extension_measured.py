@@ -324,7 +324,7 @@ def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path,
     """Stock transformers recomputes `dynamic` as it reads; for `dynamic-yarn` a checkpoint holds yarn."""
     made = ropepatch.plan("tiny", to=512, method=method)
     kept = made if made.savable else ropepatch.plan("tiny", to=512, method="yarn")
-    folder = ropepatch.extend(kept, tmp_path / "checkpoint")
+    folder = ropepatch.extend(kept, tmp_path / "checkpoint").folder
     suite = replace(SUITE, tasks=(PerplexityTask(windows=1, lengths=(512,)),))
     found = list(measure_extension(suite, made, folder))
     (group,) = comparisons(found)

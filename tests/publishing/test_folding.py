@@ -30,7 +30,7 @@ def template(tmp_path_factory) -> Path:
 
 def extended(source: Path, out: Path, method: str = "yarn", **parameters) -> Path:
     given = example(method, PAIRS).parameters() | parameters
-    return ropepatch.extend(ropepatch.plan(source, to=TARGET, method=method, **given), out)
+    return ropepatch.extend(ropepatch.plan(source, to=TARGET, method=method, **given), out).folder
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_every_method_with_a_factor_of_its_own_can_be_folded(template, tmp_path,
 )
 def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_type, folded_into):
     random_model(model_type).save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
     out = fold_attention(made, tmp_path / "out")
     before, after = weights(made), weights(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -146,7 +146,7 @@ def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_
 def test_only_the_layers_whose_rope_is_scaled_are_folded(tmp_path):
     model = tiny_model("gemma3_text")
     model.save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
     before, after = weights(made), weights(fold_attention(made, tmp_path / "out"))
     changed = {int(name.split(".")[2]) for name in before if not torch.equal(before[name], after[name])}
     kinds = model.config.layer_types
@@ -165,7 +165,7 @@ def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
 
 
 def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path):
-    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made")
+    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made").folder
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
     out = fold_attention(made, tmp_path / "out")
@@ -225,7 +225,7 @@ def test_quantised_weights_are_refused(yarn, tmp_path):
 )
 def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, reason):
     tiny_model(model_type).save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
     assert reason in refused(made, tmp_path)
 
 
@@ -240,7 +240,7 @@ def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatc
 
 def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
     random_model("qwen3").save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made")
+    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
     monkeypatch.setattr(folding, "_offset", lambda norm: 1.0)
     assert "changes the logits" in refused(made, tmp_path)
 

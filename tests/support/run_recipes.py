@@ -5,11 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
+from ropepatch.evaluation.results import as_read
 from ropepatch.training.positions import read_positions
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.sections import Data, Generated, Lora, Watch
 
 STEPS = 6
+SUITE = """
+to: [2x]
+tasks:
+  - {task: perplexity, windows: 2, lengths: [128, 512]}
+  - {task: passkey, trials: 1, lengths: [128], depths: [0.5]}
+"""
 
 
 def small_recipe(**changes):
@@ -29,6 +38,13 @@ def small_recipe(**changes):
     }
     trainer = settings["trainer"] | changes.pop("trainer", {})
     return Recipe(**settings | changes | {"trainer": trainer})
+
+
+def write_recipe_and_suite(folder):
+    """`six.yaml`, the small recipe, and `suite.yaml`, a small suite, in a folder."""
+    (folder / "six.yaml").write_text(yaml.safe_dump(as_read(small_recipe().to_dict())))
+    (folder / "suite.yaml").write_text(SUITE)
+    return folder
 
 
 def run_python(*words, check=True):

@@ -1,0 +1,221 @@
+"""What `ropepatch extend` does is one call from Python: same files, resumed, shown in a notebook."""
+
+import os
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from run_recipes import write_recipe_and_suite
+from transformers import AutoModelForCausalLM
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+from ropepatch.pipeline.running import bar
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a recipe and a suite."""
+    return write_recipe_and_suite(tmp_path_factory.mktemp("place"))
+
+
+def call(place, **options):
+    """The main job, from Python."""
+    words = {"recipe": place / "six.yaml", "evaluate": place / "suite.yaml"}
+    return ropepatch.extend("tiny", place / "called", **words | options)
+
+
+@pytest.fixture(scope="module")
+def interrupted(place):
+    """The lines of a call that was interrupted between two checkpoints."""
+    lines = []
+
+    def until_the_fifth(line):
+        lines.append(line)
+        if line.startswith("step 5/6"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(place, say=until_the_fifth)
+    assert not (place / "called").exists()
+    return lines
+
+
+@pytest.fixture(scope="module")
+def resumed(place, interrupted):
+    """What the same call gives afterwards, and its lines and stages."""
+    lines, stages = [], []
+
+    @contextmanager
+    def progress(name):
+        stages.append(name)
+        yield lambda done, total: None
+
+    return call(place, say=lines.append, progress=progress), lines, stages
+
+
+@pytest.fixture(scope="module")
+def extension(resumed):
+    return resumed[0]
+
+
+def test_an_interrupted_call_goes_on_from_its_last_checkpoint(resumed):
+    _, lines, stages = resumed
+    assert "going on from checkpoint-4" in lines
+    assert not any(line.startswith("step 4/6") for line in lines)
+    assert "perplexity, yarn + six, 512" in stages
+
+
+def test_the_same_call_again_finds_all_of_it_done(resumed, place):
+    def unmeasured(name):
+        raise AssertionError(f"{name} is measured again")
+
+    lines = []
+    again = call(place, say=lines.append, progress=unmeasured)
+    assert f"{again} is finished" in lines
+    assert again.record == resumed[0].record
+
+
+def test_the_command_writes_the_same_files(extension, place, run_here):
+    words = ("--recipe", "six.yaml", "--eval", "suite.yaml", "--out", "commanded")
+    done = run_here("extend", "tiny", *words, cwd=place)
+    assert done.returncode == 0, done.stderr
+    commanded = place / "commanded"
+    for file in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        assert (commanded / file).read_bytes() == (extension / file).read_bytes()
+    record = read_json(commanded / "ropepatch.json")
+    assert record.pop("command").startswith("ropepatch extend tiny --recipe six.yaml")
+    ours = read_json(extension / "ropepatch.json")
+    for written in (record, ours):
+        del written["adaptation"]["seconds"]
+    assert record == ours
+    names = [
+        {file.name for file in (folder / "evaluation").iterdir()} for folder in (commanded, extension.folder)
+    ]
+    assert names[0] == names[1]
+
+
+def test_an_extension_stands_for_its_folder(extension, place):
+    assert os.fspath(extension) == str(extension) == str(place / "called")
+    assert extension / "config.json" == place / "called" / "config.json"
+    assert AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings == 512
+    assert ropepatch.plan(extension, to=1024).rope.original_max_position_embeddings == 512
+
+
+def test_it_has_record_results_and_gate(extension, place):
+    assert extension.record == read_json(place / "called" / "ropepatch.json")
+    assert {result.label for result in extension.results} == {"floor", "as it is", "yarn", "yarn + six"}
+    assert extension.gate.to_dict() == extension.record["adaptation"]["gate"]
+    assert extension.pushed is None
+
+
+def test_a_notebook_shows_what_was_done_and_measured(extension):
+    shown = extension._repr_html_()
+    assert "256 -&gt; 512 tokens, yarn" in shown
+    assert "short-context loss" in shown
+    assert shown.count("<table") >= 2
+    assert "yarn + six" in shown
+
+
+def test_a_figure_shows_itself(extension):
+    figure = extension.plot("passkey")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(RopepatchError, match="unknown figure 'passkeys'"):
+        extension.plot("passkeys")
+
+
+def test_a_frame_holds_what_was_read_at_every_length(extension):
+    frame = extension.to_pandas()
+    rows = frame[(frame.task == "perplexity") & (frame.label == "yarn + six")]
+    assert list(rows.length) == [128, 512]
+    (result,) = (r for r in extension.results if (r.task, r.label) == ("perplexity", "yarn + six"))
+    assert list(rows.nats) == [row["nats"] for row in result.tables["by_length"]]
+    assert set(extension.to_pandas("cells").task) == {"passkey"}
+
+
+@pytest.mark.parametrize(
+    ("method", "module", "hint"),
+    [("to_pandas", "pandas", "pip install pandas"), ("plot", "matplotlib", 'pip install "ropepatch[plot]"')],
+)
+def test_what_is_not_installed_is_said_with_its_pip_line(extension, monkeypatch, method, module, hint):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RopepatchError, match=f"needs? {module}") as caught:
+        getattr(extension, method)()
+    assert caught.value.hint == hint
+
+
+# Without a recipe
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    plan = ropepatch.plan("tiny", to=512)
+    return ropepatch.extend(plan, tmp_path_factory.mktemp("plain") / "out", record={"why": "a test"})
+
+
+def test_a_plan_is_extended_as_it_is(plain):
+    assert (plain.plan.target, plain.record["why"], plain.gate) == (512, "a test", None)
+    assert len(plain.results) == 0
+    assert plain.plot()._repr_png_().startswith(b"\x89PNG")
+    assert "logits equal" in plain._repr_html_()
+
+
+def test_a_plan_says_target_and_method_itself(tmp_path):
+    with pytest.raises(RopepatchError, match="a plan says target, method"):
+        ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "out", to=1024)
+
+
+def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    extension = ropepatch.extend(
+        "tiny", to="2x", method="ntk-by-parts", beta=16.0, dry_run=True, say=lines.append
+    )
+    assert (extension.plan.target, extension.plan.scaling.beta) == (512, 16.0)
+    assert (extension.folder.name, extension.record, lines) == ("tiny-ntk-by-parts-512", {}, [])
+    with pytest.raises(RopepatchError, match="unknown parameter"):
+        ropepatch.extend("tiny", to="2x", betta=16.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").symlink_to(plain.folder)
+    made = ropepatch.extend(type(tmp_path)("tiny"), to="1k", dry_run=True)
+    assert made.plan.rope.original_max_position_embeddings == 512
+
+
+# Progress
+
+
+class Widget:
+    """An output cell."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def clear_output(self, *, wait):
+        pass
+
+
+def test_a_bar_shows_in_a_notebook(monkeypatch):
+    displayed = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    display = SimpleNamespace(display=lambda *shown: displayed.extend(map(str, shown)))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setitem(sys.modules, "ipywidgets", SimpleNamespace(Output=Widget))
+    with bar("reading") as advance:
+        advance(1, 2)
+    assert any("reading" in shown for shown in displayed)
+
+
+def test_a_bar_is_silent_where_nobody_looks(capfd):
+    with bar("reading") as advance:
+        advance(1, 2)
+    assert capfd.readouterr() == ("", "")
