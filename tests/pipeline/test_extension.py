@@ -211,7 +211,7 @@ class Widget:
 def test_a_bar_shows_in_a_notebook(monkeypatch):
     displayed = []
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    display = SimpleNamespace(display=lambda *shown: displayed.extend(map(str, shown)))
+    display = SimpleNamespace(display=lambda shown: displayed.append(getattr(shown, "text", "")))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     monkeypatch.setitem(sys.modules, "ipywidgets", SimpleNamespace(Output=Widget))
