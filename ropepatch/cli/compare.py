@@ -17,7 +17,6 @@ from ropepatch.cli.arguments import (
     TextSource,
     TextSplit,
 )
-from ropepatch.cli.ranking_text import print_ranking
 from ropepatch.pipeline.running import is_first
 from ropepatch.settings import parse_length
 
@@ -56,6 +55,7 @@ def compare(
     the text which is not read for the ranking.
     """
     from ropepatch.pipeline.choice import compare as compare_methods
+    from ropepatch.report import print_ranking
     from ropepatch.scaling.file import AUTO, FIT
 
     choice = compare_methods(

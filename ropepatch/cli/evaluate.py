@@ -17,7 +17,6 @@ from ropepatch.cli.arguments import (
     TextSplit,
     parse_settings,
 )
-from ropepatch.cli.results_text import print_results
 from ropepatch.errors import RopepatchError
 from ropepatch.pipeline.running import is_first
 from ropepatch.settings import parse_length, parse_lengths
@@ -88,6 +87,7 @@ def evaluate(
     at length N. (The tales of tiny are read one by one.)
     """
     from ropepatch.pipeline.evaluation import evaluate as measure
+    from ropepatch.report import print_results
 
     task: dict[str, Any] = {
         "lengths": parse_lengths(lengths) if lengths else None,

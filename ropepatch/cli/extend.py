@@ -142,10 +142,9 @@ class _Screen:
 
     def show(self, outcome: Choice | Fitted | Extension) -> None:
         """Print what is found on the way: how the method was found on stderr, the checkpoint on stdout."""
-        from ropepatch.cli.ranking_text import print_ranking
-        from ropepatch.cli.results_text import print_results
         from ropepatch.pipeline.choice import Choice
         from ropepatch.pipeline.extension import Extension
+        from ropepatch.report import print_ranking, print_results
 
         if isinstance(outcome, Choice):
             print_ranking(outcome.ranking, outcome.results, on_stderr=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
-from ropepatch.evaluation.suites import Method, PasskeyTask, PerplexityTask, Suite, Task, check_text
-from ropepatch.evaluation.tasks import askable, doublings
+from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask, Task, askable, check_text, doublings
 from ropepatch.extension.planning import plan
 from ropepatch.fitting import fitting
 from ropepatch.model.loading import load_tokenizer

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.measuring import AS_IT_IS
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
-from ropepatch.evaluation.suites import check_text
+from ropepatch.evaluation.tasks import check_text
 from ropepatch.fitting.choosing import ALL, TRIALS, WINDOWS, fit_beside, participants, ranking_suite
 from ropepatch.pipeline.evaluation import check_places, measured
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.results import Results, data_frame
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
+from ropepatch.report import html_table, ranking_table
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Length
 
@@ -86,7 +88,8 @@ class Choice:
         return self.results.plot(name)
 
     def _repr_html_(self) -> str:
-        return self.results._repr_html_()
+        advice = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.ranking.advice)
+        return html_table(ranking_table(self.ranking, self.results)) + advice
 
 
 def choose(

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.suites import (
-    LmEvalTask,
-    Method,
-    PerplexityTask,
-    Suite,
-    Task,
-    check_text,
-    read_method,
-    read_suite,
-)
+from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, Task, check_text
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import (
@@ -77,7 +69,7 @@ def evaluate(
         say: Takes a line for every result.
         progress: See `Feedback`.
         **task: Without a suite: `lengths`, `windows`, `documents`, `protocol` and what else
-            `ropepatch.evaluation.suites.PerplexityTask` takes.
+            `ropepatch.evaluation.tasks.PerplexityTask` takes.
 
     Raises:
         RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is

@@ -16,7 +16,7 @@ from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
-from ropepatch.evaluation.suites import check_text
+from ropepatch.evaluation.tasks import check_text
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.writing import amend_record
 from ropepatch.files import absent, read_json, whole_file

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.report import html_table, results_tables
 from ropepatch.settings import refuse_unknown
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Results(Sequence["Result"]):
         return inline(drawn[chosen])
 
     def _repr_html_(self) -> str:
-        return results_html(self.results)
+        return "".join(map(html_table, results_tables(self.results)))
 
 
 def data_frame(rows: Iterator[dict[str, Any]]) -> DataFrame:
@@ -118,28 +118,3 @@ def inline(figure: Figure) -> Figure:
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def results_html(results: Sequence[Result]) -> str:
-    """A table for every task, model and target."""
-    from html import escape
-
-    from ropepatch.report.page import TABLES as MAKERS
-    from ropepatch.report.tables import Table
-
-    def rows(table: Table) -> Iterator[str]:
-        yield "<tr>" + "".join(f"<th>{escape(head)}</th>" for head, _ in table.heads) + "</tr>"
-        for row in table.rows:
-            yield "<tr>" + "".join(f"<td>{escape(cell.text)}</td>" for cell in row) + "</tr>"
-
-    tables = [
-        table
-        for group in comparisons(results)
-        for make in MAKERS.get(group.task, ())
-        for table in [make(group)]
-    ]
-    return "".join(
-        f"<table><caption>{escape(table.caption)}</caption>{''.join(rows(table))}</table>"
-        for table in tables
-        if table.rows
-    )
