@@ -56,7 +56,7 @@ def plan(source: Path, method: str = "yarn", **parameters) -> ropepatch.Plan:
 
 
 def extend(source: Path, out: Path, method: str = "yarn", **options) -> Path:
-    return ropepatch.extend(plan(source, method), out, **options).folder
+    return checkpoint_module.extend(plan(source, method), out, **options)
 
 
 def read(path: Path) -> dict:
