@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 from ropepatch.cli import demo as command
 from ropepatch.cli import main
 
+pytestmark = pytest.mark.slow
+
 RESULT = README.parent / "eval" / "results" / "demo.json"
 NATS = 0.02  # what another processor may change
 KEYS = 2  # of 20

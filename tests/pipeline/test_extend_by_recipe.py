@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from ropepatch.data.tiny.tales import held_out_tales
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def hub():

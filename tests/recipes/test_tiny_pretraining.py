@@ -523,6 +523,7 @@ def test_a_finished_run_is_handed_back_without_training(quick, finished, monkeyp
     assert weights(finished.parent) == before
 
 
+@pytest.mark.slow
 def test_the_trainer_is_told_what_each_stage_says(quick, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(Trainer, "train", lambda self, **_: told.append(self.args))
@@ -555,6 +556,7 @@ def contents(folder):
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "differs", "where"),
     [
@@ -575,6 +577,7 @@ def test_the_run_of_another_recipe_is_not_gone_on_with(quick, finished, changes,
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_texts_that_say_something_else_make_another_recipe_and_texts_that_have_moved_do_not(
     quick, finished, tmp_path
 ):
@@ -605,6 +608,7 @@ def test_a_later_stage_may_change_before_it_has_begun(quick, finished, tmp_path,
     )
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_of_a_run_is_not_written_into(quick, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "thesis.txt").write_text("")
