@@ -17,7 +17,7 @@ from ropepatch.doctor.findings import CONFIG, Finding
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.verification import available_bytes
 from ropepatch.files import write_json
-from ropepatch.model.config import load_config, text_config
+from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu, rotating_by
 from ropepatch.model.stock import stock_code
@@ -84,7 +84,7 @@ class Bench:
 
     def rotary(self, raw: dict[str, Any]) -> nn.Module:
         """The stock rotary module of a configuration."""
-        config = text_config(load_config(raw))
+        config = load_text_config(raw)
         with stock_code(f"compute the rope of {config.model_type}"), float32_on_cpu():
             module: nn.Module = self.site.rotary_class(config)
         return module

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ropepatch.doctor.case import DEFAULT_THETA, FIRST_LAYERS, ORIGINAL, WITH_ORIGINAL, Block, Case, positive
-from ropepatch.doctor.defaults import is_known, same_rope
 from ropepatch.doctor.findings import DROP, Edit, Finding, Mend, shown
+from ropepatch.doctor.interpretation import same_rope
 from ropepatch.extension.forms import SCALING_KEYS
 from ropepatch.model.architectures import LOCAL_BASE
+from ropepatch.model.config import is_known
 from ropepatch.model.legacy import legacy_keys
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ropepatch.doctor.case import Block, Case, positive
-from ropepatch.doctor.defaults import configured, is_known, keeps_no_head_dim
 from ropepatch.doctor.findings import Finding, Mend, shown
+from ropepatch.doctor.interpretation import configured, keeps_no_head_dim
+from ropepatch.model.config import is_known
 from ropepatch.model.source import NEEDS_ROPEPATCH
 
 KNOWN_TYPES = {

@@ -22,8 +22,8 @@ from ropepatch.evaluation.results import Result, as_read, environment, read_resu
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
-from ropepatch.files import read_json
-from ropepatch.model.config import load_config, text_config
+from ropepatch.files import check_resumed, read_json
+from ropepatch.model.config import load_text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import Source, find_source, swapped_encoding
 from ropepatch.model.survey import Survey, survey_folder
@@ -215,7 +215,7 @@ def measure_extension(
 
 
 def _check_frequencies(folder: Path, made: Plan) -> None:
-    config = text_config(load_config(read_json(folder / "config.json")))
+    config = load_text_config(read_json(folder / "config.json"))
     if frequency_error(config, made):
         raise RopepatchError(
             f"{folder} does not have the frequencies of {made.scaling.name} to {made.target} tokens",
@@ -287,13 +287,11 @@ def _found(job: Job, file: Path) -> Result | None:
     """The result in a file, model and text called what they are called now."""
     if not file.exists():
         return None
-    found = read_result(file)
-    for key, wanted in job.asked.items():
-        if _told_apart(getattr(found, key)) != _told_apart(as_read(wanted)):
-            raise RopepatchError(
-                f"{file} was measured with other settings ({key})", hint="choose another --out"
-            )
-    return replace(found, **as_read(job.asked))
+    result, settings = read_result(file), as_read(job.asked)
+    earlier = {key: _told_apart(getattr(result, key)) for key in settings}
+    now = {key: _told_apart(value) for key, value in settings.items()}
+    check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
+    return replace(result, **settings)
 
 
 def _told_apart(value: Any) -> Any:

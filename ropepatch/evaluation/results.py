@@ -16,7 +16,7 @@ import transformers
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity
-from ropepatch.files import whole_file
+from ropepatch.files import json_text, parse_json, whole_file
 from ropepatch.settings import check_keys
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Result:
 
     def to_json(self) -> str:
         """The text of its file."""
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json_text(asdict(self)) + "\n"
 
     def write(self, file: Path) -> None:
         """Write the file whole or not at all."""
@@ -105,7 +105,7 @@ def read_result(file: Path) -> Result:
         RopepatchError: No such file, no result, one of another format, or a value of the wrong kind.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RopepatchError(
             f"{file} is not a result: {error}", hint="give a JSON file of a suite"
@@ -118,10 +118,6 @@ def read_result(file: Path) -> Result:
         return Result(**content)
     except RopepatchError as error:
         raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _check_schema(schema: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.forms import SavedRope, saved_ropes
-from ropepatch.model.config import load_config, text_config
+from ropepatch.model.config import load_text_config
 from ropepatch.model.legacy import legacy_keys
 from ropepatch.model.rotary import float32_on_cpu, other_tables, stock_table
 from ropepatch.model.survey import Survey
@@ -64,7 +64,7 @@ def changed(raw: dict[str, Any], section: str | None, changes: dict[str, Any]) -
 def _distance_from_stock(survey: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
     """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
-        config = text_config(load_config(changed(survey.raw, survey.section, changes)))
+        config = load_text_config(changed(survey.raw, survey.section, changes))
         table = stock_table(config, survey.site)
     except RopepatchError:
         return float("inf")

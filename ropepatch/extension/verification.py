@@ -14,7 +14,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json
-from ropepatch.model.config import load_config, text_config
+from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import other_tables, stock_table
 from ropepatch.model.stock import stock_code
@@ -87,7 +87,7 @@ def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
 def check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
     """The content of config.json, if stock transformers computes the plan's frequencies from it."""
     raw = read_json(written / "config.json")
-    config = text_config(load_config(raw))
+    config = load_text_config(raw)
     if error := frequency_error(config, plan):
         raise _differs("frequencies", error)
     if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -33,7 +33,7 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
             "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
             hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
         )
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+    if not is_known(model_type):
         if raw.get("auto_map"):
             raise RopepatchError(
                 f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
@@ -50,6 +50,16 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
         )
     with stock_code("read config.json"):
         return CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
+
+
+def is_known(model_type: object) -> TypeGuard[str]:
+    """Whether the installed transformers has the architecture."""
+    return isinstance(model_type, str) and model_type in CONFIG_MAPPING
+
+
+def load_text_config(raw: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of the language model in a config.json; see `load_config`."""
+    return text_config(load_config(raw))
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

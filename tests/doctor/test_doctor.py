@@ -33,9 +33,10 @@ from ropepatch import RopepatchError
 from ropepatch.cli.doctor import doctor
 from ropepatch.doctor import diagnose, mend
 from ropepatch.doctor.case import Case
-from ropepatch.doctor.defaults import is_known, same_rope
 from ropepatch.doctor.diagnosis import CHECKS, by_severity, check, mended
+from ropepatch.doctor.interpretation import same_rope
 from ropepatch.doctor.rope_types import KNOWN_TYPES
+from ropepatch.model.config import is_known
 from ropepatch.scaling import METHODS
 
 # As for a user: a warning of transformers is no error.

@@ -140,7 +140,7 @@ def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
     out = tmp_path / "out"
     list(measure(suite(given), out=out))
     text.write_text("a knot is what holds until it is cut. " * 40)
-    with pytest.raises(RopepatchError, match=r"other settings \(parameters\)"):
+    with pytest.raises(RopepatchError, match=r"other settings: it differs in .*parameters"):
         measure(suite(given), out=out)
 
 

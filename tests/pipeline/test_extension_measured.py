@@ -178,7 +178,7 @@ def test_what_a_suite_measured_of_the_same_scaling_is_taken(tmp_path):
 
 
 def test_a_result_of_other_trained_weights_is_refused_at_once(results, trained):
-    with pytest.raises(RopepatchError, match=r"again.json was measured with other settings \(model\)"):
+    with pytest.raises(RopepatchError, match=r"again.json was measured with other settings: .*model"):
         measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
 
 
@@ -187,7 +187,7 @@ def test_a_result_of_weights_trained_from_others_is_refused(results, extended, t
     content = json.loads((results[1] / name).read_text())
     content["model"]["adapted_from"] = "0" * 64
     (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(RopepatchError, match=r"other settings \(model\)"):
+    with pytest.raises(RopepatchError, match=r"other settings: it differs in .*model"):
         measure_extension(SUITE, PLAN, extended, label="again", out=tmp_path)
 
 

@@ -12,7 +12,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
 from ropepatch.model.architectures import IN_LLAMA_CPP
-from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.config import blueprint, load_config, load_text_config
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import TensorEntry, read_headers
 from ropepatch.scaling.rope import divisors
@@ -117,7 +117,7 @@ def read_layout(folder: Path) -> Layout:
         RopepatchError: If llama.cpp's LLaMA cannot hold it, or its weights are unsound.
     """
     raw = read_json(folder / "config.json")
-    config = text_config(load_config(raw))
+    config = load_text_config(raw)
     _check_architecture(raw, config)
     found = survey_folder(folder)
     config, rope = found.config, found.rope

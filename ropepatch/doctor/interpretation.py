@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import load_config, text_config
+from ropepatch.model.config import load_text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def is_known(model_type: Any) -> bool:
-    """Whether transformers has the architecture."""
-    return isinstance(model_type, str) and model_type in CONFIG_MAPPING
-
-
 def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:
     """The language model's part of a configuration as transformers reads it, or why it does not."""
     try:
-        return text_config(load_config(raw))
+        return load_text_config(raw)
     except RopepatchError as error:
         return str(error)
 

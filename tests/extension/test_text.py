@@ -1,0 +1,57 @@
+"""A plan as text: from its record alone, so that `ropepatch plan` and a stored ropepatch.json print alike."""
+
+import json
+
+import pytest
+from methods import example
+from transformers import Gemma3TextConfig, LlamaConfig
+
+import ropepatch
+from ropepatch.extension.planning import plan_scaling
+from ropepatch.extension.text import plan_text
+from ropepatch.model.survey import survey
+from ropepatch.scaling import METHODS
+
+LAYERED = Gemma3TextConfig(max_position_embeddings=512, head_dim=16)
+SCALED = LlamaConfig(
+    max_position_embeddings=1024,
+    rope_parameters={
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "attention_factor": 1.13,
+    },
+)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stored_plan_is_printed_as_the_plan_is(name):
+    model = survey(LlamaConfig(max_position_embeddings=256).to_dict())
+    plan = plan_scaling(model, "a", "0123abc", example(name, model.rope.num_pairs), 1024)
+    assert plan_text(json.loads(plan.to_json())) == str(plan)
+    assert f"llama): 256 -> 1024 tokens\n{name}" in str(plan)
+
+
+@pytest.mark.parametrize("config", [LAYERED, SCALED], ids=["by layer", "scaled"])
+def test_a_stored_plan_of_an_unusual_rope_is_printed_as_the_plan_is(config):
+    plan = ropepatch.plan(config, to=4096, method="linear")
+    text = plan_text(json.loads(plan.to_json()))
+    assert text == str(plan)
+    if config is SCALED:
+        assert "attention factor 1.1300 -> 1.1300" in text
+    else:
+        assert "scales the rope of the full_attention layers; the others keep theirs" in text
+
+
+def test_a_record_without_the_attention_factor_before_is_taken_for_an_unscaled_rope():
+    record = json.loads(ropepatch.plan("tiny", to=1024).to_json())
+    del record["attention_factor_before"]
+    assert "attention factor 1.0000 -> " in plan_text(record)
+
+
+def test_plans_of_the_same_model_are_equal_and_show_what_they_are_of():
+    plan = ropepatch.plan("tiny", to=1024)
+    assert plan == ropepatch.plan("tiny", to=1024)
+    assert plan != ropepatch.plan("tiny", to=512)
+    assert repr(plan).startswith("Plan(model='tiny', revision=None, model_type='llama', rope=Rope(")
