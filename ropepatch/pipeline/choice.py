@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.measuring import AS_IT_IS
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.tasks import check_text
+from ropepatch.files import json_text
 from ropepatch.fitting.choosing import ALL, TRIALS, WINDOWS, fit_beside, participants, ranking_suite
 from ropepatch.pipeline.evaluation import check_places, measured
 from ropepatch.pipeline.inputs import in_tokens, model_name
@@ -66,7 +66,7 @@ class Choice:
             "ranking": self.ranking.record(),
             "results": [asdict(result) for result in self.results],
         }
-        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        return json_text(content)
 
     def to_pandas(self) -> DataFrame:
         """The ranking, a row for every scaling, the best first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.tasks import check_text
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.writing import amend_record
-from ropepatch.files import absent, read_json, whole_file
+from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
@@ -201,12 +200,10 @@ def _learned(
         if (work / START).is_file():
             earlier = read_json(work / START)
     record = finished if finished.get("start", {}).get("asked") == request else earlier
-    if record and record["start"]["asked"] != request:
-        differing = (key for key, value in request.items() if record["start"]["asked"].get(key) != value)
-        raise RopepatchError(
-            f"{work} holds what something else was found by: it differs in {', '.join(differing)}",
-            hint="choose another --out, or remove that folder to start anew",
-        )
+    if record:
+        asked, what = record["start"]["asked"], f"{work} holds what something else was found by"
+        hint = "choose another --out, or remove that folder to start anew"
+        check_resumed(what, asked, dict.fromkeys(asked) | request, hint=hint)
     if "method" not in record.get("start", {}):  # it was asked for, and not found yet
         if num_processes() > 1:
             raise RopepatchError(
@@ -245,7 +242,7 @@ def _found_and_kept(request: dict[str, Any], find: Find, work: Path) -> dict[str
 def _keep(record: dict[str, Any], work: Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
     with whole_file(work / START) as partial:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_json(partial, record)
 
 
 def _recorded(request: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from ropepatch.errors import RopepatchError
+from ropepatch.files import json_text
 from ropepatch.report import html_table, results_tables
 from ropepatch.settings import refuse_unknown
 
@@ -46,7 +46,7 @@ class Results(Sequence["Result"]):
     def to_json(self) -> str:
         """All of them as a JSON list."""
         content = [asdict(result) for result in self.results]
-        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        return json_text(content)
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """The rows of one table of every result, beside its model, target, task and label.
