@@ -1,12 +1,12 @@
 """A valid instance of every registered method, so that tests over METHODS cover a new one by its existing."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
 
 from ropepatch.scaling import METHODS, Scaling
+from ropepatch.scaling.named import required_parameters
 from ropepatch.scaling.rope import Rope
 
 STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
@@ -39,24 +39,16 @@ EXAMPLES: dict[str, Callable[[int, float], Any]] = {
 }
 
 
-def required(name: str) -> list[str]:
-    """The parameters of a method that have no default."""
-    return [
-        f.name
-        for f in fields(METHODS[name])
-        if f.name != "factor" and f.default is MISSING and f.default_factory is MISSING
-    ]
-
-
-NEED_MORE = [name for name in METHODS if required(name)]
+NEED_MORE = [name for name in METHODS if required_parameters(METHODS[name])]
 
 
 def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
     """An instance with its defaults, and an example for every parameter that has none."""
-    for parameter in required(name):
+    required = required_parameters(METHODS[name])
+    for parameter in required:
         if parameter not in EXAMPLES:
             pytest.fail(
                 f"the tests have no example for the parameter {parameter!r} that {name!r} requires: "
                 f"add EXAMPLES[{parameter!r}] to tests/support/methods.py"
             )
-    return METHODS[name](factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required(name)})
+    return METHODS[name](factor=factor, **{p: EXAMPLES[p](rope_pairs, factor) for p in required})
