@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, an
     from ropepatch.scaling.rope import Frequencies as Frequencies
     from ropepatch.scaling.rope import Rope as Rope
     from ropepatch.training.adaptation import adapt as adapt
-    from ropepatch.training.adapted import load_adapter as load_adapter
+    from ropepatch.training.adapter import load_adapter as load_adapter
     from ropepatch.training.recipe import read_recipe as read_recipe
 
 __version__ = "0.1.0"

@@ -12,7 +12,6 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
 from ropepatch.pipeline.running import WEIGHTS, bar
 
 if TYPE_CHECKING:
@@ -52,13 +51,16 @@ def export(
         )
     name = Path(model).resolve().name
     if fold_attention:
+        from ropepatch.extension import record as records
+
         folder = _fold(model, out or Path(f"{name}-folded"), revision)
-        record = read_json(folder / "ropepatch.json")
+        record = records.read(folder)
         if as_json:
-            print(json.dumps(record, indent=2, ensure_ascii=False))
+            print(json.dumps(record.to_dict(), indent=2, ensure_ascii=False))
         else:
-            print(f"{folder}: attention factor {record['folded_attention_factor']:.4f} -> 1")
-            print(f"reloaded with stock transformers: logits {record['verified']['logits']}")
+            assert record.verified is not None
+            print(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
+            print(f"reloaded with stock transformers: logits {record.verified.logits}")
         return
     written = _write_gguf(model, out or Path(f"{name}.gguf"), revision)
     for note in written.notes:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ropepatch.doctor.case import Case, positive, read_case
-from ropepatch.doctor.findings import ADAPTER, RECORD, TOKENIZER, Finding, shown
+from ropepatch.doctor.findings import ADAPTER, TOKENIZER, Finding, shown
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.record import FILE as RECORD
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
@@ -37,14 +36,13 @@ def base_of(case: Case) -> Case:
 
 def adapter_findings(case: Case, base: Case) -> Iterator[Finding]:
     """What is wrong between an adapter and its base."""
-    record = case.files.get(RECORD, {})
     try:
         rope = survey_folder(base.folder).rope
     except RopepatchError as error:
         yield no_base(case, error)
         return
-    if "inv_freq" in record:
-        yield from _against_record(case, rope, base, record)
+    if RECORD in case.files:
+        yield from _against_record(case, rope, base, case.record)
     else:
         yield from _without_record(case, rope, base.name)
 
@@ -71,8 +69,8 @@ def _finding(code: str, problem: str, why: str, name: object) -> Finding:
 
 
 def _against_record(case: Case, rope: Rope, base: Case, record: dict[str, Any]) -> Iterator[Finding]:
-    recorded, name = (record["inv_freq"], positive(record.get("attention_factor"))), base.name
-    if not _same(rope, *recorded):
+    name, a = base.name, rope.carried_attention_factor
+    if (rope.inv_freq().tolist(), a) != (record.get("inv_freq"), record.get("attention_factor")):
         method, target = record.get("method"), record.get("target")
         yield Finding(
             "adapter-base-lacks-rope",
@@ -99,15 +97,6 @@ def _against_record(case: Case, rope: Rope, base: Case, record: dict[str, Any]) 
             "the adapter's changes are differences to those weights",
             name,
         )
-
-
-def _same(rope: Rope, inv_freq: Any, attention_factor: float | None) -> bool:
-    try:
-        recorded = torch.tensor(inv_freq, dtype=torch.float32)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    carried = rope.carried_attention_factor
-    return torch.equal(rope.inv_freq(), recorded) and attention_factor == carried
 
 
 def _without_record(case: Case, rope: Rope, name: str) -> Iterator[Finding]:

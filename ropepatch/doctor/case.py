@@ -14,7 +14,6 @@ from ropepatch.doctor.findings import (
     CONFIG,
     DROP,
     GENERATION,
-    RECORD,
     TOKENIZER,
     Edit,
     Keys,
@@ -22,6 +21,8 @@ from ropepatch.doctor.findings import (
     shown,
 )
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.record import FILE as RECORD
+from ropepatch.extension.record import sound_keys
 from ropepatch.files import read_json
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
@@ -224,10 +225,15 @@ class Case:
         """The change after which only the older keys are left."""
         return self.edit("rope_parameters", DROP)
 
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What ropepatch recorded of it, as far as the record is sound."""
+        return sound_keys(self.files.get(RECORD, {}))
+
     def recorded(self) -> dict[str, Any]:
         """What ropepatch wrote into config.json, by its own record; empty if it did not."""
-        changes = self.files.get(RECORD, {}).get("config_changes")
-        return changes if isinstance(changes, dict) else {}
+        changes: dict[str, Any] = self.record.get("config_changes", {})
+        return changes
 
     def recorded_at(self, block: Block, name: str) -> float | None:
         """The number that ropepatch wrote for a key of a block, by its own record."""

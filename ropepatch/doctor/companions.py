@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ropepatch.doctor.case import Case, positive
-from ropepatch.doctor.findings import GENERATION, RECORD, TOKENIZER, Edit, Finding, Mend, shown
+from ropepatch.doctor.findings import GENERATION, TOKENIZER, Edit, Finding, Mend, shown
 
 
 def tokenizer_behind(case: Case) -> Iterator[Finding]:
@@ -28,8 +28,8 @@ def tokenizer_behind(case: Case) -> Iterator[Finding]:
 def generation_behind(case: Case) -> Iterator[Finding]:
     """A generation that stops at the window of pretraining."""
     length, reach = positive(case.files.get(GENERATION, {}).get("max_length")), case.reach()
-    recorded = case.files.get(RECORD, {}).get("original_max_position_embeddings")
-    originals = [*(case.original(block) for block in case.blocks), positive(recorded)]
+    recorded = positive(case.record.get("original_max_position_embeddings"))
+    originals = [*(case.original(block) for block in case.blocks), recorded]
     if length and reach and length <= max((one for one in originals if one), default=0) < reach:
         yield Finding(
             "generation-behind",

@@ -9,7 +9,6 @@ from typing import Any, Literal
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
-RECORD = "ropepatch.json"
 ADAPTER = "adapter_config.json"
 
 Severity = Literal["error", "warning", "remark"]

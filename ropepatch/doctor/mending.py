@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.doctor.case import Case
 from ropepatch.doctor.diagnosis import Diagnosis, mended
-from ropepatch.doctor.findings import CONFIG, RECORD
+from ropepatch.doctor.findings import CONFIG
 from ropepatch.doctor.tensors import read_shards
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.record import FILE as RECORD
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.source import check_inside
 from ropepatch.model.weights import INDEX, PICKLES, clone_files, read_header
@@ -49,8 +49,9 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
     # By identity: what differs may be 4 and 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
     without, reindex = frozenset().union(*(one.without for one in mends)), any(one.reindex for one in mends)
-    if CONFIG in changed or without or reindex:
-        changed |= _unverified(after)
+    record = after.files.get(RECORD, {})
+    if "verified" in record and (CONFIG in changed or without or reindex):
+        changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
     files = [file for file in sorted(case.folder.iterdir()) if _carried(file)]
     weights, _ = read_shards(case.folder)
     for file in files:
@@ -70,13 +71,6 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
             named = {*read_json(partial / INDEX)["weight_map"].values()}
             write_json(partial / INDEX, _index([partial / name for name in sorted(named)]))
     return folder
-
-
-def _unverified(case: Case) -> dict[str, dict[str, Any]]:
-    """The record of ropepatch without what it says was verified, by its name; empty if it says nothing."""
-    record = case.files.get(RECORD, {})
-    kept = {key: value for key, value in record.items() if key != "verified"}
-    return {RECORD: kept} if "verified" in record else {}
 
 
 def _carried(file: Path) -> bool:

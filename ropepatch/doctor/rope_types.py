@@ -8,7 +8,7 @@ from ropepatch.doctor.case import Block, Case, positive
 from ropepatch.doctor.findings import Finding, Mend, shown
 from ropepatch.doctor.interpretation import configured, keeps_no_head_dim
 from ropepatch.model.config import is_known
-from ropepatch.model.source import NEEDS_ROPEPATCH
+from ropepatch.model.record_file import NEEDS_ROPEPATCH
 
 KNOWN_TYPES = {
     *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),

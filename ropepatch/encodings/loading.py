@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ropepatch.encodings.saving import swap_again
 from ropepatch.model.config import load_config
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.source import find_source, needs_ropepatch, read_config
+from ropepatch.model.record_file import needs_ropepatch, read_config
+from ropepatch.model.source import find_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -6,7 +6,6 @@ model type that it refuses, and ropepatch.json says which one it was and which e
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.encodings.swapping import swap_encoding
 from ropepatch.errors import RopepatchError
-from ropepatch.files import absent, new_folder, read_json
-from ropepatch.model.source import NEEDS_ROPEPATCH
+from ropepatch.files import absent, new_folder
+from ropepatch.model.record_file import read_swapped, write_swapped
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey
 from ropepatch.model.weights import read_headers
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.encodings.encoding import Encoding
-
-RECORD = "ropepatch.json"
 
 
 def save_swapped(
@@ -65,17 +62,7 @@ def save_swapped(
             model.save_pretrained(partial)
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
-        config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
-        record = {
-            "needs_ropepatch": "its position encoding is not its rope: load it by ropepatch.load",
-            "encoding": encoding.name,
-            "parameters": encoding.parameters(),
-            "model_type": config["model_type"],
-            "architectures": config["architectures"],
-        }
-        config |= {"model_type": NEEDS_ROPEPATCH, "architectures": ["NeedsRopepatch"]}
-        for name, content in ((RECORD, record), ("config.json", config)):
-            (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_swapped(partial, encoding.name, encoding.parameters())
     return folder
 
 
@@ -85,12 +72,8 @@ def swap_again(model: Any, folder: Path) -> None:
     Raises:
         RopepatchError: If the record or the weights are not whole.
     """
-    record = read_json(folder / RECORD)
-    if not isinstance(record.get("encoding"), str) or not isinstance(record.get("parameters"), dict):
-        raise RopepatchError(
-            f"{folder / RECORD} does not say which encoding the weights go with", hint="copy it again"
-        )
-    encoding = make_encoding(record["encoding"], **record["parameters"])
+    record = read_swapped(folder)
+    encoding = make_encoding(record.encoding, **record.parameters)
     surveyed = survey(model.config.to_dict(), model)
     prefix, weights = f"{surveyed.site.path}.module.", read_headers(folder)
     with torch.device("meta"):

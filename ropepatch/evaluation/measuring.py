@@ -25,7 +25,8 @@ from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json
 from ropepatch.model.config import load_text_config
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.source import Source, find_source, swapped_encoding
+from ropepatch.model.record_file import swapped_encoding
+from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import relative_length, seed_of, short_length

@@ -18,11 +18,15 @@ STALE = "recomputed as the sequence grows: cached keys go stale"
 
 
 class EngineSupport(NamedTuple):
-    """How one engine reads a checkpoint: all of it, partly, or not at all, and what to know."""
+    """How one engine reads a checkpoint: all of it, partly, or not at all, and what to know.
+
+    Its switches are those of the command line without which it does not serve the target.
+    """
 
     engine: str
     reads: Literal["yes", "partly", "no"]
     note: str = ""
+    switches: tuple[str, ...] = ()
 
 
 def engine_support(
@@ -109,12 +113,14 @@ def _vllm(written: _Written) -> EngineSupport:
         return EngineSupport("vLLM", "no", f"leaves it unscaled, with a table of {window} tokens")
     if written.switches:
         note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
-        return EngineSupport("vLLM", "partly", note)
+        return EngineSupport("vLLM", "partly", note, (switch,))
     if kind == "linear" and written.factor > 1:
-        return EngineSupport("vLLM", "yes", f"multiplies the length again: pass {switch}")
+        return EngineSupport("vLLM", "yes", f"multiplies the length again: pass {switch}", (switch,))
+    if kind == "longrope" and window < written.target:
+        note = f"serves {window} tokens without {switch}; half-split layouts only"
+        return EngineSupport("vLLM", "yes", note, (switch,))
     if kind == "longrope":
-        serves = f"serves {window} tokens without {switch}; " if window < written.target else ""
-        return EngineSupport("vLLM", "yes", f"{serves}half-split layouts only")
+        return EngineSupport("vLLM", "yes", "half-split layouts only")
     if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
         return EngineSupport("vLLM", "partly", f"its table ends at {end} tokens")
     if kind == "yarn" and not written.is_written(written.by_yarn):
@@ -133,8 +139,8 @@ def _sglang(written: _Written) -> EngineSupport:
     if written.switches:
         return EngineSupport("SGLang", "partly", f"{STALE}; position {window} as position 0 while last")
     if kind == "linear" and written.factor > 1:
-        note = f"multiplies the length again: pass --context-length {written.target}"
-        return EngineSupport("SGLang", "yes", note)
+        switch = f"--context-length {written.target}"
+        return EngineSupport("SGLang", "yes", f"multiplies the length again: pass {switch}", (switch,))
     if kind == "longrope" and window < written.target:
         note = f"rotates position {window} as position 0 while it is the last; half-split layouts only"
         return EngineSupport("SGLang", "partly", note)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
+from ropepatch.extension.record import Verdict
 from ropepatch.files import read_json
 from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
@@ -28,7 +29,7 @@ TOLERANCE = 1e-5  # of logits; the same operations in the same order are expecte
 DYNAMIC_TOLERANCE = 0.02
 
 
-def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str, Any]:
+def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> Verdict:
     """Reload a written checkpoint with stock transformers and compare it with the patched source model.
 
     Args:
@@ -45,16 +46,16 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> dict[str,
     """
     raw = check_frequencies(written, plan)
     if "quantization_config" in raw:
-        return {"frequencies": "equal", "logits": "not compared: quantised weights"}
+        return _uncompared("quantised weights")
     if 2 * num_bytes > available_bytes():
-        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory"}
+        return _uncompared("the weights do not fit into memory")
     # The source first: where stock transformers cannot run it, the error names the user's folder.
     model = load_model(source)
     patch(model, plan)
     return _compare(probe_logits(model, plan.target, source.name), written, plan)
 
 
-def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
+def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
     """Reload a written checkpoint with stock transformers and compare it with the patched model in memory.
 
     Args:
@@ -70,7 +71,7 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> dict[str, Any]:
     """
     check_frequencies(written, plan)
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
-        return {"frequencies": "equal", "logits": "not compared: the weights do not fit into memory twice"}
+        return _uncompared("the weights do not fit into memory twice")
     return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
 
 
@@ -95,13 +96,18 @@ def check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
     return raw
 
 
-def _compare(patched: Tensor, written: Path, plan: Plan) -> dict[str, Any]:
+def _uncompared(reason: str) -> Verdict:
+    return Verdict(frequencies="equal", logits=f"not compared: {reason}", compared=False, difference=None)
+
+
+def _compare(patched: Tensor, written: Path, plan: Plan) -> Verdict:
     reloaded = probe_logits(load_model(written), plan.target, written.name)
     difference = (reloaded - patched).abs().max().item()
     dynamic = plan.rope_parameters["rope_type"] == "dynamic"
     if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):
         raise _differs("logits", difference)
-    return {"frequencies": "equal", "logits": "equal" if difference == 0 else f"within {difference:.1e}"}
+    logits = "equal" if difference == 0 else f"within {difference:.1e}"
+    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import verify, verify_trained
-from ropepatch.files import absent, check_space, new_folder, read_json, whole_file, write_json
+from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.source import Source, check_inside, find_source, stated_by_card
 from ropepatch.model.stock import no_progress_bars
@@ -29,7 +29,7 @@ WRITTEN = {
     "config.json",
     "tokenizer_config.json",
     "generation_config.json",
-    "ropepatch.json",
+    records.FILE,
     "README.md",
     "evaluation.html",
 }
@@ -53,7 +53,7 @@ def extend(
         link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
             weight file in place then writes through to the source.
         progress: Called with the bytes cloned so far and in all.
-        record: What `ropepatch.json` says beside the plan.
+        record: Further keys of the record.
 
     Returns:
         The folder.
@@ -86,7 +86,7 @@ def extend(
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
         proof = {"weights": fingerprint(weights), "verified": verdict}
-        write_json(partial / "ropepatch.json", plan_record(plan) | proof | origin | dict(record or {}))
+        records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
 
 
@@ -126,7 +126,7 @@ def save_trained(
         plan: Whose patch is on the model.
         model: The model, all of its weights its own.
         out: The folder to make; it must not exist.
-        record: What `ropepatch.json` says beside the plan.
+        record: Further keys of the record.
         enclose: Called with the folder before it takes its name, to put more into it.
 
     Raises:
@@ -149,7 +149,7 @@ def save_trained(
         verdict = verify_trained(partial, model, plan)
         enclose(partial)
         proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
-        write_json(partial / "ropepatch.json", plan_record(plan) | proof | record | origin)
+        records.write(partial, records.Record.of(plan, **proof | record | origin))
     return folder
 
 
@@ -166,11 +166,11 @@ def source_of(plan: Plan, *, beside: Path) -> Source:
 
 
 def origin_of(source: Source) -> dict[str, Any]:
-    """What `ropepatch.json` says of the checkpoint that another is made from.
+    """Of the record of a checkpoint, the keys that tell of the one it is made from: `base` and `earlier`.
 
     Raises:
-        RopepatchError: If one of the files that are written anew is a link that leads out of it, or there is
-            an adapter beside the model.
+        RopepatchError: If its own record is damaged, one of the files that are written anew is a link that
+            leads out of it, or there is an adapter beside the model.
     """
     if (source.folder / "adapter_config.json").exists():
         raise RopepatchError(
@@ -179,16 +179,8 @@ def origin_of(source: Source) -> dict[str, Any]:
         )
     for name in WRITTEN:
         check_inside(source.folder / name, source.folder)
-    earlier = source.folder / "ropepatch.json"
-    history = {"earlier": read_json(earlier)} if earlier.exists() else {}
+    history = {"earlier": records.read(source.folder)} if records.exists(source.folder) else {}
     return {"base": stated_by_card(source.folder)} | history
-
-
-def amend_record(folder: Path, **more: Any) -> None:
-    """Add to what the `ropepatch.json` of a checkpoint says."""
-    file = folder / "ropepatch.json"
-    with whole_file(file) as partial:
-        write_json(partial, read_json(file) | more)
 
 
 def copy_small_files(source: Path, partial: Path) -> None:
@@ -220,16 +212,3 @@ def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: 
         if generation.get("max_length") == plan.rope.original_max_position_embeddings:
             generation["max_length"] = plan.target
         write_json(partial / "generation_config.json", generation)
-
-
-def plan_record(plan: Plan) -> dict[str, Any]:
-    """What `ropepatch.json` says of a plan, and the versions that carried it out."""
-    import torch
-    import transformers
-
-    versions = {
-        "ropepatch": importlib.metadata.version("ropepatch"),
-        "transformers": transformers.__version__,
-        "torch": str(torch.__version__),
-    }
-    return plan.to_dict() | {"versions": versions}

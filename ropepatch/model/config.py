@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.source import NEEDS_ROPEPATCH
+from ropepatch.model.record_file import NEEDS_ROPEPATCH
 from ropepatch.model.stock import stock_code
 
 if TYPE_CHECKING:

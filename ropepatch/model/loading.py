@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
-from ropepatch.model.source import needs_ropepatch
+from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.stock import no_progress_bars, stock_code
 
 if TYPE_CHECKING:

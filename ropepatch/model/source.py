@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
-NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type in the config.json of a swapped position encoding
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILES = ["config.json"]
 PASSED_ON = ("license", "license_name", "license_link", "language")
@@ -166,34 +164,3 @@ def check_inside(file: Path, folder: Path) -> None:
             f"{file} is a link that leads out of the checkpoint, to {target}",
             hint="put the file itself there if it belongs to the checkpoint, else remove the link",
         )
-
-
-def needs_ropepatch(folder: Path) -> bool:
-    """Whether a checkpoint folder holds a model whose position encoding is swapped."""
-    return read_json(folder / "config.json").get("model_type") == NEEDS_ROPEPATCH
-
-
-def swapped_encoding(folder: Path) -> dict[str, Any]:
-    """What a record says of a checkpoint whose position encoding is swapped; nothing of any other."""
-    if not needs_ropepatch(folder):
-        return {}
-    record = read_json(folder / "ropepatch.json")
-    return {"encoding": {key: record.get(key) for key in ("encoding", "parameters")}}
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; of a model whose position encoding is swapped, with the model type that it had.
-
-    Raises:
-        RopepatchError: If the file, or ropepatch.json beside it, is missing, no JSON object or silent of it.
-    """
-    raw = read_json(folder / "config.json")
-    if raw.get("model_type") == NEEDS_ROPEPATCH:
-        record = read_json(folder / "ropepatch.json")
-        raw |= {key: record.get(key) for key in ("model_type", "architectures")}
-        if not isinstance(raw["model_type"], str):
-            raise RopepatchError(
-                f"{folder / 'ropepatch.json'} does not say which model type the weights are of",
-                hint="put config.json, ropepatch.json and the weights of the same checkpoint together",
-            )
-    return raw

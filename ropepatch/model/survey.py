@@ -11,8 +11,8 @@ from torch import nn
 from ropepatch.files import read_json
 from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
 from ropepatch.model.legacy import check_agreement
+from ropepatch.model.record_file import read_config
 from ropepatch.model.rotary import RotarySite, check_table_rules, find_rotary, float32_on_cpu, read_rope
-from ropepatch.model.source import read_config
 from ropepatch.scaling.rope import Rope
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.summaries import summary
+from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.writing import amend_record
-from ropepatch.files import read_json
 from ropepatch.pipeline.evaluation import can_report, check_places, reported
 from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results, inline
@@ -237,7 +236,7 @@ def _written(
     if learned and is_first():
         learned.put_on_record(folder)
     results = _measured(request, plan, folder, feedback)
-    return Extension(folder, plan, read_json(folder / "ropepatch.json"), results)
+    return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
 def _trained(
@@ -254,10 +253,9 @@ def _trained(
     except ImportError as error:
         raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
     assert request.recipe is not None
-    before: dict[str, Any] = {}
+    before = None
     with suppress(OSError):  # a name that is too long: the training says so
-        if (request.folder / "ropepatch.json").is_file():
-            before = read_json(request.folder / "ropepatch.json")
+        before = records.read(request.folder) if records.exists(request.folder) else None
     adapted = adapt(
         plan,
         request.recipe,
@@ -269,11 +267,10 @@ def _trained(
     if learned and is_first():
         learned.put_on_record(folder)
     results = _measured(request, plan, folder, feedback)
-    record = read_json(folder / "ropepatch.json")
-    if is_first() and (not before or record.get("evaluation") != before.get("evaluation")):
-        amend_record(folder, **extras)
-        record = read_json(folder / "ropepatch.json")
-    return Extension(folder, plan, record, results, adapted.gate)
+    record = records.read(folder)
+    if is_first() and (before is None or record.evaluation != before.evaluation):
+        record = records.amend(folder, **extras)
+    return Extension(folder, plan, record.to_dict(), results, adapted.gate)
 
 
 def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) -> Results:
@@ -295,7 +292,7 @@ def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) ->
     )
     found = reported(results, page, feedback)
     if is_first():
-        amend_record(folder, evaluation=summary(found))
+        records.amend(folder, evaluation=summary(found))
         if page is None:
             feedback.say('no report: pip install "ropepatch[plot]"')
     return found

@@ -16,8 +16,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.tasks import check_text
+from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan
-from ropepatch.extension.writing import amend_record
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
 from ropepatch.model.config import text_config
@@ -56,7 +56,7 @@ class Learned:
 
     def put_on_record(self, folder: Path) -> None:
         """Say in the record of a checkpoint how its scaling was found; the work folder has served then."""
-        amend_record(folder, **self.record)
+        records.amend(folder, **self.record)
         if self.work.is_dir() and not _others(self.work):
             shutil.rmtree(self.work)
 
@@ -195,8 +195,8 @@ def _learned(
     request = as_read(request | {"to": to, "weights": weights})
     earlier, finished = {}, {}
     with suppress(OSError):  # a name that is too long: whoever writes says so
-        if (folder / "ropepatch.json").is_file():
-            finished = read_json(folder / "ropepatch.json")
+        if records.exists(folder):
+            finished = records.read(folder).to_dict()
         if (work / START).is_file():
             earlier = read_json(work / START)
     record = finished if finished.get("start", {}).get("asked") == request else earlier
@@ -246,8 +246,8 @@ def _keep(record: dict[str, Any], work: Path) -> None:
 
 
 def _recorded(request: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    records = {key: found.pop(key) for key in FOUND if key in found}
-    return {"start": {"asked": request} | found} | records
+    outcomes = {key: found.pop(key) for key in FOUND if key in found}
+    return {"start": {"asked": request} | found} | outcomes
 
 
 def _windows_of(recipe: Recipe, source: Source, to: int, work: Path) -> Path:

@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import check_frequencies, probe_logits
-from ropepatch.extension.writing import copy_small_files, origin_of, plan_record, write_configuration
-from ropepatch.files import absent, check_space, new_folder, write_json
+from ropepatch.extension.writing import copy_small_files, origin_of, write_configuration
+from ropepatch.files import absent, check_space, new_folder
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import Source, find_source
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 # By how much of the largest logit weights may change it that are rounded to their dtype after the scaling.
 FOLDED = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.05}
-DROPPED = ("evaluation", "command")  # of the record before: they are of other weights
+STALE = {"evaluation": None, "command": None}  # of the record before: they are of other weights
+RENEWED = ("attention_factor", "config_changes", "engines", "versions")
 HINT = "keep the attention factor in config.json, and use an engine that reads it"
 
 
@@ -76,9 +79,8 @@ def fold_attention(
             if progress:
                 progress(done, weights.num_bytes)
         verdict = _verify(partial, source.folder, made, _plan(found, source, attention_factor=a))
-        record = _record(source, made) | {"folded_attention_factor": a, "verified": verdict}
-        record["weights"] = fingerprint(read_headers(partial))
-        write_json(partial / "ropepatch.json", record)
+        proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
+        records.write(partial, _record(source, made).amended(folded_attention_factor=a, **proof))
     return folder
 
 
@@ -105,14 +107,14 @@ def _plan(found: Survey, source: Source, *, attention_factor: float) -> Plan:
     return plan_scaling(replace(found, rope=rope), source.name, source.revision, plain, window)
 
 
-def _record(source: Source, made: Plan) -> dict[str, Any]:
+def _record(source: Source, made: Plan) -> Record:
     """Of an extension the plan that made it, with what config.json and the engines say now."""
-    origin, folded = origin_of(source), plan_record(made)
+    origin = origin_of(source)
     if "earlier" not in origin:
-        return folded | origin
-    extension = {key: value for key, value in origin["earlier"].items() if key not in DROPPED}
-    now = ("attention_factor", "config_changes", "engines", "versions")
-    return extension | {key: folded[key] for key in now}
+        return Record.of(made, **origin)
+    extension: Record = origin["earlier"]
+    folded = Record.of(made)
+    return extension.amended(**STALE, **{key: getattr(folded, key) for key in RENEWED})
 
 
 def query_weights(found: Survey) -> dict[str, float]:
@@ -171,7 +173,7 @@ def _write(
     save_file(tensors, folder / file.name, metadata)
 
 
-def _verify(written: Path, source: Path, made: Plan, unfolded: Plan) -> dict[str, Any]:
+def _verify(written: Path, source: Path, made: Plan, unfolded: Plan) -> Verdict:
     """The folded checkpoint by stock transformers against its source at the same frequencies, in float32."""
     check_frequencies(written, made)
     model: Any = load_model(source)
@@ -185,4 +187,5 @@ def _verify(written: Path, source: Path, made: Plan, unfolded: Plan) -> dict[str
         raise RopepatchError(
             f"folding the attention factor changes the logits by {difference:.1e} of the largest", hint=HINT
         )
-    return {"frequencies": "equal", "logits": f"within {difference:.1e} of the largest, before folding"}
+    logits = f"within {difference:.1e} of the largest, before folding"
+    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import set_seed
 
+from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
-from ropepatch.extension.writing import amend_record
 from ropepatch.files import read_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.stock import no_progress_bars, stock_code
@@ -89,10 +89,11 @@ def adapt(
     if not finished:
         with run.alone():
             _finish(run, record, supply, most, say)
-    adaptation = read_json(run.out / "ropepatch.json")["adaptation"]
-    gate = Gate(adaptation["gate"]["base"], adaptation["gate"]["now"], most)
-    if run.state.is_main_process and adaptation["gate"] != gate.to_dict():  # asked again with another limit
-        amend_record(run.out, adaptation=adaptation | {"gate": gate.to_dict()})
+    adaptation = records.read(run.out).adaptation
+    assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
+    gate = Gate(adaptation.gate.base, adaptation.gate.now, most)
+    if run.state.is_main_process and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
+        records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
     return Adapted(run.out, gate)
 
 

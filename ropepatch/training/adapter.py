@@ -1,18 +1,29 @@
-"""What of a model is trained: a low-rank adapter with embeddings and norms, or all of it."""
+"""What of a model is trained, a low-rank adapter or all of it; and an adapter on its base again."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension import record as records
+from ropepatch.extension.patching import active, patch
+from ropepatch.extension.planning import plan as make_plan
+from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.source import find_source
+from ropepatch.model.weights import fingerprint, read_headers
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ropepatch.extension.record import Record
     from ropepatch.training.sections import Lora
 
 
@@ -112,3 +123,77 @@ def _ends(model: Any) -> list[nn.Module]:
 def _is_tied(model: Any) -> bool:
     head = model.get_output_embeddings()
     return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def load_adapter(
+    folder: str | Path, model: PreTrainedModel | None = None, *, base: str | Path | None = None
+) -> tuple[PeftModel, PreTrainedTokenizerBase]:
+    """An adapter that `adapt` saved, on its base model with the rope it was trained under.
+
+    Args:
+        folder: Of the adapter: adapter_config.json, its weights and ropepatch.json.
+        model: The base model, already patched with the same plan; None to load and patch it.
+        base: The base checkpoint, if it is not where the adapter was trained.
+
+    Returns:
+        The model with the adapter, in eval mode, and the tokenizer.
+
+    Raises:
+        RopepatchError: If the folder is no such adapter, PEFT is missing, the base has other weights than the
+            adapter was trained on, or the model given has no patch or another one.
+    """
+    place = Path(folder)
+    record = records.read(place)
+    if not (place / "adapter_config.json").is_file() or record.base_weights is None:
+        raise RopepatchError(
+            f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
+        )
+    name = str(base or record.model)
+    revision = None if base or Path(name).is_dir() else record.revision
+    source = find_source(name, revision, weights=True)
+    if fingerprint(read_headers(source.folder)) != record.base_weights:
+        raise RopepatchError(
+            f"{name} has other weights than the adapter was trained on",
+            hint="get the checkpoint it was made from",
+        )
+    if model is None:
+        model = load_model(source.folder)
+        plan = make_plan(
+            name,
+            to=record.target,
+            method=record.method,
+            revision=revision,
+            factor=record.factor,
+            **record.parameters,
+        )
+        patch(model, plan)
+    _check_rope(model, record)
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise RopepatchError(
+            "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
+        ) from error
+    adapted = PeftModel.from_pretrained(model, str(place)).eval()
+    return adapted, load_tokenizer(source.folder)
+
+
+def _check_rope(model: PreTrainedModel, record: Record) -> None:
+    handle = active(model)
+    if handle is None:
+        raise RopepatchError(
+            f"the adapter was trained under {record.method} to {record.target} tokens; "
+            "this model has no patch",
+            hint="leave the model out, or ropepatch.patch(model, plan) it first",
+        )
+    plan = handle.plan
+    frequencies = plan.frequencies()
+    if (frequencies.inv_freq.tolist(), frequencies.attention_factor) != (
+        record.inv_freq,
+        record.attention_factor,
+    ):
+        raise RopepatchError(
+            f"the adapter was trained under {record.method} to {record.target} tokens; "
+            f"this model has {plan.scaling.name} to {plan.target}",
+            hint="remove that patch, or leave the model out",
+        )

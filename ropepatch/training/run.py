@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
+from ropepatch.extension import record as records
 from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.model.config import text_config
@@ -88,7 +89,7 @@ class Run:
                 f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
             )
         folder = Path(out).expanduser().absolute()
-        if not (folder / "ropepatch.json").is_file():
+        if not records.exists(folder):
             absent(folder)
         source = source_of(plan, beside=folder)
         # The others wait while the first tokenises, merges and saves, which may take hours.
@@ -173,8 +174,9 @@ class Run:
         """
         if not self.out.exists():
             return False
-        made = read_json(self.out / "ropepatch.json").get("adaptation", {})
-        if made.get("run") != digest_of(record) or made["recipe"]["save"] != self.recipe.save:
+        adaptation = records.read(self.out).adaptation
+        made = adaptation and (adaptation.run, adaptation.recipe.get("save"))
+        if made != (digest_of(record), self.recipe.save):
             absent(self.out)
         if self.state.is_main_process and (self.folder / RECORD).is_file():
             shutil.rmtree(self.folder)  # of a run that was interrupted when it was finished

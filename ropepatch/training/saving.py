@@ -12,9 +12,10 @@ import yaml
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
+from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.verification import probe_logits
-from ropepatch.extension.writing import origin_of, plan_record, save_trained, source_of
+from ropepatch.extension.writing import origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import Source
@@ -44,7 +45,7 @@ def save_adaptation(
         model: What `merged_model` gave.
         trained: The folder that the trainer left.
         out: The folder to make.
-        record: What `ropepatch.json` says beside the plan.
+        record: Further keys of the record.
 
     Raises:
         RopepatchError: If it cannot be written, or stock transformers computes something else from it.
@@ -64,9 +65,8 @@ def save_adaptation(
         config |= {"base_model_name_or_path": plan.model, "revision": plan.revision}
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         enclose(folder)
-        whole = plan_record(plan) | record | origin_of(source_of(plan, beside=out))
-        text = json.dumps(whole, indent=2, ensure_ascii=False)
-        (folder / "ropepatch.json").write_text(text + "\n", encoding="utf-8")
+        of_base = origin_of(source_of(plan, beside=out))
+        records.write(folder, records.Record.of(plan, **record | of_base))
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> PreTrainedModel:

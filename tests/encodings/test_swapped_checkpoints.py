@@ -134,6 +134,7 @@ def test_its_record_says_in_words_that_it_needs_ropepatch(saved):
     record = json.loads((saved / "ropepatch.json").read_text())
     assert "ropepatch.load" in record.pop("needs_ropepatch")
     assert record == {
+        "version": 1,
         "encoding": "t5",
         "parameters": {"buckets": 32, "max_distance": 40},
         "model_type": "llama",
@@ -171,8 +172,8 @@ def test_what_has_been_taken_out_is_not_saved(model, tmp_path):
     ("change", "message"),
     [
         ({"encoding": "t6"}, "unknown encoding 't6'"),
-        ({"encoding": None}, "does not say which encoding"),
-        ({"parameters": None}, "does not say which encoding"),
+        ({"encoding": None}, "says nothing usable of encoding, got None"),
+        ({"parameters": None}, "says nothing usable of parameters, got None"),
         ({"parameters": {"bucket": 8}}, "t5 has no parameter 'bucket'"),
         ({"parameters": {"buckets": 16, "max_distance": 40}}, "the weights in .* are not those of t5"),
         (
@@ -181,7 +182,7 @@ def test_what_has_been_taken_out_is_not_saved(model, tmp_path):
         ),
         ({"encoding": "shaw", "parameters": {}}, "expected .'keys', 'values'.*got .'table'"),
         ({"model_type": "lama"}, "unknown model_type 'lama'"),
-        ({"model_type": None}, "does not say which model type the weights are of"),
+        ({"model_type": None}, "says nothing usable of model_type, got None"),
         ({"parameters": {"name": "nope"}}, "t5 has no parameter 'name'"),
         (
             {"parameters": {"buckets": 10**11, "max_distance": 10**12}},

@@ -11,11 +11,10 @@ import ropepatch
 import ropepatch.evaluation.tasks as tasks
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.ranking import rank
-from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.suites import Suite, read_suite
 from ropepatch.evaluation.summaries import summary
 from ropepatch.evaluation.table import Cell
-from ropepatch.extension.writing import plan_record
+from ropepatch.extension.record import Record
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.writing import card_text
 from ropepatch.report import print_results, results_tables, write_report
@@ -100,7 +99,7 @@ def test_it_has_tables_and_a_sentence_in_the_report(results, tmp_path):
 
 
 def test_it_has_a_section_on_a_card(results):
-    record = as_read(plan_record(ropepatch.plan("tiny", to=1024, method="yarn")))
+    record = Record.of(ropepatch.plan("tiny", to=1024, method="yarn"))
     card = card_text(Extended("x", record, results, weights="sha256:0123"))
     assert "Words at 1,024 tokens: this checkpoint, 2.5; the base model, 0.0." in card
     section = card.partition("### Echo\n")[2].partition("###")[0]

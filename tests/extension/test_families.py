@@ -73,7 +73,7 @@ def test_a_checkpoint_extends_into_one_that_stock_transformers_computes_alike(gr
     plan = ropepatch.plan(tmp_path / "source", to=4 * window, method="linear")
     out = ropepatch.extend(plan, tmp_path / "extended").folder
     verdict = json.loads((out / "ropepatch.json").read_text())["verified"]
-    assert verdict == {"frequencies": "equal", "logits": "equal"}
+    assert verdict == {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
 
 
 @pytest.mark.sweep

@@ -267,10 +267,11 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
     ropepatch.extend(made, out)
     record = read(out / "ropepatch.json")
     assert record == json.loads(made.to_json()) | {
-        "verified": {"frequencies": "equal", "logits": "equal"},
+        "verified": {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0},
         "versions": record["versions"],
         "base": {},
         "weights": fingerprint(read_headers(source)),
+        "version": 1,
     }
     assert record["versions"].keys() == {"ropepatch", "transformers", "torch"}
     assert (record["method"], record["target"], record["model"]) == ("yarn", TARGET, str(source))
@@ -464,7 +465,7 @@ def test_the_weights_are_never_loaded_to_write_them(source, out, monkeypatch):
     """Verification aside, which is stock transformers' load."""
     import safetensors.torch
 
-    monkeypatch.setattr(checkpoint_module, "verify", lambda *arguments: {})
+    monkeypatch.setattr(checkpoint_module, "verify", lambda *arguments: None)
     monkeypatch.setattr(torch.Tensor, "__new__", lambda *a, **k: pytest.fail("a tensor of the weights"))
     for name in ("load_file", "load", "save_file"):
         monkeypatch.setattr(safetensors.torch, name, lambda *a, **k: pytest.fail("weights were loaded"))
@@ -489,7 +490,8 @@ def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
     edit_json(source / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     extend(source, out)
     verified = read(out / "ropepatch.json")["verified"]
-    assert verified == {"frequencies": "equal", "logits": "not compared: quantised weights"}
+    assert (verified["frequencies"], verified["compared"], verified["difference"]) == ("equal", False, None)
+    assert verified["logits"] == "not compared: quantised weights"
 
 
 def test_weights_too_large_for_the_memory_are_compared_by_their_frequencies_alone(source, out, monkeypatch):

@@ -19,12 +19,12 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from made_results import adapted, asking, reading, scoring
-from transformers import LlamaConfig, MistralConfig, Qwen3Config
+from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
-from ropepatch.extension.writing import plan_record
+from ropepatch.extension.record import Record, read, write
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import Extended, card_text, write_card
 from ropepatch.publishing.card.names import shown_command, shown_name
@@ -35,17 +35,19 @@ from ropepatch.scaling import METHODS
 GATE = {"base": 0.61237, "now": 0.61849, "increase": 0.009994, "most": 0.02, "passed": True}
 BASE = reading("as it is", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the adapted
 TRAINED_WEIGHTS = adapted(reading("yarn", [0.6, 2.0, 12.0])).model["weights"]
-ADAPTATION = {"steps": 600, "tokens": 1_234_567, "seconds": 1234.5, "device": "CPU, 2 threads", "gate": GATE}
+ADAPTATION = {"recipe": {"save": "merged"}, "run": "0123456789abcdef", "steps": 600, "tokens": 1_234_567}
+ADAPTATION |= {"seconds": 1234.5, "device": "CPU, 2 threads", "gate": GATE}
 REVISION = "6f5d4e3c2b1a09876f5d4e3c2b1a09876f5d4e3c"
-VERIFIED = {"frequencies": "equal", "logits": "equal"}
+ON_HUB = {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION}
+VERIFIED = {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
 PARAMETERS = {"custom": {"divisors": [1.5] * 16}, "abf": {"rope_theta": 80_000.0}}
 PARAMETERS |= {"longrope": {"long_factor": [2.5] * 16}}
 PARAMETERS |= {"longrope-switch": {"long_factor": [2.5] * 16, "short_factor": [1.5] * 16}}
 
 
-def record(method="yarn", model="tiny", **more):
-    made = ropepatch.plan(model, to=1024, method=method, **PARAMETERS.get(method, {}))
-    return as_read(plan_record(made)) | {"verified": VERIFIED} | more
+def record(method="yarn", base_model="tiny", **more):
+    plan = ropepatch.plan(base_model, to=1024, method=method, **PARAMETERS.get(method, {}))
+    return Record.of(plan).amended(verified=VERIFIED, **more)
 
 
 TRAINED = [
@@ -61,7 +63,11 @@ SCORED = [
     scoring("as it is", {("long_task", "acc"): 0.10123, ("short_task", "exact_match"): 0.5}),
     scoring("yarn", {("long_task", "acc"): 0.40456}, method="yarn"),
 ]
-NAMED = {"name": "me/tiny-1k", "files": frozenset({"tokenizer.json", "adaptation", "evaluation.html"})}
+NAMED = {
+    "name": "me/tiny-1k",
+    "files": frozenset({"tokenizer.json", "adaptation", "evaluation.html"}),
+    "fits_gguf": True,
+}
 COMMAND = "ropepatch extend tiny --to 1k --recipe mine --eval demo"
 MADE = {
     "trained": Extended(
@@ -74,8 +80,7 @@ MADE = {
     "scored": Extended("tiny-1k", record(), SCORED, weights=BASE),
     "licensed": Extended(
         "me/tiny-1k",
-        record(base={"license": "llama2", "language": ["en", "de"]})
-        | {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION},
+        record(base={"license": "llama2", "language": ["en", "de"]}).amended(**ON_HUB),
         TRAINED[:3],
         weights=BASE,
     ),
@@ -88,12 +93,12 @@ MADE = {
                 max_position_embeddings=256,
                 name_or_path="llama",
             ),
-        )
-        | {"earlier": {"method": "linear", "target": 512}},
+            earlier=Record.of(ropepatch.plan("tiny", to=512, method="linear")),
+        ),
     ),
     "an adapter": Extended(
         "me/adapter-1k",
-        {k: v for k, v in record(adaptation=ADAPTATION).items() if k != "verified"},
+        record(adaptation=ADAPTATION).amended(verified=None),
         files=frozenset({"adapter_config.json"}),
     ),
 }
@@ -142,6 +147,7 @@ UNQUOTED = {
     "inv_freq",
     "inv_freq_before",
     "evaluation",
+    "config_before",
     "by_document",
     "by_position",
     "cells",
@@ -180,7 +186,7 @@ def agrees(shown, value):
 
 def unfounded(card, made):
     """The numbers of a card that are neither in the record nor in the results."""
-    told = [made.record, made.name, [vars(result) for result in made.results]]
+    told = [made.record.to_dict(), made.name, [vars(result) for result in made.results]]
     known = leaves(as_read(told))
     texts = {number for part in known if isinstance(part, str) for number in numbers_of(part)}
     values = [part for part in known if isinstance(part, int | float)]
@@ -296,10 +302,10 @@ def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
     assert claimed(record(), TRAINED[:3])
     assert claimed(record(), others) == claimed(record(), others, TRAINED_WEIGHTS) == []
     assert claimed(record(adaptation=ADAPTATION), TRAINED[:3]) == []
-    assert claimed(record() | {"factor": 8.0}, TRAINED[:3]) == []
-    assert claimed(record() | {"target": 2048}, TRAINED[:3]) == []
-    parameters = record()["parameters"] | {"beta_fast": 16.0}
-    assert claimed(record() | {"parameters": parameters}, TRAINED[:3]) == []
+    assert claimed(record(factor=8.0), TRAINED[:3]) == []
+    assert claimed(record(target=2048), TRAINED[:3]) == []
+    parameters = record().parameters | {"beta_fast": 16.0}
+    assert claimed(record(parameters=parameters), TRAINED[:3]) == []
     assert claimed(record(), TRAINED[:3], "sha256:other") == claimed(record(), TRAINED[:3], None) == []
     nameless = [replace(r, model={k: v for k, v in r.model.items() if k != "weights"}) for r in TRAINED[:3]]
     assert claimed(record(), nameless, None) == []
@@ -432,13 +438,12 @@ def test_licence_and_language_are_those_of_the_base_or_none(base, wanted):
 
 def front_of(**more):
     files = frozenset(more.pop("files", ()))
-    data = ModelCard(card_text(Extended("x", record() | more, files=files))).data.to_dict()
+    data = ModelCard(card_text(Extended("x", record(**more), files=files))).data.to_dict()
     return data.get("base_model"), data.get("base_model_relation"), data["library_name"]
 
 
 def test_a_base_model_is_named_where_it_is_on_the_hub():
-    hub = {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION}
-    name = hub["model"]
+    hub, name = ON_HUB, ON_HUB["model"]
     assert front_of(**hub) == (name, None, "transformers")
     assert front_of(**hub, adaptation=ADAPTATION) == (name, "finetune", "transformers")
     assert front_of(**hub, adaptation=ADAPTATION, files=["adapter_config.json"]) == (name, "adapter", "peft")
@@ -465,38 +470,27 @@ def test_vllm_is_told_as_the_engine_notes_say(method):
     engine = made.engine("vLLM")
     if engine is None:
         assert part == ""
-    elif engine["reads"] == "no":
+    elif engine.reads == "no":
         assert part.startswith("vLLM does not read this rope")
     else:
-        limit = " --max-model-len 1024" if "--max-model-len 1024" in engine["note"] else ""
+        limit = " --max-model-len 1024" if "--max-model-len 1024" in engine.note else ""
         assert part.startswith(f"```bash\nvllm serve tiny-1k{limit}\n```")
-        assert engine["note"] in re.sub(r"\\(.)", r"\1", part)
+        assert engine.note in re.sub(r"\\(.)", r"\1", part)
 
 
 def test_a_linear_scaling_needs_the_length_switch_of_vllm():
     assert "vllm serve tiny-1k --max-model-len 1024" in card_text(Extended("tiny-1k", record("linear")))
 
 
-def exports(made):
-    return "--gguf" in card_text(made)
-
-
-def test_llama_cpp_gets_a_file_of_every_rope_that_has_one_table():
-    static = {m for m in METHODS if Extended("x", record(m)).record["engines"]} - {
-        "dynamic",
-        "longrope-switch",
-    }
-    assert {method for method in METHODS if exports(Extended("x", record(method)))} == static
-    assert "yarn" in static
-
-
-def test_llama_cpp_gets_no_file_of_what_its_llama_cannot_hold():
-    small = {"max_position_embeddings": 256, "name_or_path": "base"}
-    assert exports(Extended("x", record(model=MistralConfig(**small, sliding_window=None))))
-    assert not exports(Extended("x", record(model=MistralConfig(**small, sliding_window=64))))
-    assert not exports(Extended("x", record(model=Qwen3Config(**small))))
-    quantised = {"frequencies": "equal", "logits": "not compared: quantised weights"}
-    assert not exports(Extended("x", record() | {"verified": quantised}))
+def test_llama_cpp_gets_a_file_of_what_the_exporter_takes(copied):
+    for damage, expected in (
+        ({}, 1),
+        ({"model_type": "qwen3"}, 0),
+        ({"quantization_config": {"bits": 4}}, 0),
+    ):
+        edit_json(copied / "config.json", **damage)
+        write_card(copied)
+        assert (copied / "README.md").read_text().count("llama-cli") == expected
 
 
 def test_the_lines_of_llama_cpp_follow_from_the_name():
@@ -521,7 +515,7 @@ def test_an_adapter_is_loaded_with_the_rope_it_was_trained_under():
     assert 'ropepatch.load_adapter(snapshot_download("me/adapter-1k"))' in lines
     assert "vllm" not in card_text(made).lower()
     assert "loads without ropepatch" not in card_text(made)
-    local = replace(made, name="adapter", record={**made.record, "model": "/data/llama"})
+    local = replace(made, name="adapter", record=made.record.amended(model="/data/llama"))
     assert 'load_adapter("adapter", base="path/to/llama")' in card_text(local)
 
 
@@ -529,7 +523,7 @@ def test_every_engine_is_listed_with_its_note():
     made = MADE["trained"]
     rows = tables(card_text(made))["Who reads this rope"][1:]
     told = [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows]
-    assert told == [[e["engine"], e["reads"], e["note"]] for e in made.record["engines"]]
+    assert told == [[e.engine, e.reads, e.note] for e in made.record.engines]
 
 
 # How it was made
@@ -541,8 +535,8 @@ def test_the_command_is_printed_and_the_plan_as_yaml():
     (plan,) = blocks(card, "yaml")
     stated = MADE["trained"].record
     told = yaml.safe_load(plan)
-    assert told["config_changes"]["rope_parameters"] == stated["config_changes"]["rope_parameters"]
-    assert told["parameters"] == {k: v for k, v in stated["parameters"].items() if v is not None}
+    assert told["config_changes"]["rope_parameters"] == stated.config_changes["rope_parameters"]
+    assert told["parameters"] == {k: v for k, v in stated.parameters.items() if v is not None}
     same = (
         "method",
         "factor",
@@ -551,7 +545,7 @@ def test_the_command_is_printed_and_the_plan_as_yaml():
         "attention_factor",
         "original_max_position_embeddings",
     )
-    assert {key: told[key] for key in same} == {key: stated[key] for key in same}
+    assert {key: told[key] for key in same} == {key: getattr(stated, key) for key in same}
 
 
 def test_long_lists_are_left_to_the_record():
@@ -563,9 +557,9 @@ def test_long_lists_are_left_to_the_record():
 def test_the_lines_of_python_make_the_same_plan(method, tmp_path, monkeypatch):
     parameters = PARAMETERS.get(method, {}) | ({"beta": 16.0} if method == "ntk-by-parts" else {})
     made = ropepatch.plan("tiny", to=1024, method=method, factor=5.0, **parameters)
-    (tmp_path / "ropepatch.json").write_text(json.dumps(plan_record(made)))
+    write(tmp_path, Record.of(made))
     monkeypatch.chdir(tmp_path)
-    card = card_text(Extended("x", as_read(plan_record(made))))
+    card = card_text(Extended("x", read(tmp_path)))
     lines = blocks(card, "python")[-1].splitlines()
     assert lines.pop() == 'ropepatch.extend(plan, "x")'
     names = {}
@@ -586,7 +580,7 @@ def test_a_training_from_python_names_its_recipe():
 def test_cost_proof_and_history_are_told():
     card = card_text(MADE["trained"])
     assert "Training: 600 steps, 1,234,567 tokens, 1,234.5 seconds, on CPU, 2 threads." in card
-    stock = MADE["trained"].record["versions"]["transformers"]
+    stock = MADE["trained"].record.versions["transformers"]
     assert f"Reloaded with stock transformers {stock} and compared with the model it was written from" in card
     assert "frequencies equal, logits equal." in card
     assert "extended by ropepatch, with `linear` to 512 tokens" in card_text(MADE["scaled before"])
@@ -594,9 +588,9 @@ def test_cost_proof_and_history_are_told():
 
 def test_warnings_of_the_plan_are_passed_on():
     made = MADE["scaled before"]
-    assert made.record["warnings"]
+    assert made.record.warnings
     told = re.sub(r"\\(.)", r"\1", card_text(made))
-    assert all(f"- Warning: {warning}." in told for warning in made.record["warnings"])
+    assert all(f"- Warning: {warning}." in told for warning in made.record.warnings)
 
 
 def test_a_factor_that_was_folded_is_told():
@@ -606,7 +600,7 @@ def test_a_factor_that_was_folded_is_told():
 
 def test_losses_and_training_from_before_folding_are_said_to_be_from_before():
     stated = record(adaptation=ADAPTATION)
-    folded = card_text(Extended("x", stated | {"folded_attention_factor": 1.14}))
+    folded = card_text(Extended("x", stated.amended(folded_attention_factor=1.14)))
     assert "on 1,234,567 tokens, before folding." in folded
     assert "- Training, before folding: 600 steps" in folded
     assert "watched during the training, before folding: 0.612 nats" in folded
@@ -652,7 +646,7 @@ def test_the_year_and_the_eprint_of_a_paper_follow_from_its_number(paper):
     ],
 )
 def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(paper):
-    card = card_text(Extended("x", record() | {"method": "of a stranger", "paper": paper}))
+    card = card_text(Extended("x", record().amended(method="of a stranger", paper=paper)))
     assert bibtex(paper) is None
     assert card.count("@misc{") == 1
     assert "@misc{ropepatch," in card
@@ -662,7 +656,7 @@ def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(
 
 
 def test_the_paper_of_a_registered_method_is_ropepatchs_own():
-    card = card_text(Extended("x", record() | {"paper": "evil.example/a"}))
+    card = card_text(Extended("x", record(paper="evil.example/a")))
     assert "[arXiv:2309.00071](https://arxiv.org/abs/2309.00071)" in card
     assert "evil" not in card
 
@@ -722,16 +716,11 @@ def test_no_folder_of_the_user_is_on_the_card(parts, root):
     path = root + "/".join(parts)
     command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
     results = [replace(r, parameters={**r.parameters, "text": path}) for r in TRAINED[:3]]
-    stated = record_of_yarn() | {"model": path, "command": command}
+    stated = MADE["scored"].record.amended(model=path, command=command)
     made = Extended("x", stated, results, weights=BASE)
     assert made.evidence
     assert "zorro" not in card_text(made)
-    del stated["command"]
-    assert "zorro" not in card_text(replace(made, record=stated))
-
-
-def record_of_yarn():
-    return dict(MADE["scored"].record)
+    assert "zorro" not in card_text(replace(made, record=stated.amended(command=None)))
 
 
 @given(st.text(max_size=60))
@@ -745,7 +734,7 @@ def test_no_name_breaks_the_card(name):
         replace(r, label=name if r.scaling else r.label, parameters={**r.parameters, "text": name})
         for r in TRAINED[:3]
     ]
-    stated = record_of_yarn() | {"warnings": [name], "command": name, "model": name, "method": "yarn"}
+    stated = MADE["scored"].record.amended(warnings=[name], command=name, model=name)
     made = Extended("me/x", stated, results, weights=BASE, captions={"perplexity": name})
     card = card_text(made)
     data = ModelCard(card).data
@@ -838,46 +827,17 @@ def test_a_folder_that_ropepatch_did_not_make_gets_no_card(tmp_path):
         write_card(tmp_path)
 
 
-DAMAGED = {
-    "earlier.target": {"earlier": {"method": "yarn", "target": "32k"}},
-    "earlier.method": {"earlier": {"target": 32768}},
-    "earlier": {"earlier": ["yarn"]},
-    "base": {"base": None},
-    "base.license": {"base": {"license": {"a": 1}}},
-    "base.language": {"base": {"language": ["en", 3]}},
-    "adaptation": {"adaptation": "trained"},
-    "adaptation.steps": {"adaptation": {"gate": GATE}},
-    "adaptation.tokens": {"adaptation": ADAPTATION | {"tokens": 1.5}},
-    "adaptation.gate": {"adaptation": ADAPTATION | {"gate": True}},
-    "adaptation.gate.now": {"adaptation": ADAPTATION | {"gate": GATE | {"now": None}}},
-    "verified": {"verified": "yes"},
-    "verified.logits": {"verified": {"logits": 3}},
-    "engines": {"engines": ["vLLM"]},
-    "engines.note": {"engines": [{"engine": "vLLM", "reads": "yes"}]},
-    "warnings": {"warnings": [1]},
-    "config_changes.rope_parameters": {"config_changes": {"rope_parameters": "yarn"}},
-    "layer_type": {"layer_type": ["full_attention"]},
-    "command": {"command": ["ropepatch"]},
-    "folded_attention_factor": {"folded_attention_factor": "1.1"},
-    "original_max_position_embeddings": {"original_max_position_embeddings": 0},
-    "target": {"target": 10**30},
-    "factor": {"factor": 10**400},
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_value_of_the_wrong_kind_is_named_in_one_line(name):
-    with pytest.raises(RopepatchError, match=re.escape(f"says nothing usable of {name}, got ")) as caught:
-        Extended("x", record(**DAMAGED[name]))
-    assert "\n" not in str(caught.value)
-
-
 ODD = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=3)
 ODD = st.recursive(
     ODD, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner)
 )
-FULL = record(adaptation=ADAPTATION, command=COMMAND, folded_attention_factor=1.1, layer_type=None)
-FULL |= {"earlier": {"method": "linear", "target": 512}, "base": {"license": "mit", "language": "en"}}
+FULL = record(
+    adaptation=ADAPTATION,
+    command=COMMAND,
+    folded_attention_factor=1.1,
+    earlier=record("linear"),
+    base={"license": "mit", "language": "en"},
+).to_dict()
 
 
 def places_of(content, path=()):
@@ -898,23 +858,16 @@ def test_no_record_makes_the_card_crash(path, value):
         place = place[key]
     place[path[-1]] = value
     try:
-        made = Extended("me/x", damaged, files=frozenset({"tokenizer.json"}))
+        made = Extended("me/x", Record.parse(damaged), files=frozenset({"tokenizer.json"}))
     except RopepatchError:
         return
     ModelCard(card_text(made))
-    del damaged["command"]
-    card_text(made)
-
-
-@pytest.mark.parametrize("name", ["a=1)\nimport os; os.system('x')", "", "a b", "import", "1a", "*a"])
-def test_a_parameter_that_is_no_name_is_not_printed_as_python(name):
-    with pytest.raises(RopepatchError, match=r"names a parameter .*expected a plain name"):
-        Extended("x", record() | {"parameters": {name: 1.0}})
+    card_text(replace(made, record=made.record.amended(command=None)))
 
 
 def test_the_value_of_a_parameter_stays_a_value():
     value = "1)\nimport os\nos.abort("
-    made = Extended("x", record() | {"parameters": {"beta_fast": value, "ramp": [value]}})
+    made = Extended("x", record(parameters={"beta_fast": value, "ramp": [value]}))
     (*_, line, _) = blocks(card_text(made), "python")[-1].splitlines()
     given = {word.arg: ast.literal_eval(word.value) for word in ast.parse(line).body[0].value.keywords}
     assert (given["beta_fast"], given["ramp"]) == (value, [value])

@@ -185,7 +185,11 @@ def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, fold
 
 def test_what_was_measured_on_other_weights_is_not_carried_over(yarn, tmp_path):
     measured = Path(shutil.copytree(yarn, tmp_path / "measured"))
-    edit_json(measured / "ropepatch.json", evaluation={"tasks": []}, command="ropepatch extend")
+    edit_json(
+        measured / "ropepatch.json",
+        evaluation={"model": "x", "trained": 64, "target": 256, "tasks": []},
+        command="ropepatch extend",
+    )
     out = fold_attention(measured, tmp_path / "out")
     assert not {"evaluation", "command"} & record(out).keys()
 

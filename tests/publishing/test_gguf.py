@@ -20,6 +20,7 @@ from checkpoint_folders import edit_json, write_checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from methods import STATIC, example
+from records import RECORDS
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
@@ -174,7 +175,7 @@ def test_the_context_is_what_the_rope_reads_also_where_the_window_was_left_behin
 
 def test_a_record_that_says_no_licence_adds_none(small, tmp_path):
     source = Path(shutil.copytree(small, tmp_path / "source"))
-    (source / "ropepatch.json").write_text('{"base": null}')
+    (source / "ropepatch.json").write_text(json.dumps(RECORDS["extended"] | {"base": {}}))
     assert "general.license" not in exported(source, tmp_path).keys
 
 
@@ -275,7 +276,7 @@ def test_what_the_model_is_stands_in_the_keys(small, tmp_path):
 def test_the_licence_of_the_base_is_carried_over(small, tmp_path):
     copy = shutil.copytree(small, tmp_path / "copy")
     base = {"license": "other", "license_name": "llama3.1", "license_link": "LICENSE", "language": ["en"]}
-    (copy / "ropepatch.json").write_text(json.dumps({"base": base}))
+    (copy / "ropepatch.json").write_text(json.dumps(RECORDS["extended"] | {"base": base}))
     keys = exported(copy, tmp_path).keys
     assert keys["general.license"] == "other"
     assert keys["general.license.name"] == "llama3.1"
@@ -312,6 +313,7 @@ def test_what_would_run_otherwise_is_refused_and_nothing_is_written(change, word
     with pytest.raises(RopepatchError, match=words) as caught:
         export_gguf(copy, tmp_path / "out.gguf")
     assert caught.value.hint
+    assert (layout.fits_gguf(small), layout.fits_gguf(copy)) == (True, False)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 

@@ -24,6 +24,7 @@ from huggingface_hub import HfApi, constants, get_session, snapshot_download
 from huggingface_hub.utils import are_progress_bars_disabled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from records import RECORDS
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
@@ -40,12 +41,9 @@ TOKEN = "hf_" + "0a" * 17
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
 CHANGES = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}
-RECORD = {
-    "method": "linear",
-    "config_changes": CHANGES,
-    "verified": {"frequencies": "equal", "logits": "equal"},
-    "adaptation": {"gate": {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}},
-}
+GATE = {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}
+ADAPTATION = RECORDS["trained"]["adaptation"] | {"gate": GATE}
+RECORD = RECORDS["trained"] | {"config_changes": CHANGES, "adaptation": ADAPTATION}
 OURS = f"{MARKER}\n![keys](evaluation/passkey.png)"  # a card that ropepatch wrote
 # The command line with a push that writes no card: torch, which takes two seconds, stays out.
 ALONE = """
@@ -288,7 +286,8 @@ def test_a_record_that_no_card_can_be_written_from_leaves_nothing_on_the_hub(hub
     with pytest.raises(RopepatchError, match=r"passkey\.json: unknown result key"):
         push(folder, NAME)
     (folder / "evaluation/passkey.json").unlink()
-    with pytest.raises(RopepatchError, match=r"ropepatch\.json says nothing usable of model"):
+    edit_json(folder / "ropepatch.json", target="2k")
+    with pytest.raises(RopepatchError, match=r"ropepatch\.json says nothing usable of target"):
         push(folder, NAME)
     assert hub.models == {}
 
@@ -474,16 +473,14 @@ def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, n
 
 
 def gate(**values):
-    return {"adaptation": {"gate": RECORD["adaptation"]["gate"] | values}}
+    return {"adaptation": ADAPTATION | {"gate": GATE | values}}
 
 
 UNPROVEN = {
     "never verified": ({"verified": None}, "nothing has verified it"),
-    "verified in words": ({"verified": "yes"}, "nothing has verified it"),
     "other frequencies": ({"verified": {"frequencies": "off by 1e-3", "logits": "equal"}}, "off by 1e-3"),
     "other logits": ({"verified": {"frequencies": "equal", "logits": "off by 2"}}, "logits after reloading"),
     "red gate": (gate(passed=False, increase=0.071), "rose by 7.1%, allowed 2.0%"),
-    "gate without a verdict": (gate(passed=None), "its gate is red"),
     "config edited": (
         {"config_changes": CHANGES | {"max_position_embeddings": 4096}},
         "config.json has changed",
@@ -564,7 +561,7 @@ def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
     adapter.mkdir()
     save_file({"lora_A": np.ones(9, np.float32)}, adapter / "adapter_model.safetensors")
     write(adapter / "adapter_config.json", {"r": 8})
-    write(adapter / "ropepatch.json", {key: RECORD[key] for key in ("method", "adaptation")})
+    write(adapter / "ropepatch.json", RECORDS["adapter"] | {"adaptation": ADAPTATION})
     pushed(adapter)
     assert hub.files(NAME) == files_of(adapter)
     edit_json(adapter / "ropepatch.json", **gate(passed=False))
@@ -584,8 +581,8 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(verified=JSON, adaptation=JSON, changes=JSON)
 def test_no_record_makes_the_judgement_crash_or_passes_unverified(folder, verified, adaptation, changes):
-    record = {"verified": verified, "adaptation": adaptation, "config_changes": changes}
-    write(folder / "ropepatch.json", record)
+    damage = {"verified": verified, "adaptation": adaptation, "config_changes": changes}
+    write(folder / "ropepatch.json", RECORD | damage)
     try:
         proof = evidence(folder)
     except RopepatchError:

@@ -60,7 +60,12 @@ def test_stock_transformers_loads_it_at_the_target(adapted):
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
     record = json.loads((adapted / "ropepatch.json").read_text())
-    assert record["verified"] == {"frequencies": "equal", "logits": "equal"}
+    assert record["verified"] == {
+        "frequencies": "equal",
+        "logits": "equal",
+        "compared": True,
+        "difference": 0.0,
+    }
 
 
 def test_training_has_changed_the_weights_that_it_trains_and_no_others(adapted):

@@ -87,10 +87,9 @@ def _old_context(made: Extended) -> Iterator[str]:
                 f"{caption} at {made.window:,} tokens{of}: {plain(cell(before).line)} before, "
                 f"{plain(cell(own).line)} after."
             )
-    if made.adaptation and (gate := made.adaptation.get("gate")):
-        change = (
-            f"{gate['base']:.3f} nats per token before, {gate['now']:.3f} after ({gate['increase']:+.2%})"
-        )
-        verdict = f"{'within' if gate['passed'] else '**beyond**'} the {gate['most']:.2%} allowed"
+    if made.record.adaptation:
+        gate = made.record.adaptation.gate
+        change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"
+        verdict = f"{'within' if gate.passed else '**beyond**'} the {gate.most:.2%} allowed"
         watched = f"Loss on the text that was watched during the training{made.folded}"
         yield f"{watched}: {change}, {verdict}."

@@ -13,7 +13,6 @@ from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.model.source import HUB_ID
-from ropepatch.publishing.card.kinds import check_record
 from ropepatch.publishing.card.names import shown_name
 from ropepatch.scaling import METHODS
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result, Row
+    from ropepatch.extension.record import Engine, Record
 
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
 
@@ -57,28 +57,23 @@ class Extended:
 
     Args:
         name: A Hub id, or the name of the folder.
-        record: The content of its `ropepatch.json`.
+        record: Its record.
         results: What was measured.
         files: The names of the files in its folder.
         captions: Of the figures there are, by the stem of their files.
         weights: The fingerprint of its own weights; None of an adapter.
         branch: Of the Hub id, to load it from; None for main.
-
-    Raises:
-        RopepatchError: If the record lacks what ropepatch writes into every one, or a value is of another
-            kind.
+        fits_gguf: Whether `ropepatch export --gguf` takes it.
     """
 
     name: str
-    record: Mapping[str, Any]
+    record: Record
     results: Sequence[Result] = ()
     files: frozenset[str] = frozenset()
     captions: Mapping[str, str] = field(default_factory=dict)
     weights: str | None = None
     branch: str | None = None
-
-    def __post_init__(self) -> None:
-        check_record(self.record)
+    fits_gguf: bool = False
 
     @property
     def short_name(self) -> str:
@@ -88,38 +83,33 @@ class Extended:
     @property
     def base_id(self) -> str | None:
         """The Hub id of the base model; None of a local one."""
-        name, revision = self.record["model"], self.record["revision"]
-        return str(name) if revision is not None and HUB_ID.fullmatch(name) else None
+        on_hub = self.record.revision is not None and HUB_ID.fullmatch(self.record.model)
+        return self.record.model if on_hub else None
 
     @property
     def base_name(self) -> str:
         """The base model as others may see it."""
-        return shown_name(self.record["model"])
+        return shown_name(self.record.model)
 
     @property
     def window(self) -> int:
         """The context of the base model, in tokens."""
-        return int(self.record["original_max_position_embeddings"])
+        return self.record.original_max_position_embeddings
 
     @property
     def target(self) -> int:
         """The context it was extended to, in tokens."""
-        return int(self.record["target"])
-
-    @property
-    def adaptation(self) -> Mapping[str, Any] | None:
-        """How it was trained; None if it was not."""
-        return self.record.get("adaptation")
+        return self.record.target
 
     @property
     def folded(self) -> str:
         """What is said of losses and training from before the attention factor went into the weights."""
-        return ", before folding" if "folded_attention_factor" in self.record else ""
+        return "" if self.record.folded_attention_factor is None else ", before folding"
 
     @property
     def known_paper(self) -> str | None:
         """That of the method by ropepatch's own list; None if the method is not on it."""
-        method = METHODS.get(self.record["method"])
+        method = METHODS.get(self.record.method)
         return None if method is None else method.paper
 
     @property
@@ -127,16 +117,9 @@ class Extended:
         """Whether the folder holds an adapter alone."""
         return "adapter_config.json" in self.files
 
-    @property
-    def rope_parameters(self) -> Mapping[str, Any]:
-        """Those to come, of the global layers where layers differ; empty where no stock type holds them."""
-        parameters = self.record["config_changes"].get("rope_parameters", {})
-        found = parameters.get(self.record.get("layer_type"), parameters)
-        return found if isinstance(found, dict) else {}
-
-    def engine(self, name: str) -> Mapping[str, str] | None:
+    def engine(self, name: str) -> Engine | None:
         """What the record says of an engine."""
-        return next((engine for engine in self.record["engines"] if engine["engine"] == name), None)
+        return next((engine for engine in self.record.engines if engine.engine == name), None)
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -158,8 +141,8 @@ class Extended:
             scaling is not None
             and self.weights is not None
             and result.model.get("weights") == self.weights
-            and all(scaling.get(key) == as_read(self.record[key]) for key in SAME)
-            and result.adapted == (self.adaptation is not None)
+            and all(scaling.get(key) == as_read(getattr(self.record, key)) for key in SAME)
+            and result.adapted == (self.record.adaptation is not None)
         )
 
 

@@ -16,6 +16,7 @@ from ropepatch.scaling import METHODS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ropepatch.extension.record import Adaptation
     from ropepatch.publishing.card.extended import Extended
 
 PLANNED = (
@@ -33,25 +34,25 @@ SHORT = 8  # numbers of a list that is printed
 
 def summary(made: Extended) -> str:
     """What was done, with its numbers."""
-    record, trained = made.record, made.adaptation
+    record, trained = made.record, made.record.adaptation
     base = link(made.base_id, _hub(made.base_id)) if made.base_id else plain(made.base_name)
-    revision = f" at revision {code(record['revision'])}" if made.base_id else ""
+    revision = f" at revision {code(record.revision)}" if made.base_id else ""
     training = "without training"
     if trained:
-        training = f"trained for {trained['steps']:,} steps on {trained['tokens']:,} tokens{made.folded}"
+        training = f"trained for {trained.steps:,} steps on {trained.tokens:,} tokens{made.folded}"
     what = "An adapter for " if made.is_adapter else ""
-    needs = "; it loads without ropepatch" if "verified" in record else ""
+    needs = "; it loads without ropepatch" if record.verified else ""
     return (
         f"{what}{base}{revision}, extended from a context of {made.window:,} tokens to {made.target:,} with "
-        f"{code(record['method'])}{_paper(made)}, a factor of {record['factor']:g}, {training}. "
-        f"Made with ropepatch {plain(record['versions'].get('ropepatch', ''))}{needs}."
+        f"{code(record.method)}{_paper(made)}, a factor of {record.factor:g}, {training}. "
+        f"Made with ropepatch {plain(record.versions.get('ropepatch', ''))}{needs}."
     )
 
 
 def _paper(made: Extended) -> str:
     """The paper in brackets; one that a record alone names leads nowhere: a stranger may have written it."""
     if made.known_paper is None:
-        return f" ({code(made.record['paper'])})" if made.record["paper"].strip() else ""
+        return f" ({code(made.record.paper)})" if made.record.paper.strip() else ""
     where = address(made.known_paper)
     return f" ({link(made.known_paper, where)})" if where else ""
 
@@ -59,12 +60,12 @@ def _paper(made: Extended) -> str:
 def sections(made: Extended) -> Iterator[str]:
     """The command, the plan, the cost, the proof."""
     record = made.record
-    if "command" in record:
-        yield fenced(shown_command(record["command"]), "bash")
+    if record.command is not None:
+        yield fenced(shown_command(record.command), "bash")
     else:
         yield fenced("\n".join(_python(made)), "python")
-    planned = {key: record[key] for key in PLANNED if record.get(key) not in (None, {})}
-    changes = {key: value for key, value in record["config_changes"].items() if key not in LEGACY_KEYS}
+    planned = {key: value for key in PLANNED if (value := getattr(record, key)) not in (None, {})}
+    changes = {key: value for key, value in record.config_changes.items() if key not in LEGACY_KEYS}
     plan = _readable(planned | ({} if made.is_adapter else {"config_changes": changes}))
     yield fenced(yaml.safe_dump(plan, sort_keys=False, allow_unicode=True), "yaml")
     facts = [*_facts(made)]
@@ -72,51 +73,51 @@ def sections(made: Extended) -> Iterator[str]:
 
 
 def _facts(made: Extended) -> Iterator[str]:
-    record, trained, versions = made.record, made.adaptation, made.record["versions"]
+    record, trained, versions = made.record, made.record.adaptation, made.record.versions
     if trained:
         yield f"Training{made.folded}: {', '.join(_cost(trained))}."
     if trained and "adaptation" in made.files:
         yield "The recipe and the history of the training are in [adaptation](adaptation)."
-    if "folded_attention_factor" in record:
-        factor = record["folded_attention_factor"]
+    if record.folded_attention_factor is not None:
+        factor = record.folded_attention_factor
         yield f"The attention factor, {factor:.4f}, was folded into the query weights afterwards."
-    if "verified" in record:
-        seen = ", ".join(f"{what} {plain(verdict)}" for what, verdict in record["verified"].items())
+    if verdict := record.verified:
+        seen = f"frequencies {plain(verdict.frequencies)}, logits {plain(verdict.logits)}"
         stock = f"stock transformers {plain(versions.get('transformers', ''))}"
         yield f"Reloaded with {stock} and compared with the model it was written from: {seen}."
     if versions:
         yield f"Versions: {', '.join(plain(f'{name} {version}') for name, version in versions.items())}."
-    if earlier := record.get("earlier"):
-        method, target = code(earlier["method"]), earlier["target"]
+    if earlier := record.earlier:
+        method, target = code(earlier.method), earlier.target
         yield f"The base model had itself been extended by ropepatch, with {method} to {target:,} tokens."
-    for warning in record["warnings"]:
+    for warning in record.warnings:
         yield f"Warning: {plain(warning)}."
 
 
-def _cost(trained: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{trained['steps']:,} steps"
-    yield f"{trained['tokens']:,} tokens"
-    if "seconds" in trained:
-        yield f"{trained['seconds']:,} seconds"
-    if trained.get("processes", 1) > 1:
-        yield f"{trained['processes']:,} processes"
-    if "device" in trained:
-        yield f"on {plain(trained['device'])}"
+def _cost(trained: Adaptation) -> Iterator[str]:
+    yield f"{trained.steps:,} steps"
+    yield f"{trained.tokens:,} tokens"
+    if trained.seconds is not None:
+        yield f"{trained.seconds:,} seconds"
+    if trained.processes > 1:
+        yield f"{trained.processes:,} processes"
+    if trained.device is not None:
+        yield f"on {plain(trained.device)}"
 
 
 def _python(made: Extended) -> Iterator[str]:
     """The lines that make it from Python."""
     record = made.record
-    given = _not_default(record["method"], record["parameters"])
+    given = _not_default(record.method, record.parameters)
     arguments = [
         text(made.base_id or made.base_name),
         f"to={made.target}",
-        f"method={text(record['method'])}",
+        f"method={text(record.method)}",
     ]
-    if record["revision"] is not None:
-        arguments.append(f"revision={text(record['revision'])}")
-    if record["factor"] != made.target / made.window:
-        arguments.append(f"factor={record['factor']!r}")
+    if record.revision is not None:
+        arguments.append(f"revision={text(record.revision)}")
+    if record.factor != made.target / made.window:
+        arguments.append(f"factor={record.factor!r}")
     if any(_is_long(value) for value in given.values()):
         yield "import json"
         yield "from pathlib import Path"
@@ -128,7 +129,7 @@ def _python(made: Extended) -> Iterator[str]:
     yield ""
     yield f"plan = ropepatch.plan({', '.join(arguments)})"
     out = text(made.short_name)
-    if made.adaptation:
+    if record.adaptation:
         yield f'ropepatch.adapt(plan, ropepatch.read_recipe("adaptation/recipe.yaml"), {out})'
     else:
         yield f"ropepatch.extend(plan, {out})"
@@ -159,10 +160,10 @@ def citation(made: Extended) -> str:
     if made.base_id:
         owner, _, name = made.base_id.rpartition("/")
         about = {"title": f"{{{_latex(name)}}}"} | ({"author": f"{{{_latex(owner)}}}"} if owner else {})
-        where = {"note": f"revision {made.record['revision']}", "url": _hub(made.base_id)}
+        where = {"note": f"revision {made.record.revision}", "url": _hub(made.base_id)}
         entries.append(entry("base-model", about | where))
     about = {"title": "{ropepatch: longer context for LLaMA-family checkpoints}"}
-    if version := made.record["versions"].get("ropepatch"):
+    if version := made.record.versions.get("ropepatch"):
         about["note"] = f"version {version}"
     return fenced("\n\n".join(filter(None, [*entries, entry("ropepatch", about)])), "bibtex")
 

@@ -20,18 +20,18 @@ DIGITS = 4  # after the point, of a metric
 def front_matter(made: Extended) -> str:
     """The metadata as YAML, without the lines around it."""
     results = [result for evidence in made.evidence for result in _results(evidence)]
-    base = made.record.get("base", {})
-    relation = "adapter" if made.is_adapter else "finetune" if made.adaptation else None
+    base: Any = made.record.base
+    relation = "adapter" if made.is_adapter else "finetune" if made.record.adaptation else None
     data = ModelCardData(
         base_model=made.base_id,
         base_model_relation=relation if made.base_id else None,
-        license=base.get("license"),
-        license_name=base.get("license_name"),
-        license_link=base.get("license_link"),
-        language=base.get("language"),
+        license=base.license,
+        license_name=base.license_name,
+        license_link=base.license_link,
+        language=base.language,
         library_name="peft" if made.is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["ropepatch", "long-context", "rope-scaling", made.record["method"]],
+        tags=["ropepatch", "long-context", "rope-scaling", made.record.method],
         model_name=made.short_name if results else None,
         eval_results=results or None,
     )

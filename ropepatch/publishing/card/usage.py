@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING
 
-from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.publishing.card.markdown import fenced, plain, table, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from ropepatch.extension.record import Engine
     from ropepatch.publishing.card.extended import Extended
 
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
@@ -25,12 +24,10 @@ def sections(made: Extended) -> Iterator[str]:
     yield from _transformers(made)
     yield from _vllm(made)
     yield from _llama_cpp(made)
-    if made.record["engines"]:
+    if made.record.engines:
         yield "### Who reads this rope"
         yield "By the engines' sources."
-        rows = [
-            [plain(engine[key]) for key in ("engine", "reads", "note")] for engine in made.record["engines"]
-        ]
+        rows = [[plain(one.engine), plain(one.reads), plain(one.note)] for one in made.record.engines]
         yield table(["engine", "reads it", "note"], rows)
 
 
@@ -43,7 +40,7 @@ def _transformers(made: Extended) -> Iterator[str]:
     yield "### transformers"
     yield fenced("\n".join([f"from transformers import {', '.join(names)}", "", *lines]), "python")
     engine = made.engine("transformers 5.x")
-    if engine is not None and engine["reads"] != "yes":
+    if engine is not None and engine.reads != "yes":
         yield from _reservation(engine)
 
 
@@ -53,7 +50,7 @@ def _adapter(made: Extended) -> Iterator[str]:
     if "/" in made.name:
         begin = f"{begin}from huggingface_hub import snapshot_download\n"
         folder = f"snapshot_download({_python(made)})"
-    known = made.base_id or made.record["model"] == "tiny"
+    known = made.base_id or made.record.model == "tiny"
     base = "" if known else f", base={text('path/to/' + made.base_name)}"
     yield "### With ropepatch"
     yield fenced(f"{begin}\nmodel, tokenizer = ropepatch.load_adapter({folder}{base})", "python")
@@ -65,21 +62,20 @@ def _vllm(made: Extended) -> Iterator[str]:
     if engine is None:
         return
     yield "### vLLM"
-    if engine["reads"] == "no":
-        yield f"vLLM does not read this rope: {plain(engine['note'])}."
+    if engine.reads == "no":
+        yield f"vLLM does not read this rope: {plain(engine.note)}."
         return
-    switches = re.findall(r"--[a-z-]+ \d+", engine["note"])
-    yield fenced(" ".join(["vllm serve", _shell(made), *switches]), "bash")
+    yield fenced(" ".join(["vllm serve", _shell(made), *engine.switches]), "bash")
     yield from _reservation(engine)
 
 
 def _llama_cpp(made: Extended) -> Iterator[str]:
     engine = made.engine("llama.cpp")
-    if engine is None or (engine["reads"] != "no" and not _fits_gguf(made)):
+    if engine is None or (engine.reads != "no" and not made.fits_gguf):
         return
     yield "### llama.cpp"
-    if not _fits_gguf(made):
-        yield f"llama.cpp does not read this rope: {plain(engine['note'])}."
+    if not made.fits_gguf:
+        yield f"llama.cpp does not read this rope: {plain(engine.note)}."
         return
     file = shlex.quote(f"{made.short_name}.gguf")
     lines = [f"ropepatch export {_shell(made)} --gguf", f"llama-cli -m {file} -c {made.target}"]
@@ -97,16 +93,7 @@ def _shell(made: Extended) -> str:
     return shlex.quote(made.name) + branch
 
 
-def _fits_gguf(made: Extended) -> bool:
-    """Whether `ropepatch export --gguf` takes it: a LLaMA to llama.cpp, with one table of frequencies."""
-    rope, record = made.rope_parameters, made.record
-    switches = rope.get("rope_type") == "dynamic" or rope.get("short_factor") != rope.get("long_factor")
-    slides = any("sliding_window" in warning for warning in record["warnings"])
-    quantised = "quantised" in record.get("verified", {}).get("logits", "")
-    return record["model_type"] in IN_LLAMA_CPP and not (switches or slides or quantised)
-
-
-def _reservation(engine: Mapping[str, str]) -> Iterator[str]:
-    if engine["note"]:
-        only = "Only partly: " if engine["reads"] == "partly" else "Note: "
-        yield f"{only}{plain(engine['note'])}."
+def _reservation(engine: Engine) -> Iterator[str]:
+    if engine.note:
+        only = "Only partly: " if engine.reads == "partly" else "Note: "
+        yield f"{only}{plain(engine.note)}."

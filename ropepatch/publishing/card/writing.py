@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
-from ropepatch.files import read_json, whole_file
+from ropepatch.extension import record as records
+from ropepatch.files import whole_file
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import evidence, making, usage
 from ropepatch.publishing.card.extended import Extended, folder_name
 from ropepatch.publishing.card.markdown import plain
 from ropepatch.publishing.card.metadata import front_matter
+from ropepatch.publishing.gguf.layout import fits_gguf
 from ropepatch.report.plots import looks_of, pictures_of_results
 from ropepatch.report.plots.style import house_style
 
@@ -92,19 +94,21 @@ def card_text(made: Extended) -> str:
 
 
 def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
-    if not (folder / "ropepatch.json").is_file():
+    if not records.exists(folder):
         raise RopepatchError(
             f"no ropepatch.json in {folder}: ropepatch did not make it",
             hint="a card is written for what `ropepatch extend` made",
         )
     made = Extended(
         name=repo or folder_name(folder.resolve()),
-        record=read_json(folder / "ropepatch.json"),
+        record=records.read(folder),
         results=[read_result(file) for file in sorted((folder / "evaluation").glob("*.json"))],
         files=frozenset(file.name for file in folder.iterdir()),
         branch=branch,
     )
-    return made if made.is_adapter else replace(made, weights=fingerprint(read_headers(folder)))
+    if made.is_adapter:
+        return made
+    return replace(made, weights=fingerprint(read_headers(folder)), fits_gguf=fits_gguf(folder))
 
 
 def _pictures(made: Extended) -> Iterator[tuple[str, Picture]]:

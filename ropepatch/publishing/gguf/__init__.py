@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import absent, check_space, read_json, whole_file
+from ropepatch.extension import record as records
+from ropepatch.files import absent, check_space, whole_file
 from ropepatch.model.source import find_source
 from ropepatch.model.weights import Progress
 from ropepatch.publishing.gguf.layout import DTYPES, Layout, read_layout
@@ -110,17 +111,16 @@ def _gguf() -> ModuleType:
 
 
 def _add_metadata(writer: GGUFWriter, name: str, folder: Path) -> None:
-    """The name, and of the base's card what `ropepatch.json` carries over."""
+    """The name, and of the base's card what the record carries over."""
     writer.add_type("model")
     writer.add_name(name)
-    record = folder / "ropepatch.json"
-    base = read_json(record).get("base") if record.exists() else None
+    base = records.read(folder).base.to_dict() if records.exists(folder) else {}
     for key, add in (
         ("license", writer.add_license),
         ("license_name", writer.add_license_name),
         ("license_link", writer.add_license_link),
     ):
-        if isinstance(base, dict) and isinstance(base.get(key), str):
+        if isinstance(base.get(key), str):
             add(base[key])
 
 

@@ -110,20 +110,24 @@ def interleaved(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
+def fits_gguf(folder: Path) -> bool:
+    """Whether llama.cpp's LLaMA can hold a checkpoint, by its config.json."""
+    try:
+        check_architecture(folder)
+    except RopepatchError:
+        return False
+    return True
+
+
 def read_layout(folder: Path) -> Layout:
     """What of a checkpoint goes where in a GGUF file; no tensor is read.
 
     Raises:
         RopepatchError: If llama.cpp's LLaMA cannot hold it, or its weights are unsound.
     """
-    raw = read_json(folder / "config.json")
-    config = load_text_config(raw)
-    _check_architecture(raw, config)
-    found = survey_folder(folder)
-    config, rope = found.config, found.rope
-    if rope.rotary_dim != found.head_dim:
-        raise _other(f"it rotates {rope.rotary_dim} of {found.head_dim} dimensions")
-    model = blueprint(load_config(raw))
+    found = check_architecture(folder)
+    config = found.config
+    model = blueprint(load_config(found.raw))
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     weights = read_headers(folder)
     check_weights(weights, model)
@@ -149,7 +153,14 @@ def read_layout(folder: Path) -> Layout:
     return Layout(found, tuple(tensors), _divisors(found))
 
 
-def _check_architecture(raw: dict[str, Any], config: Any) -> None:
+def check_architecture(folder: Path) -> Survey:
+    """The survey of a checkpoint that llama.cpp's LLaMA can hold, by its config.json.
+
+    Raises:
+        RopepatchError: If it cannot.
+    """
+    raw = read_json(folder / "config.json")
+    config: Any = load_text_config(raw)
     if raw.get("quantization_config"):
         raise RopepatchError(
             "the weights are quantised",
@@ -170,6 +181,10 @@ def _check_architecture(raw: dict[str, Any], config: Any) -> None:
             f"this rope ({kind}) follows the sequence length, and a GGUF file holds one table of frequencies",
             hint="extend the base checkpoint with a static method, yarn say, and export that",
         )
+    found = survey_folder(folder)
+    if found.rope.rotary_dim != found.head_dim:
+        raise _other(f"it rotates {found.rope.rotary_dim} of {found.head_dim} dimensions")
+    return found
 
 
 def _other(reason: str) -> RopepatchError:

@@ -6,14 +6,19 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension import record as records
 from ropepatch.files import read_json
+from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.source import CHECKPOINT_FILES
 from ropepatch.model.weights import fingerprint, read_headers
+
+if TYPE_CHECKING:
+    from ropepatch.extension.record import Record
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
@@ -50,7 +55,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What `ropepatch.json` says for and against a folder.
+    """What the record says for and against a folder.
 
     Args:
         against: Why it should not be pushed.
@@ -106,41 +111,40 @@ def evidence(folder: Path) -> Evidence:
     """What speaks against pushing a folder: nothing verified it, it has changed since, or its gate is red.
 
     Raises:
-        RopepatchError: If `ropepatch.json` or `config.json` cannot be read.
+        RopepatchError: If the record or `config.json` cannot be read.
     """
-    if not (folder / "ropepatch.json").exists():
+    if not records.exists(folder):
         return Evidence(("nothing has verified it (no ropepatch.json)",))
-    record = read_json(folder / "ropepatch.json")
-    against, notes = [], []
-    if "needs_ropepatch" in record:
+    if not is_adapter(folder) and needs_ropepatch(folder):
         return Evidence(
             ("its position encoding is swapped: only ropepatch loads it, and nothing verified it",)
         )
+    record = records.read(folder)
+    against, notes = [], []
     if is_adapter(folder):
         notes.append("an adapter: ropepatch puts it on its base, with the rope it was trained under")
     else:
-        verified = _section(record, "verified")
-        frequencies, logits = verified.get("frequencies"), str(verified.get("logits"))
-        if not verified:
+        verdict = record.verified
+        if verdict is None:
             against.append("nothing has verified it (no `verified` in ropepatch.json)")
-        elif frequencies != "equal":
-            against.append(f"its frequencies after reloading are {frequencies}, expected equal")
-        elif logits.startswith("not compared"):
-            notes.append(f"logits {logits}")
-        elif logits != "equal" and not logits.startswith("within "):
-            against.append(f"its logits after reloading are {logits}, expected equal")
+        elif verdict.frequencies != "equal":
+            against.append(f"its frequencies after reloading are {verdict.frequencies}, expected equal")
+        elif not verdict.compared:
+            notes.append(f"logits {verdict.logits}")
+        elif verdict.difference is None:
+            against.append(f"its logits after reloading are {verdict.logits}, expected equal")
         if changed := _changed_since(folder, record):
             against.append(f"config.json has changed since it was verified ({changed})")
-        if record.get("weights") is None:
+        if record.weights is None:
             notes.append(
                 "its weights may have changed since they were verified (no `weights` in ropepatch.json)"
             )
-        elif record["weights"] != fingerprint(read_headers(folder)):
+        elif record.weights != fingerprint(read_headers(folder)):
             against.append("its weights have changed since they were verified")
-    gate = _section(_section(record, "adaptation"), "gate")
-    if gate and gate.get("passed") is not True:
-        rise, most = _share(gate.get("increase")), _share(gate.get("most"))
-        against.append(f"its gate is red: the loss within the old context rose by {rise}, allowed {most}")
+    gate = record.adaptation and record.adaptation.gate
+    if gate and not gate.passed:
+        rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
+        against.append(f"its gate is red: the loss within the old context {rise}")
     return Evidence(tuple(against), tuple(notes))
 
 
@@ -204,18 +208,9 @@ def _holds_token(path: Path, token: str | None) -> bool:
     return bool(TOKEN.search(data)) or bool(token and token.encode() in data)
 
 
-def _changed_since(folder: Path, record: dict[str, Any]) -> str | None:
+def _changed_since(folder: Path, record: Record) -> str | None:
     """A key of config.json, or of its `text_config`, that no longer says what was verified."""
     config = read_json(folder / "config.json")
-    stated = _section(config, "text_config") or config
-    changes = _section(record, "config_changes").items()
-    return next((key for key, value in changes if stated.get(key) != value), None)
-
-
-def _section(record: dict[str, Any], key: str) -> dict[str, Any]:
-    value = record.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _share(value: object) -> str:
-    return f"{value:.1%}" if isinstance(value, int | float) else "an unknown share"
+    part = config.get("text_config")
+    stated = part if isinstance(part, dict) and part else config
+    return next((key for key, value in record.config_changes.items() if stated.get(key) != value), None)

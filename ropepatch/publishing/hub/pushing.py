@@ -15,11 +15,12 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
-from ropepatch.model.source import swapped_encoding
+from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.publishing.hub import explaining
-from ropepatch.publishing.hub.contents import contents, evidence, is_stale, is_weights
+from ropepatch.publishing.hub.contents import contents, evidence, is_adapter, is_stale, is_weights
 from ropepatch.publishing.hub.explaining import AGAIN, LOG_IN, talking
 from ropepatch.publishing.hub.remote import Remote, git_blob, is_equal, look, read_text
 
@@ -142,7 +143,7 @@ def push(
     if remote is not None and not force:
         with talking(repo, token):
             _check_weights(hub, remote, repo, branch, found.files)
-    carded = card and (place / "ropepatch.json").exists() and not swapped_encoding(place)
+    carded = card and records.exists(place) and (is_adapter(place) or not needs_ropepatch(place))
     if carded and not dry_run:
         from ropepatch.publishing.card import write_card
 
@@ -162,7 +163,7 @@ def push(
             notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
     if dry_run and carded:
         notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
-    stale = {name for name in there if is_stale(name, found.files, ours="ropepatch.json" in there)}
+    stale = {name for name in there if is_stale(name, found.files, ours=records.FILE in there)}
     planned = Pushed(
         repo=repo,
         url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
@@ -231,7 +232,7 @@ def _check_private(remote: Remote | None, repo: str, private: bool) -> None:
 
 def _check_weights(hub: HfApi, remote: Remote, repo: str, branch: str, files: dict[str, Path]) -> None:
     """Refuse to replace weights that ropepatch did not bring there."""
-    if "ropepatch.json" in remote.files:
+    if records.FILE in remote.files:
         return
     weights = [name for name in remote.files if is_weights(name)]
     others = [name for name in weights if name not in files or not is_equal(files[name], remote.files[name])]

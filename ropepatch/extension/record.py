@@ -1,0 +1,349 @@
+"""`ropepatch.json` beside what was extended: each key with its meaning, and all that reads and writes it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from keyword import iskeyword
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StringConstraints, ValidationError
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.old_records import upgraded
+from ropepatch.files import read_json, whole_file, write_json
+from ropepatch.model.record_file import FILE, VERSION, Number, Part, Text, Tokens, Whole, refused, validated
+
+if TYPE_CHECKING:
+    from ropepatch.extension.planning import Plan
+
+__all__ = ["FILE", "VERSION", "Record", "amend", "exists", "read", "sound_keys", "write"]
+
+HINT = "copy it again from where the checkpoint came from; `ropepatch extend` writes it whole"
+Texts = Text | list[Text]
+Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # which a card prints as a command
+
+
+class Engine(Part):
+    """How one inference engine reads the checkpoint; see `ropepatch.extension.engines`.
+
+    Args:
+        engine: Its name.
+        reads: All of it, partly, or not at all.
+        note: What to know.
+        switches: Of its command line, without which it does not serve the target.
+    """
+
+    engine: Text
+    reads: Literal["yes", "partly", "no"]
+    note: Text
+    switches: list[Switch]
+
+
+class Verdict(Part):
+    """What stock transformers computes from the checkpoint, beside what it was written from.
+
+    Args:
+        frequencies: `equal`, to the bit.
+        logits: `equal`, `within 3.1e-07`, or why they were not compared.
+        compared: Whether the logits were.
+        difference: The greatest of a logit; of a folded checkpoint as a share of the largest. None where they
+            were not compared.
+    """
+
+    frequencies: Text
+    logits: Text
+    compared: StrictBool
+    difference: Number | None
+
+
+class Base(Part):
+    """Of the card of the base model what whoever builds on it passes on.
+
+    Args:
+        license: Of the Hub's list, or `other`.
+        license_name: Of another.
+        license_link: Where it can be read.
+        language: Which the model speaks.
+    """
+
+    license: Texts | None = None
+    license_name: Texts | None = None
+    license_link: Texts | None = None
+    language: Texts | None = None
+
+
+class Gate(Part):
+    """The loss within the old context, in nats per token.
+
+    Args:
+        base: Of the model before.
+        now: Of the trained one.
+        increase: As a share of `base`.
+        most: The greatest increase allowed.
+        passed: Whether it is.
+    """
+
+    base: Number
+    now: Number
+    increase: Number
+    most: Number
+    passed: StrictBool
+
+
+class LearnedRope(Part):
+    """Frequencies that were trained with the weights: parameters of the method `custom`.
+
+    Args:
+        start: Before.
+        end: After.
+    """
+
+    start: dict[Text, Any]
+    end: dict[Text, Any]
+
+
+class Adaptation(Part):
+    """How the weights were trained.
+
+    Args:
+        recipe: All of its settings.
+        run: What names all that decides the weights.
+        steps: Of the optimizer.
+        tokens: Read in all.
+        processes: That shared the work.
+        seconds: Of all steps, over all sessions.
+        device: On which it ran.
+        gate: What it did to the old context.
+        frequencies: What it did to the rope, where that was trained.
+    """
+
+    recipe: dict[Text, Any]
+    run: Text
+    steps: Whole
+    tokens: Whole
+    processes: Whole = 1
+    seconds: Number | None = None
+    device: Text | None = None
+    gate: Gate
+    frequencies: LearnedRope | None = None
+
+
+class Start(Part):
+    """What `--method fit` and `--method auto` were asked, and what they found.
+
+    Args:
+        asked: All that decides the outcome.
+        method: The scaling's.
+        parameters: Its own.
+        factor: Where it is not target / L.
+    """
+
+    asked: dict[Text, Any]
+    method: Text | None = None
+    parameters: dict[Text, Any] | None = None
+    factor: Number | None = None
+
+
+class Ranking(Part):
+    """The scalings that `--method auto` measured; see `ropepatch.evaluation.ranking`.
+
+    Args:
+        rule: By which they were ranked, in a sentence.
+        rows: Best first.
+        recommended: The label of the one to take; None where none helps.
+        advice: Why, in sentences.
+        fit: How a fitted one among them was found that was not taken.
+    """
+
+    rule: Text
+    rows: list[dict[Text, Any]]
+    recommended: Text | None
+    advice: list[Text]
+    fit: dict[Text, Any] | None = None
+
+
+class Evaluation(Part):
+    """What `--eval` measured, in few numbers; see `ropepatch.evaluation.summaries`.
+
+    Args:
+        model: The base.
+        trained: Its context, in tokens.
+        target: The context to reach.
+        tasks: Each with its settings, and results by label.
+    """
+
+    model: Text
+    trained: Tokens
+    target: Tokens
+    tasks: list[dict[Text, Any]]
+
+
+class Record(Part):
+    """`ropepatch.json`.
+
+    Args:
+        version: Of this layout.
+        model: The base as the user gave it.
+        revision: Its commit, of a base from the Hub.
+        model_type: Its architecture, in transformers' words.
+        method: The scaling.
+        factor: By how much it stretches.
+        parameters: The method's own.
+        paper: That of the method.
+        original_max_position_embeddings: The context before, L, in tokens.
+        target: The context to reach.
+        rotary_dim: How many dimensions of a head rotate.
+        rope_theta: The base of the frequencies.
+        already_scaled: Whether the rope was scaled before.
+        layer_type: Of the layers whose rope it is, where layers differ.
+        attention_factor: What multiplies cos and sin.
+        inv_freq_before: In radians per token, one for each rotating pair.
+        inv_freq: After.
+        config_before: The values of `config_changes` before, of those that were set.
+        config_changes: What was written into config.json, or its part for the language model.
+        engines: Who reads the rope.
+        warnings: What the user should know, a sentence each.
+        versions: Of the libraries that wrote it.
+        weights: The fingerprint of the weights beside it; none of an adapter.
+        verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
+        folded_attention_factor: That which `export --fold-attention` put into the query weights.
+        adaptation: How it was trained, if it was.
+        base_weights: The fingerprint of the weights that it was trained from.
+        base: What the base's card says.
+        earlier: The record of the base, where ropepatch made that.
+        start: What `--method fit` or `auto` was asked, and found.
+        fit: How `ropepatch.fit` found the frequencies; see `ropepatch.fitting.fitting`.
+        ranking: How `--method auto` chose.
+        evaluation: What `--eval` measured.
+        command: That made it.
+    """
+
+    version: Literal[1]
+    model: Text
+    revision: Text | None = None
+    model_type: Text
+    method: Text
+    factor: Number
+    parameters: dict[Text, Any]
+    paper: Text
+    original_max_position_embeddings: Tokens
+    target: Tokens
+    rotary_dim: Whole
+    rope_theta: Number
+    already_scaled: StrictBool
+    layer_type: Text | None = None
+    attention_factor: Number
+    inv_freq_before: list[Number]
+    inv_freq: list[Number]
+    config_before: dict[Text, Any]
+    config_changes: dict[Text, Any]
+    engines: list[Engine]
+    warnings: list[Text]
+    versions: dict[Text, Text]
+    weights: Text | None = None
+    verified: Verdict | None = None
+    folded_attention_factor: Number | None = None
+    adaptation: Adaptation | None = None
+    base_weights: Text | None = None
+    base: Base = Field(default_factory=Base)
+    earlier: Record | None = None
+    start: Start | None = None
+    fit: dict[Text, Any] | None = None
+    ranking: Ranking | None = None
+    evaluation: Evaluation | None = None
+    command: Text | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, **more: Any) -> Record:
+        """The record of a plan and of the libraries that carry it out now.
+
+        Args:
+            plan: The plan.
+            **more: Further keys.
+        """
+        import torch
+        import transformers
+
+        versions = {
+            "ropepatch": importlib.metadata.version("ropepatch"),
+            "transformers": transformers.__version__,
+            "torch": str(torch.__version__),
+        }
+        return cls.parse({"version": VERSION} | json.loads(plan.to_json()) | {"versions": versions} | more)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> Record:
+        """The record that a file holds; of one from before records had versions what it means today.
+
+        Raises:
+            RopepatchError: With the first key that is missing, or holds something else.
+        """
+        if "needs_ropepatch" in content:
+            raise RopepatchError(
+                f"{FILE} is of a checkpoint whose position encoding is swapped, not of an extension",
+                hint="`ropepatch.load` loads it",
+            )
+        content = upgraded(content)
+        record = validated(cls, content, HINT)
+        for name in record.parameters:
+            if not name.isidentifier() or iskeyword(name):  # a card prints it as Python
+                raise RopepatchError(
+                    f"{FILE} names a parameter {name[:60]!r}, expected a plain name", hint=HINT
+                )
+        if not isinstance(record.config_changes.get("rope_parameters", {}), dict):
+            raise refused(content, ("config_changes", "rope_parameters"), HINT)
+        return record
+
+    def amended(self, **changes: Any) -> Record:
+        """The record with other values of some keys; None leaves a key out."""
+        content = self.to_dict() | changes
+        return self.parse({key: value for key, value in content.items() if changes.get(key, ...) is not None})
+
+
+def exists(folder: Path) -> bool:
+    """Whether there is a record in a folder."""
+    return (folder / FILE).is_file()
+
+
+def read(folder: Path) -> Record:
+    """The record of a checkpoint or an adapter.
+
+    Raises:
+        RopepatchError: If there is none, or it is damaged; with the key.
+    """
+    return Record.parse(read_json(folder / FILE))
+
+
+def write(folder: Path, record: Record) -> None:
+    """Put the record into a folder, whole or not at all."""
+    with whole_file(folder / FILE) as partial:
+        write_json(partial, record.to_dict())
+
+
+def amend(folder: Path, **changes: Any) -> Record:
+    """Change some keys of the record of a folder; what is not known of the others stays as it is.
+
+    Args:
+        folder: Of the checkpoint.
+        **changes: The new values by key; None leaves a key out.
+
+    Raises:
+        RopepatchError: If there is no record, it is damaged, or a value is not what the key must hold; the
+            file is as it was then.
+    """
+    record = read(folder).amended(**changes)
+    write(folder, record)
+    return record
+
+
+def sound_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the content of a record, which may be damaged, the keys that hold what they must."""
+    try:
+        Record.model_validate(content := upgraded(content))
+    except ValidationError as error:
+        damaged = {detail["loc"][0] for detail in error.errors(include_url=False)}
+        return {key: value for key, value in content.items() if key not in damaged}
+    return dict(content)
