@@ -6,8 +6,8 @@ import hashlib
 import inspect
 import re
 import reprlib
-import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -92,10 +92,6 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> 
 
 def is_count(value: object) -> bool:  # noqa: D103
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def is_amount(value: object) -> bool:  # noqa: D103
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 TOKENS = r"([0-9]{1,12})([kKmM]?)"
@@ -187,15 +183,17 @@ Length = Annotated[
     AfterValidator(_some_tokens),
     expected("a length in tokens (4096, 32k or 4x)"),
 ]
-WORDS = {  # what is expected where a type has no words of its own, by pydantic's type of error
+WORDS = {  # where a type has no words of its own, by pydantic's type of error
     "bool_type": "true or false",
     "dict_type": "a mapping",
     "float_type": "a number",
     "int_type": "a whole number",
+    "model_attributes_type": "a mapping",
     "model_type": "a mapping",
     "string_type": "a text",
-    "too_short": "a list of at least one",
+    "too_short": "of at least one entry",
     "tuple_type": "a list",
+    "union_tag_not_found": "a mapping that says which of several it is",
 }
 
 
@@ -225,7 +223,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _refusal(error, type(self)) from None
+            raise _refusal(error, type(self), values) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested ones keep their place
 
@@ -239,7 +237,7 @@ class Settings(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise _refusal(error, cls) from None
+            raise _refusal(error, cls, obj) from None
 
     @classmethod
     def from_yaml(cls, file: Path) -> Self:
@@ -256,7 +254,8 @@ class Settings(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """The same but for these values, which are checked as all are."""
-        return type(self)(**dict(self) | dict(update or {}))
+        values = {key: getattr(self, key) for key in type(self).model_fields}
+        return type(self)(**values | dict(update or {}))
 
     def check(self) -> None:
         """Raise a `RopepatchError` where values do not fit together."""
@@ -282,11 +281,9 @@ class Settings(BaseModel):
         return self
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """What pydantic asks for, with the meaning of every key."""
-        written = handler.resolve_ref_schema(handler(schema))
+        written = handler.resolve_ref_schema(handler(core))
         written["description"] = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
         texts = meanings(cls)
         for key, value in written.get("properties", {}).items():
@@ -312,35 +309,39 @@ def shown(value: object) -> str:
     return " ".join(_short.repr(value).split())
 
 
-def _refusal(error: ValidationError, kind: type[Settings]) -> RopepatchError:
-    """The first thing that pydantic refused, in one line and a hint."""
+def _refusal(error: ValidationError, kind: type[Settings], content: Any) -> RopepatchError:
+    """The first thing in a content that pydantic refused, in one line and a hint."""
     first = error.errors(include_url=False)[0]
     value, context, fault = first["input"], first.get("ctx", {}), first["type"]
-    place, hint = _place(first["loc"]), None
+    place, hint = _place(first["loc"], content), None
     if fault == "together":
         together: RopepatchError = context["error"]
         return RopepatchError(f"{place}: {together}" if place else str(together), hint=together.hint)
-    if fault in ("unknown", "absent"):
-        key = _place(first["loc"] + context["key"]) if place else context["key"][0]
-        if fault == "absent":
-            hint = f"its keys are {', '.join(context['keys'])}"
-            return RopepatchError(f"a {noun(kind)} must have the key {key}", hint=hint)
-        hint = _nearest(context["key"][0], context["keys"])
-        return RopepatchError(f"unknown {noun(kind)} key {shown(key)}", hint=hint)
-    words = context.get("words") or WORDS.get(fault, first["msg"].removeprefix("Input should be "))
-    if fault == "literal_error":
-        names = re.findall("'([^']*)'", context["expected"])
+    if fault in ("absent", "unknown"):
+        (key,), keys = context["key"], context["keys"]
+        whole = f"{place}.{key}" if place else key
+        if fault == "unknown":
+            return RopepatchError(f"unknown {noun(kind)} key {shown(whole)}", hint=_nearest(key, keys))
+        return RopepatchError(f"a {noun(kind)} must have the key {whole}", hint=f"keys: {', '.join(keys)}")
+    words = context.get("words") or WORDS.get(fault, first["msg"])
+    if choices := context.get("expected") or context.get("expected_tags"):
+        names, value = re.findall("'([^']*)'", choices), context.get("tag", value)
         words, hint = f"one of {', '.join(names)}", _nearest(value, names)
+    elif fault == "model_type" and not place:
+        hint = f"keys: {', '.join(kind.model_fields)}"
     elif isinstance(value, str) and "number" in words:
         hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
     return RopepatchError(f"{place or f'a {noun(kind)}'} must be {words}, got {shown(value)}", hint=hint)
 
 
-def _place(steps: tuple[Any, ...]) -> str:
-    """Where in a file: `data.sources[1].weight`; a step in angle brackets is pydantic's own, of a `Tag`."""
-    named = [step for step in steps if not str(step).startswith(("<", "["))]
-    parts = [f".{step}" if str(step).isidentifier() else f"[{shown(step)}]" for step in named]
-    return "".join(parts).removeprefix(".")
+def _place(steps: tuple[int | str, ...], content: Any) -> str:
+    """Where in a content: `data.sources[1].weight`; without the steps that pydantic takes within a union."""
+    place = ""
+    for step in steps:
+        with suppress(KeyError, IndexError, TypeError):
+            content = content[step]
+            place += f".{step}" if str(step).isidentifier() else f"[{shown(step)}]"
+    return place.removeprefix(".")
 
 
 def _nearest(name: object, names: list[str]) -> str:

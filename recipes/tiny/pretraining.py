@@ -11,7 +11,6 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +176,8 @@ def _edit(file: Path, changes: dict[str, Any]) -> None:
 def _record(recipe: Recipe, count: int, documents: Sequence[str]) -> dict[str, Any]:
     """All that decides the weights after so many stages; of the texts what they say, not where they are."""
     texts = hashlib.sha256("\0".join(documents).encode()).hexdigest()
-    return asdict(recipe) | {"texts": texts, "stages": [asdict(stage) for stage in recipe.stages[:count]]}
+    content = recipe.model_dump(mode="json")
+    return content | {"texts": texts, "stages": content["stages"][:count]}
 
 
 def _refuse_other(folder: Path, record: dict[str, Any]) -> None:

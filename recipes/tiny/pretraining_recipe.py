@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from huggingface_hub.errors import StrictDataclassError
+from pydantic import Field
 from transformers import LlamaConfig, SchedulerType
 
 from ropepatch.data.documents import BOS, EOS
 from ropepatch.data.tiny.mixture import MATERIALS
 from ropepatch.encodings import Encoding, make_encoding
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import check_keys, is_amount, is_count, read_yaml, refuse_unknown
+from ropepatch.settings import Amount, Count, OneOf, Settings, Several, Text, Whole, expected, refuse_unknown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 PUBLISHED = "checkpoint"  # the folder of the finished checkpoint, beside those of the stages
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Settings):
     """Steps with one mixture of materials.
 
     Args:
@@ -34,48 +32,30 @@ class Stage:
         learning_rate: The peak.
         lr_scheduler_type: One of transformers' schedules, after a warm-up of 50 steps.
         bf16: Multiply in bfloat16.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    name: str
-    mixture: dict[str, float]
-    windows: list[int]
-    tokens_per_step: int
-    steps: int
-    learning_rate: float
-    lr_scheduler_type: str = "constant_with_warmup"
+    name: Annotated[str, Field(pattern=r"^[\w-]+$"), expected("letters, digits, _ and -: it names a folder")]
+    mixture: Annotated[dict[Annotated[str, OneOf(MATERIALS)], Amount], Field(min_length=1)]
+    windows: Several[Count]
+    tokens_per_step: Count
+    steps: Count
+    learning_rate: Amount
+    lr_scheduler_type: Annotated[str, OneOf(schedule.value for schedule in SchedulerType)] = (
+        "constant_with_warmup"
+    )
     bf16: bool = False
 
-    def __post_init__(self) -> None:
-        schedules = [schedule.value for schedule in SchedulerType]
-        is_name = isinstance(self.name, str) and re.fullmatch(r"[\w-]+", self.name) and self.name != PUBLISHED
-        is_mixture = (
-            isinstance(self.mixture, dict) and self.mixture and all(map(is_amount, self.mixture.values()))
-        )
-        is_windows = isinstance(self.windows, list) and self.windows and all(map(is_count, self.windows))
-        for key, fits, expected in (
-            ("name", is_name, f"letters, digits, _ and -, and not {PUBLISHED}: it names a folder"),
-            ("mixture", is_mixture, "shares above 0 by material"),
-            ("windows", is_windows, "a list of whole numbers above 0"),
-            ("tokens_per_step", is_count(self.tokens_per_step), "a whole number above 0"),
-            ("steps", is_count(self.steps), "a whole number above 0"),
-            ("learning_rate", is_amount(self.learning_rate), "a number above 0 (with a point: 2.0e-3)"),
-            ("lr_scheduler_type", self.lr_scheduler_type in schedules, f"one of {', '.join(schedules)}"),
-            ("bf16", isinstance(self.bf16, bool), "true or false"),
-        ):
-            if not fits:
-                raise RopepatchError(f"{key} must be {expected}, got {getattr(self, key)!r}")
-        refuse_unknown(self.mixture, MATERIALS, "material")
+    def check(self) -> None:
+        """Refuse a folder that is not its own, and rows that have no room."""
+        if self.name == PUBLISHED:
+            raise RopepatchError(f"name must not be {PUBLISHED}, the folder of the finished checkpoint")
         if max(self.windows) > self.tokens_per_step:
             raise RopepatchError(
                 f"a row of {max(self.windows)} tokens has no room in {self.tokens_per_step} tokens_per_step"
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """What `recipes/tiny/pretrain.yaml` holds.
 
     Args:
@@ -85,29 +65,17 @@ class Recipe:
         model: What LlamaConfig takes.
         stages: Run one after the other.
         encoding: The name of a position encoding, and its parameters, in the place of the rope.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    seed: int
-    vocab_size: int
-    texts: list[str]
+    seed: Whole
+    vocab_size: Count
+    texts: tuple[Text, ...]
     model: dict[str, Any]
-    stages: list[Stage]
+    stages: Several[Stage]
     encoding: dict[str, Any] | None = None
 
-    def __post_init__(self) -> None:
-        is_texts = isinstance(self.texts, list) and all(isinstance(text, str) for text in self.texts)
-        for key, fits, expected in (
-            ("seed", type(self.seed) is int and self.seed >= 0, "a whole number from 0"),
-            ("vocab_size", is_count(self.vocab_size), "a whole number above 0"),
-            ("texts", is_texts, "a list of files or folders"),
-            ("model", isinstance(self.model, dict), "a mapping"),
-            ("stages", isinstance(self.stages, list) and self.stages, "a list of stages"),
-        ):
-            if not fits:
-                raise RopepatchError(f"{key} must be {expected}, got {getattr(self, key)!r}")
+    def check(self) -> None:
+        """Refuse a model that cannot be built, and stages that share a folder."""
         if self.encoding is not None:
             self.position_encoding()
         names = [stage.name for stage in self.stages]
@@ -128,8 +96,7 @@ class Recipe:
         Raises:
             RopepatchError: If it is no encoding with its parameters.
         """
-        named = isinstance(self.encoding, dict) and isinstance(self.encoding.get("name"), str)
-        if self.encoding is None or not named or not all(isinstance(key, str) for key in self.encoding):
+        if self.encoding is None or not isinstance(self.encoding.get("name"), str):
             raise RopepatchError(
                 f"encoding must be a name with its parameters, got {self.encoding!r}",
                 hint="encoding: {name: alibi}",
@@ -150,16 +117,7 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         RopepatchError: No such file, no YAML, a key missing, or one unknown or of the wrong kind.
     """
-    content = read_yaml(path, "recipe")
-    try:
-        check_keys(Recipe, content)
-        if not isinstance(content["stages"], list):
-            raise RopepatchError("stages must be a list")
-        for stage in content["stages"]:
-            check_keys(Stage, stage)
-        return Recipe(**content | {"stages": [Stage(**stage) for stage in content["stages"]]})
-    except RopepatchError as error:
-        raise RopepatchError(f"{path}: {error}", hint=error.hint) from error
+    return Recipe.from_yaml(path)
 
 
 def _one_line(error: Exception) -> str:

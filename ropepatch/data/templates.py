@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import check_keys, is_count, read_yaml
+from ropepatch.settings import Count, Settings, Several, Whole, expected
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
     from pathlib import Path
 
 NAMES = tuple(
@@ -26,13 +26,12 @@ NAMES = tuple(
 )
 
 
-def _check_texts(field: str, wanted: str, texts: Sequence[str], hint: str) -> None:
-    if not isinstance(texts, tuple) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
-        raise RopepatchError(f"the {field} must be {wanted}, got {texts!r}", hint=hint)
+Needle = Annotated[str, Field(pattern=r"\{key\}"), expected("a text with {key}")]
+Question = Annotated[str, Field(pattern=r"\S$"), expected("a text that ends in a word")]
+Words = Annotated[str, Field(pattern=r"\S"), expected("a text that is not blank")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PasskeyTemplate:
+class PasskeyTemplate(Settings):
     """The words of a prompt: intro, filler with the needle between two of its sentences, question, answer.
 
     Args:
@@ -50,96 +49,56 @@ class PasskeyTemplate:
         parse: A regular expression; its first match in what the model generates must be the key, letter by
             letter. None: the model must say the tokens of the key.
         answer_tokens: How many tokens are generated for ``parse``.
-
-    Raises:
-        RopepatchError: A field that is not as above.
     """
 
     intro: str = "Somewhere on this page there is a pass key. Read on, you will need it."
-    filler: tuple[str, ...] = (
+    filler: Several[Words] = (
         "The mill wheel turns and turns.",
         "Bread cools on the sill.",
         "Smoke climbs from every roof.",
         "A cart rolls by without haste.",
         "Nobody asks for the time.",
     )
-    needle: str = "The pass key is {key}. Keep it well: {key} is the pass key."
-    question: str = "What is the pass key? The pass key is"
-    separator: str = " "
-    digits: int = 5
-    keys: tuple[int, int] | None = None
-    names: tuple[str, ...] = NAMES
+    needle: Needle = "The pass key is {key}. Keep it well: {key} is the pass key."
+    question: Question = "What is the pass key? The pass key is"
+    separator: Annotated[Literal[" ", "\n"], expected("a space or a line break")] = " "
+    digits: Count = 5
+    keys: Annotated[tuple[Whole, Whole], expected("the least and the greatest key")] | None = None
+    names: Several[Words] = NAMES
     parse: str | None = None
-    answer_tokens: int | None = None
+    answer_tokens: Count | None = None
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.intro, str):
-            raise RopepatchError(f"the intro must be a text, got {self.intro!r}", hint='"" is none')
-        if not isinstance(self.needle, str) or "{key}" not in self.needle:
-            raise RopepatchError(
-                f"the needle must hold {{key}}, got {self.needle!r}", hint='e.g. "The pass key is {key}."'
-            )
-        _check_texts(
-            "filler", "a tuple of sentences", self.filler, 'one sentence is ("The grass is green.",)'
-        )
-        if not isinstance(self.question, str) or not self.question or self.question[-1].isspace():
-            raise RopepatchError(
-                f"the question must end in a word, got {self.question!r}",
-                hint="leave the space before the key out: it belongs to the answer",
-            )
+    def check(self) -> None:
+        """Refuse words that ask for nothing."""
         if ("{name}" in self.needle) != ("{name}" in self.question):
             raise RopepatchError(
                 "the needle and the question must both hold {name}, or neither, "
                 f"got {self.needle!r} and {self.question!r}",
                 hint="the question asks for one of several needles by its name",
             )
-        if self.separator not in (" ", "\n"):
+        if self.keys and self.keys[0] > self.keys[1]:
             raise RopepatchError(
-                f"the separator must be a space or a line break, got {self.separator!r}",
-                hint='the default is " "',
+                f"keys must be the least and the greatest key, got {self.keys}", hint="e.g. [1, 50000]"
             )
-        self._check_keys()
-        _check_texts("names", "a tuple of different names", self.names, 'e.g. ("the baker", "the miller")')
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise RopepatchError(f"the names must differ, got {twice!r} twice", hint="leave one out")
-        self._check_parser()
-
-    def _check_keys(self) -> None:
-        if not is_count(self.digits):
-            raise RopepatchError(f"a key needs at least 1 digit, got {self.digits}", hint="the default is 5")
-        if self.keys is None:
-            return
-        whole = isinstance(self.keys, tuple) and all(type(bound) is int for bound in self.keys)
-        if not whole or len(self.keys) != 2 or not 0 <= self.keys[0] <= self.keys[1]:
-            raise RopepatchError(
-                f"keys must be the least and the greatest key, got {self.keys!r}", hint="e.g. (1, 50000)"
-            )
-
-    def _check_parser(self) -> None:
         if (self.parse is None) != (self.answer_tokens is None):
             raise RopepatchError(
                 f"parse and answer_tokens belong together, got {self.parse!r} and {self.answer_tokens!r}",
                 hint=r'e.g. parse="\\d+" and answer_tokens=8',
             )
-        if self.parse is None:
-            return
         try:
-            re.compile(self.parse)
-        except (re.error, TypeError) as error:
+            re.compile(self.parse or "")
+        except re.error as error:
             raise RopepatchError(
                 f"parse is no regular expression: {self.parse!r}: {error}", hint=r'e.g. "\\d+"'
             ) from error
-        if not is_count(self.answer_tokens):
-            raise RopepatchError(
-                f"answer_tokens must be at least 1, got {self.answer_tokens!r}",
-                hint="as many as the longest key may take",
-            )
 
     @property
     def digest(self) -> str:
         """The same 16 hexadecimal digits for the same template, in every process."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def num_keys(self) -> int:
@@ -183,17 +142,7 @@ def read_template(path: Path) -> PasskeyTemplate:
         RopepatchError: No such file, a key that is unknown, keys as well as digits, or a value that
             `PasskeyTemplate` refuses.
     """
-    try:
-        content = read_yaml(path, "pass key template")
-        check_keys(PasskeyTemplate, content)
-        if "digits" in content and content.get("keys") is not None:
-            raise RopepatchError("a template has digits or keys, got both", hint="leave one of them out")
-        tuples = {name: _tuple(content[name]) for name in ("filler", "keys", "names") if name in content}
-        return PasskeyTemplate(**content | tuples)
-    except RopepatchError as error:
-        place = "" if str(path) in str(error) else f"{path}: "
-        raise RopepatchError(f"{place}{error}", hint=error.hint) from error
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    template = PasskeyTemplate.from_yaml(path)
+    if template.keys is not None and "digits" in template.model_fields_set:
+        raise RopepatchError(f"{path}: a template has digits or keys, got both", hint="leave one of them out")
+    return template

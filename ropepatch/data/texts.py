@@ -7,7 +7,6 @@ import logging
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import Length, is_amount, relative_length
+from ropepatch.settings import Amount, Length, Settings, Text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +29,7 @@ Document = str | Sequence[int] | Tensor
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts:
+class Texts(Settings):
     """A source of documents.
 
     Args:
@@ -40,42 +38,13 @@ class Texts:
         split: Of a `datasets` id or a saved set.
         min_tokens: Documents with fewer are left out.
         weight: Its share of the batches, relative to the other sources.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    text: str
-    field: str = "text"
-    split: str = "train"
+    text: Text
+    field: Text = "text"
+    split: Text = "train"
     min_tokens: Length = 1
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key in ("text", "field", "split"):
-            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
-        check_length("min_tokens", self.min_tokens)
-        check("weight", self.weight, is_amount(self.weight), "a number above 0")
-
-
-def is_text(value: object) -> bool:
-    """Whether it is a text that is not empty."""
-    return isinstance(value, str) and value != ""
-
-
-def check_length(key: str, value: Length) -> None:
-    """Refuse what `relative_length` does not take."""
-    try:
-        tokens = relative_length(value, 10**6)
-    except RopepatchError as error:
-        raise RopepatchError(f"{key}: {error}", hint=error.hint) from error
-    check(key, value, tokens >= 1, "at least one token")
-
-
-def check(key: str, value: object, fits: object, expected: str) -> None:
-    """Refuse a value that does not fit."""
-    if not fits:
-        raise RopepatchError(f"{key} must be {expected}, got {value!r}")
+    weight: Amount = 1.0
 
 
 def read_documents(path: Path) -> list[str]:

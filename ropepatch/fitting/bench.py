@@ -17,7 +17,7 @@ from ropepatch.fitting.examples import Examples, Objective, needle_examples, tex
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.material import Material
 from ropepatch.fitting.problem import Problem
-from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.survey import Survey
 from ropepatch.settings import seed_of
@@ -54,7 +54,7 @@ class Bench:
         module: LearnableRope,
         found: Survey,
         material: Material,
-        settings: Settings,
+        settings: FitSettings,
     ) -> Bench:
         """The windows of a material under an objective.
 
@@ -86,7 +86,7 @@ class Bench:
         bench = cls(model, module, found, *made)
         return bench._with_keys(settings) if objective.keys else bench
 
-    def _with_keys(self, settings: Settings) -> Bench:
+    def _with_keys(self, settings: FitSettings) -> Bench:
         """With more weight on the key tokens, as the best start tells them."""
         starts = screened(self.train, starts_of(self.train, settings), settings)
         judge = next(iter(starts.values()))

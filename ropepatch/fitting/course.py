@@ -16,7 +16,7 @@ import torch
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.descent import Descent, step
 from ropepatch.fitting.problem import Problem
-from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.shapes import project
 from ropepatch.fitting.starts import mixtures, named, published
 from ropepatch.fitting.vectors import Vector
@@ -91,12 +91,12 @@ def _rebuilt(kind: Any, content: dict[str, Any]) -> Any:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()})
 
 
-def steps_in_all(settings: Settings, course: Course) -> int:
+def steps_in_all(settings: FitSettings, course: Course) -> int:
     """Steps of the long descent and of those that lose the race."""
     return settings.steps + (course.raced - 1) * race_of(settings)
 
 
-def race_of(settings: Settings) -> int:
+def race_of(settings: FitSettings) -> int:
     """Steps of a race; fewer than in all."""
     return settings.steps // RACE
 
@@ -106,7 +106,7 @@ def batch_of(problem: Problem) -> int:
     return max(1, BATCH_TOKENS // problem.examples.length)
 
 
-def starts_of(problem: Problem, settings: Settings) -> dict[str, Vector]:
+def starts_of(problem: Problem, settings: FitSettings) -> dict[str, Vector]:
     """The methods that are named, or all published ones."""
     if settings.init == "auto":
         starts = published(problem.rope, problem.factor)
@@ -116,7 +116,7 @@ def starts_of(problem: Problem, settings: Settings) -> dict[str, Vector]:
     return {name: project(start, settings.shape, settings.keep) for name, start in starts.items()}
 
 
-def screened(problem: Problem, starts: dict[str, Vector], settings: Settings) -> dict[str, Vector]:
+def screened(problem: Problem, starts: dict[str, Vector], settings: FitSettings) -> dict[str, Vector]:
     """The starts in the order in which they read the text to learn from, the best first.
 
     All are tried on as much as half a step reads, and the best of these on as much as two steps do.
@@ -130,7 +130,7 @@ def screened(problem: Problem, starts: dict[str, Vector], settings: Settings) ->
     return {name: starts[name] for name in order}
 
 
-def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
+def begin(problem: Problem, held_out: Problem, settings: FitSettings) -> Course:
     """The course before its first step.
 
     Raises:
@@ -156,7 +156,7 @@ def begin(problem: Problem, held_out: Problem, settings: Settings) -> Course:
     return Course(racers, first, best, len(racers), spent=_spent(problem, held_out))
 
 
-def proceed(problem: Problem, held_out: Problem, settings: Settings, course: Course) -> Iterator[Course]:
+def proceed(problem: Problem, held_out: Problem, settings: FitSettings, course: Course) -> Iterator[Course]:
     """The course after each further step, until it is over.
 
     The starts race; then the one whose descent reads the held-out windows best goes on alone. It is judged by

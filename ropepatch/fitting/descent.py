@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.fitting.problem import Problem
-from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.shapes import project
 from ropepatch.fitting.vectors import Vector
 from ropepatch.scaling.rope import rotations
@@ -58,7 +58,7 @@ class Descent:
         return Vector.from_flat(torch.tensor(self.mean))
 
 
-def step(problem: Problem, state: Descent, *, batch: int, settings: Settings) -> Descent:
+def step(problem: Problem, state: Descent, *, batch: int, settings: FitSettings) -> Descent:
     """The state after one more step.
 
     Adam (arXiv:1412.6980) with a cosine to `LEAST` of its rate; every vector is projected onto the shape. The

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
@@ -15,18 +15,16 @@ from torch import Tensor
 from ropepatch.data.templates import bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
-from ropepatch.settings import is_amount
+from ropepatch.settings import OneOf, Settings, Weight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LENGTHS = ("target", "all")
 # A key token, by LongPPL (arXiv:2410.23771): the long context makes it e^2 times as likely, and likely.
 GAIN, LIKELY = 2.0, -2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
+class Objective(Settings):
     """What is minimised: a weighted mean over tokens, in nats.
 
     Args:
@@ -38,26 +36,18 @@ class Objective:
         lengths: `target`: all tokens of a window count alike. `all`: one vector for all lengths; the means
             over the first L, 2 L ... tokens up to the target count alike.
         text: The weight of the text; 0 to be driven by pass keys alone.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    short: float = 1.0
-    keys: float = 0.0
-    needles: float = 0.0
-    lengths: str = "target"
-    text: float = 1.0
+    short: Weight = 1.0
+    keys: Weight = 0.0
+    needles: Weight = 0.0
+    lengths: Annotated[str, OneOf(("target", "all"))] = "target"
+    text: Weight = 1.0
 
-    def __post_init__(self) -> None:
-        for key in ("short", "keys", "needles", "text"):
-            value = getattr(self, key)
-            if not (is_amount(value) or value == 0):
-                raise RopepatchError(f"{key} must be a number from 0, got {value!r}", hint=f"--{key} 1.0")
+    def check(self) -> None:
+        """Refuse what counts nothing."""
         if not self.text and not self.needles:
             raise RopepatchError("neither text nor needles count: both are 0", hint="needles=1.0")
-        if self.lengths not in LENGTHS:
-            raise RopepatchError(f"lengths must be {' or '.join(LENGTHS)}, got {self.lengths!r}")
 
     def weights(self, length: int, trained: int) -> Tensor:
         """The weights [T - 1] of the tokens of a window from the second on; their mean is 1."""

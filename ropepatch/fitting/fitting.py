@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from ropepatch.fitting.fitted import Fitted
 from ropepatch.fitting.material import Material, read_material
 from ropepatch.fitting.problem import BACKWARD, reading
 from ropepatch.fitting.searches import SEARCHES
-from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import Source, find_source
@@ -99,7 +99,7 @@ def fit(
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.
     """
-    settings = Settings(
+    settings = FitSettings(
         steps=steps,
         init=init,
         search=search,
@@ -153,7 +153,7 @@ def fit(
     return Fitted(plan_scaling(found, source.name, source.revision, scaling, to), record)
 
 
-def _asked(source: Source, to: int, material: Material, settings: Settings) -> dict[str, Any]:
+def _asked(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
     """All that decides the outcome."""
     return {
         "model": source.name,
@@ -163,13 +163,13 @@ def _asked(source: Source, to: int, material: Material, settings: Settings) -> d
         "text": material.text,
         "digest": material.digest,
         "windows": len(material.train),
-        **asdict(settings),
+        **settings.model_dump(),
     }
 
 
 def _run(
     bench: Bench,
-    settings: Settings,
+    settings: FitSettings,
     asked: dict[str, Any],
     work: Path | None,
     progress: Progress,
@@ -193,7 +193,7 @@ def _run(
     return course, earlier + time.perf_counter() - began
 
 
-def _searched(bench: Bench, settings: Settings, course: Course, progress: Progress) -> Course:
+def _searched(bench: Bench, settings: FitSettings, course: Course, progress: Progress) -> Course:
     """The best that a search finds for the forward tokens of the descent."""
     train = bench.train
     budget = steps_in_all(settings, course) * train.cost(batch_of(train)) * (1 + BACKWARD)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated
 
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.examples import Objective
 from ropepatch.fitting.searches import SEARCHES
 from ropepatch.fitting.shapes import SHAPES
-from ropepatch.settings import is_count, refuse_unknown
+from ropepatch.settings import Count, OneOf, Settings, Text, Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class FitSettings(Settings):
     """How a vector is fitted.
 
     Args:
@@ -23,30 +22,18 @@ class Settings:
         shape: `free`, `monotone` or `smooth` divisors.
         keep: So many of the fastest pairs keep their frequencies.
         seed: Of the order of the windows, and of random starts.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    steps: int = 100
-    init: str = "auto"
-    search: str = "descent"
-    objective: Objective = field(default_factory=Objective)
-    shape: str = "free"
-    keep: int = 0
-    seed: int = 0
+    steps: Count = 100
+    init: Text = "auto"
+    search: Annotated[str, OneOf(("descent", *SEARCHES))] = "descent"
+    objective: Objective = Objective()
+    shape: Annotated[str, OneOf(SHAPES)] = "free"
+    keep: Whole = 0
+    seed: Whole = 0
 
-    def __post_init__(self) -> None:
-        if not is_count(self.steps):
-            raise RopepatchError(
-                f"steps must be a whole number above 0, got {self.steps!r}", hint="--steps 100"
-            )
-        for key in ("keep", "seed"):
-            value = getattr(self, key)
-            if type(value) is not int or value < 0:
-                raise RopepatchError(f"{key} must be a whole number from 0, got {value!r}", hint=f"--{key} 0")
-        refuse_unknown([self.search], ("descent", *SEARCHES), "search")
-        refuse_unknown([self.shape], SHAPES, "shape")
+    def check(self) -> None:
+        """Refuse what a search has not."""
         if self.search != "descent" and (self.shape, self.keep) != ("free", 0):
             raise RopepatchError(
                 f"shape and keep are of the descent, not of {self.search}", hint="leave them out"

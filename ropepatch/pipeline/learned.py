@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,7 +74,7 @@ def fit_settings(parameters: dict[str, Any], text: dict[str, Any], *, measured: 
         RopepatchError: An unknown parameter, one that is not what it must be, or no text but the one that is
             measured.
     """
-    refuse_unknown(parameters, [field.name for field in fields(Fit)], "parameter of fit")
+    refuse_unknown(parameters, Fit.model_fields, "parameter of fit")
     if text["text"] and measured and not recipe and "text" not in parameters:
         raise RopepatchError("--text is what --eval measures; a fit needs another", hint="--set text=FILE")
     return Fit(**(text if text["text"] and not measured else {}) | parameters)
@@ -114,7 +114,7 @@ def fitted_plan(
     seed = recipe.seed if recipe else 0
 
     def find(work: Path) -> dict[str, Any]:
-        options = asdict(settings)
+        options = settings.model_dump()
         if texts and recipe:
             options |= {"text": _windows_of(recipe, source, to, work), "field": "input_ids"}
         fitted = fitting.fit(

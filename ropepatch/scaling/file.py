@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
-from ropepatch.scaling import Scaling, check_parameters, find_method, make_scaling
+from ropepatch.scaling import Scaling, check_parameters, make_scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import is_amount, is_count, refuse_unknown
+from ropepatch.settings import Amount, Count, Settings, Several, Weight
 
 MARK = "ropepatch_scaling"  # the key that holds the version of the format
 VERSION = 1
@@ -26,6 +26,36 @@ EARLIER = {  # in words: what a rope has from an earlier scaling
     "carried_attention_factor": "an earlier attention factor",
 }
 LARGEST = 2**63  # of whole numbers: a float holds them, so that nothing overflows later
+
+
+class SavedScaling(Settings):
+    """What a file holds.
+
+    Args:
+        ropepatch_scaling: The version of the format.
+        method: Its name.
+        parameters: Those of the method, by name, without the factor.
+        factor: The target over the window.
+        target: The context to reach, in tokens.
+        rotary_dim: As all that follows, of the rope that is scaled; see `Rope`.
+        rope_theta: The base.
+        original_max_position_embeddings: The window, in tokens.
+        carried: Frequencies of an earlier scaling.
+        carried_attention_factor: Of an earlier scaling.
+        fit: How the parameters were found, where the file says so.
+    """
+
+    ropepatch_scaling: Count
+    method: str
+    parameters: dict[str, Any]
+    factor: Amount
+    target: Count
+    rotary_dim: Count
+    rope_theta: Amount
+    original_max_position_embeddings: Count
+    carried: Several[Weight] | None = None
+    carried_attention_factor: Amount = 1.0
+    fit: dict[str, Any] | None = None
 
 
 class Planned(Protocol):
@@ -167,27 +197,18 @@ def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFi
     """
     content = _read(file)
     try:
-        _check_keys(content, KINDS, OPTIONAL, "key")
-        for key, (fits, expected) in (KINDS | OPTIONAL).items():
-            if key in content and not fits(content[key]):
-                raise RopepatchError(f"{key} must be {expected}, got {reprlib.repr(content[key])}", hint=MADE)
-        name, parameters = content["method"], content["parameters"]
-        known = {field.name: field for field in fields(find_method(name)) if field.name != "factor"}
-        required = [key for key, field in known.items() if field.default is field.default_factory is MISSING]
-        _check_keys(parameters, required, known, f"parameter of {name}")
-        scaling = make_scaling(name, factor=content["factor"], **parameters)
-        rope = {field.name: content[field.name] for field in fields(Rope) if field.name in content}
-        if "carried" in rope:
-            rope["carried"] = tuple(rope["carried"])
-        found = ScalingFile(str(file), scaling, Rope(**rope), content["target"], content.get("fit"))
+        saved = SavedScaling.model_validate(content)
+        check_parameters(saved.method, saved.parameters)
+        scaling = make_scaling(saved.method, factor=saved.factor, **saved.parameters)
+        rope = Rope(**{field.name: getattr(saved, field.name) for field in fields(Rope)})
     except RopepatchError as error:
-        raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
+        raise RopepatchError(f"{file}: {error}", hint=error.hint or MADE) from error
     if beside:
         raise RopepatchError(
             f"{', '.join(beside)} beside {file}, which holds every parameter",
-            hint=f"set parameters of a method: --method {name} --set ...",
+            hint=f"set parameters of a method: --method {saved.method} --set ...",
         )
-    return found
+    return ScalingFile(str(file), scaling, rope, saved.target, saved.fit)
 
 
 def _read(file: str | Path) -> dict[str, Any]:
@@ -227,39 +248,8 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _check_keys(given: Mapping[str, Any], needed: Iterable[str], known: Iterable[str], what: str) -> None:
-    required = list(needed)
-    refuse_unknown(given, dict.fromkeys([*required, *known]), what)
-    for key in required:
-        if key not in given:
-            raise RopepatchError(f"the {what} {key} is missing", hint=MADE)
-
-
 def _same(there: Any, here: Any) -> bool:
     """Whether two values are one; the frequencies of equally wide ropes up to another machine's rounding."""
     if isinstance(there, tuple) and isinstance(here, tuple):
         return all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(there, here, strict=True))
     return bool(there == here)
-
-
-def _is_list_of_frequencies(value: object) -> bool:
-    return isinstance(value, list) and all(is_amount(number) or number == 0 for number in value)
-
-
-Kinds = dict[str, tuple[Callable[[object], bool], str]]  # key: what tells that a value fits, and its name
-NUMBER, COUNT = "a number above 0", "a whole number above 0"
-KINDS: Kinds = {
-    MARK: (is_count, COUNT),
-    "method": (lambda value: isinstance(value, str), "the name of a method"),
-    "parameters": (lambda value: isinstance(value, dict), "a mapping"),
-    "factor": (is_amount, NUMBER),
-    "target": (is_count, COUNT),
-    "rotary_dim": (is_count, COUNT),
-    "rope_theta": (is_amount, NUMBER),
-    "original_max_position_embeddings": (is_count, COUNT),
-}
-OPTIONAL: Kinds = {
-    "carried": (_is_list_of_frequencies, "a list of frequencies"),
-    "carried_attention_factor": (is_amount, NUMBER),
-    "fit": (lambda value: isinstance(value, dict), "a mapping"),
-}

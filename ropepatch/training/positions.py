@@ -12,24 +12,22 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_serializer, model_validator
+from pydantic_core import CoreSchema
 from torch import Tensor
 
-from ropepatch.data.texts import check
-from ropepatch.errors import RopepatchError
-from ropepatch.settings import check_keys, is_amount, is_count, refuse_unknown
+from ropepatch.settings import Amount, Count, Settings, Several
 
 
-@dataclass(frozen=True, kw_only=True)
-class PositionSampling(ABC):
+class PositionSampling(Settings, ABC):
     """Where the tokens of a window are said to stand within the target."""
 
-    name: ClassVar[str]
     paper: ClassVar[str]
+    name: str
 
     def sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         """Strictly ascending positions [W] below ``target``, int64; 0 ... W-1 where W reaches the target."""
@@ -46,22 +44,20 @@ class PositionSampling(ABC):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data that `read_positions` takes."""
-        return {"name": self.name} | asdict(self)
+        """As JSON-ready data, as a recipe has it."""
+        return self.model_dump(mode="json")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrueLength(PositionSampling):
     """Where they stand."""
 
-    name = "true-length"
     paper = "arXiv:2306.15595"
+    name: Literal["true-length"] = "true-length"
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         return torch.arange(window)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PoSE(PositionSampling):
     """Some chunks with jumps between them; lengths and jumps are drawn anew for every window.
 
@@ -70,17 +66,11 @@ class PoSE(PositionSampling):
 
     Args:
         chunks: How many, or as many as there are tokens. 2 in the paper, 3 did as well; 1 is `true-length`.
-
-    Raises:
-        RopepatchError: No whole number above 0.
     """
 
-    name = "pose"
     paper = "arXiv:2309.10400"
-    chunks: int = 2
-
-    def __post_init__(self) -> None:
-        check("chunks", self.chunks, is_count(self.chunks), "a whole number above 0")
+    name: Literal["pose"] = "pose"
+    chunks: Count = 2
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         starts, skips = [0], [0]
@@ -91,18 +81,16 @@ class PoSE(PositionSampling):
         return torch.arange(window) + torch.tensor(skips).repeat_interleave(lengths)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RandPos(PositionSampling):
     """Any positions, in order. It fails on LLaMA (table 5 of arXiv:2309.10400): here to compare with."""
 
-    name = "randpos"
     paper = "arXiv:2305.16843"
+    name: Literal["randpos"] = "randpos"
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         return torch.tensor(sorted(draw.sample(range(target), window)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class CREAM(PositionSampling):
     """A head at the start of the target, a tail at its end and a chunk drawn from between.
 
@@ -112,8 +100,8 @@ class CREAM(PositionSampling):
     that no position of the target is left out.
     """
 
-    name = "cream"
     paper = "arXiv:2406.07138"
+    name: Literal["cream"] = "cream"
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         factor = Fraction(target, window)
@@ -134,45 +122,58 @@ class CREAM(PositionSampling):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One of the samplings of a mixture.
+def _by_name(content: Any) -> Any:
+    return {"name": content} if isinstance(content, str) else content
+
+
+Name = Literal["true-length", "pose", "randpos", "cream"]
+Parameters = Annotated[TrueLength | PoSE | RandPos | CREAM, Field(discriminator="name")]
+Single = Annotated[Parameters, BeforeValidator(_by_name, json_schema_input_type=Name | Parameters)]
+
+
+class Part(Settings):
+    """One of the samplings of a mixture; in a file one mapping, the sampling's with a weight.
 
     Args:
         sampling: Any but a mixture.
         weight: Its share of the rows, relative to the other parts.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    sampling: PositionSampling
-    weight: float = 1.0
+    sampling: Single
+    weight: Amount = 1.0
 
-    def __post_init__(self) -> None:
-        single = isinstance(self.sampling, PositionSampling) and not isinstance(self.sampling, Mixture)
-        check("a part of a mixture", self.sampling, single, "a position sampling that is no mixture")
-        check("weight", self.weight, is_amount(self.weight), "a number above 0")
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            return {"sampling": content}
+        if not isinstance(content, dict) or "sampling" in content:
+            return content
+        weight = {"weight": content["weight"]} if "weight" in content else {}
+        return {"sampling": {key: content[key] for key in content if key != "weight"}} | weight
+
+    @model_serializer
+    def _join(self) -> dict[str, Any]:
+        return self.sampling.model_dump() | {"weight": self.weight}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """As a file has it."""
+        keys = super().__get_pydantic_json_schema__(core, handler)["properties"]
+        mapping = {"type": "object", "properties": {"weight": keys["weight"]}, "required": ["name"]}
+        return {"anyOf": [*keys["sampling"]["anyOf"], mapping]}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mixture(PositionSampling):
     """Each row draws one of several samplings: with some `true-length` rows, short contexts stay in practice.
 
     Args:
         parts: At least one.
-
-    Raises:
-        RopepatchError: These are no parts.
     """
 
-    name = "mixture"
     paper = ""
-    parts: tuple[Part, ...]
-
-    def __post_init__(self) -> None:
-        fits = isinstance(self.parts, tuple) and self.parts and all(isinstance(p, Part) for p in self.parts)
-        check("parts", self.parts, fits, "a list of at least one part")
+    name: Literal["mixture"] = "mixture"
+    parts: Several[Part]
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         return self.for_row(draw).sample(window, target, draw)
@@ -182,14 +183,11 @@ class Mixture(PositionSampling):
         (part,) = draw.choices(self.parts, [part.weight for part in self.parts])
         return part.sampling
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data that `read_positions` takes."""
-        parts = [part.sampling.to_dict() | {"weight": part.weight} for part in self.parts]
-        return {"name": self.name, "parts": parts}
 
-
+Sampling = Annotated[TrueLength | PoSE | RandPos | CREAM | Mixture, Field(discriminator="name")]
+Positions = Annotated[Sampling, BeforeValidator(_by_name, json_schema_input_type=Name | Sampling)]
 POSITIONS: dict[str, type[PositionSampling]] = {
-    kind.name: kind for kind in (TrueLength, PoSE, RandPos, CREAM, Mixture)
+    kind.model_fields["name"].default: kind for kind in (TrueLength, PoSE, RandPos, CREAM, Mixture)
 }
 
 
@@ -199,33 +197,3 @@ def row_positions(
     """Positions [W] of a row of segments of these ``lengths``, int64, each sampled for itself."""
     chosen = sampling.for_row(draw)
     return torch.cat([chosen.sample(length, target, draw) for length in lengths])
-
-
-def read_positions(content: Any) -> PositionSampling:
-    """From a recipe: a name, or a mapping with a name and its parameters.
-
-    Raises:
-        RopepatchError: No such sampling, or a parameter that is unknown, missing or not what it must be.
-    """
-    parameters = dict(content) if isinstance(content, dict) else {"name": content}
-    name = parameters.pop("name", None)
-    refuse_unknown([name], POSITIONS, "position sampling")
-    kind: Any = POSITIONS[name]
-    check_keys(kind, parameters)
-    if kind is Mixture:
-        check("parts", parameters["parts"], isinstance(parameters["parts"], list), "a list")
-        parameters = {"parts": tuple(map(_read_part, parameters["parts"]))}
-    sampling: PositionSampling = kind(**parameters)
-    return sampling
-
-
-def _read_part(content: Any) -> Part:
-    if not isinstance(content, dict):
-        return Part(sampling=read_positions(content))
-    if content.get("name") == Mixture.name:
-        raise RopepatchError("a mixture cannot be a part of a mixture", hint="list its parts instead")
-    weight = content.get("weight", 1.0)
-    return Part(
-        sampling=read_positions({key: value for key, value in content.items() if key != "weight"}),
-        weight=weight,
-    )

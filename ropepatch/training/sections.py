@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from ropepatch.data.texts import Texts, check, check_length, is_text
-from ropepatch.settings import Length, is_amount, is_count
+from pydantic import BeforeValidator, Discriminator, Tag
+
+from ropepatch.data.texts import Texts
+from ropepatch.settings import Amount, Count, Length, PartShare, Settings, Several, Text, Whole, expected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generated:
+class Generated(Settings):
     """A source of rows that ropepatch makes itself, for the bundled checkpoint.
 
     Args:
         generated: One of the materials of `ropepatch.data.tiny.mixture`.
         weight: Its share of the batches, relative to the other sources.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    generated: str
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        check("generated", self.generated, is_text(self.generated), "a text")
-        check("weight", self.weight, is_amount(self.weight), "a number above 0")
+    generated: Text
+    weight: Amount = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Data:
+def _kind_of_source(content: Any) -> str:
+    is_generated = isinstance(content, Generated) or (isinstance(content, dict) and "generated" in content)
+    return "Generated" if is_generated else "Texts"
+
+
+def _some(content: Any) -> Any:
+    return content if isinstance(content, list | tuple) else (content,)
+
+
+Source = Annotated[
+    Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")],
+    Discriminator(_kind_of_source),
+]
+Windows = Annotated[Several[Length], BeforeValidator(_some, json_schema_input_type=Length | Several[Length])]
+Modules = Annotated[Several[Text] | Literal["all-linear"], expected("a list of names, or all-linear")]
+
+
+class Data(Settings):
     """What is read, and in which pieces.
 
     Args:
@@ -37,27 +47,15 @@ class Data:
         windows: Tokens of a row; the steps take one value after the other.
         tokens_per_batch: Of one process and one forward pass: rows times tokens per row, at most.
         boundaries: Whether tokens attend to their own document alone.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    sources: tuple[Texts | Generated, ...]
-    windows: tuple[Length, ...]
+    sources: Several[Source]
+    windows: Windows
     tokens_per_batch: Length
     boundaries: bool = True
 
-    def __post_init__(self) -> None:
-        check("sources", self.sources, bool(self.sources), "a list of at least one source")
-        check("windows", self.windows, bool(self.windows), "a list of at least one length")
-        for window in self.windows:
-            check_length("windows", window)
-        check_length("tokens_per_batch", self.tokens_per_batch)
-        check("boundaries", self.boundaries, isinstance(self.boundaries, bool), "true or false")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Lora:
+class Lora(Settings):
     """A low-rank adapter, in PEFT's words, and what else is trained with it.
 
     Args:
@@ -70,55 +68,31 @@ class Lora:
         loraplus_lr_ratio: The learning rate of B over that of A (arXiv:2402.12354); None for the same.
         train_embeddings: Train the embeddings whole (arXiv:2309.12307), and a tied head with them.
         train_norms: Train the norms.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    r: int = 16
-    lora_alpha: int = 32
-    lora_dropout: float = 0.0
-    target_modules: tuple[str, ...] | str = ("q_proj", "k_proj", "v_proj", "o_proj")
+    r: Count = 16
+    lora_alpha: Count = 32
+    lora_dropout: PartShare = 0.0
+    target_modules: Modules = ("q_proj", "k_proj", "v_proj", "o_proj")
     use_rslora: bool = False
     use_dora: bool = False
-    loraplus_lr_ratio: float | None = None
+    loraplus_lr_ratio: Amount | None = None
     train_embeddings: bool = False
     train_norms: bool = True
 
-    def __post_init__(self) -> None:
-        for key in ("r", "lora_alpha"):
-            check(key, getattr(self, key), is_count(getattr(self, key)), "a whole number above 0")
-        for key in ("use_rslora", "use_dora", "train_embeddings", "train_norms"):
-            check(key, getattr(self, key), isinstance(getattr(self, key), bool), "true or false")
-        dropout, ratio, targets = self.lora_dropout, self.loraplus_lr_ratio, self.target_modules
-        is_share = _is_zero(dropout) or (is_amount(dropout) and dropout < 1)
-        check("lora_dropout", dropout, is_share, "from 0 to below 1")
-        check("loraplus_lr_ratio", ratio, ratio is None or is_amount(ratio), "a number above 0")
-        names = isinstance(targets, tuple) and targets and all(isinstance(name, str) for name in targets)
-        check("target_modules", targets, names or targets == "all-linear", "a list of names, or all-linear")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Frequencies:
+class Frequencies(Settings):
     """Frequencies and attention factor that are trained with the weights, as logarithms.
 
     Args:
         learning_rate: Of the logarithms, by the schedule of the weights: at 1.0e-3 a step of Adam changes a
             frequency by up to 0.1 %.
-
-    Raises:
-        RopepatchError: It is no number above 0.
     """
 
-    learning_rate: float = 1.0e-3
-
-    def __post_init__(self) -> None:
-        rate = self.learning_rate
-        check("frequencies.learning_rate", rate, is_amount(rate), "a number above 0 (with a point: 1.0e-3)")
+    learning_rate: Amount = 1.0e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(Settings):
     """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
 
     Args:
@@ -128,26 +102,16 @@ class Fit:
         split: Of that text.
         steps: Of `fit`: steps of descent.
         init: Of `fit`: the methods to start from, separated by commas; `auto` tries all.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    text: str | None = None
-    field: str = "text"
-    split: str = "train"
-    steps: int = 100
-    init: str = "auto"
-
-    def __post_init__(self) -> None:
-        check("text", self.text, self.text is None or is_text(self.text), "a text")
-        for key in ("field", "split", "init"):
-            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
-        check("steps", self.steps, is_count(self.steps), "a whole number above 0")
+    text: Text | None = None
+    field: Text = "text"
+    split: Text = "train"
+    steps: Count = 100
+    init: Text = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watch:
+class Watch(Settings):
     """What is measured while it trains, at the old context and at the target.
 
     Args:
@@ -157,32 +121,14 @@ class Watch:
         field: Of `text`.
         split: Of `text`.
         windows: Pieces of the target length that are read.
-        passkey_trials: Pass keys asked for at the target, at each of five depths; 0 for none.
+        passkey_trials: Passkeys asked for at the target, at each of five depths; 0 for none.
         max_short_loss_increase: By how much the loss within the old context may be above the base model's.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    every: int = 100
-    text: str | None = None
-    field: str = "text"
-    split: str = "test"
-    windows: int = 8
-    passkey_trials: int = 2
-    max_short_loss_increase: float = 0.02
-
-    def __post_init__(self) -> None:
-        for key in ("every", "windows"):
-            check(key, getattr(self, key), is_count(getattr(self, key)), "a whole number above 0")
-        check("text", self.text, self.text is None or is_text(self.text), "a text")
-        for key in ("field", "split"):
-            check(key, getattr(self, key), is_text(getattr(self, key)), "a text")
-        trials, increase = self.passkey_trials, self.max_short_loss_increase
-        check("passkey_trials", trials, _is_zero(trials) or is_count(trials), "a whole number from 0")
-        is_share = _is_zero(increase) or (is_amount(increase) and increase < 1)
-        check("max_short_loss_increase", increase, is_share, "a share from 0 to below 1, e.g. 0.02")
-
-
-def _is_zero(value: object) -> bool:
-    return value == 0 and not isinstance(value, bool)
+    every: Count = 100
+    text: Text | None = None
+    field: Text = "text"
+    split: Text = "test"
+    windows: Count = 8
+    passkey_trials: Whole = 2
+    max_short_loss_increase: PartShare = 0.02

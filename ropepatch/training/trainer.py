@@ -215,7 +215,8 @@ def training_arguments(recipe: Recipe, folder: Path, *, resumed: bool) -> Traini
     }
     defaults = {"report_to": tracker, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
     with _refusing():
-        arguments = TrainingArguments(**{**defaults, **recipe.trainer, **ours})
+        values: dict[str, Any] = {**defaults, **recipe.trainer, **ours}
+        arguments = TrainingArguments(**values)
         of_schedule: Any = arguments.lr_scheduler_kwargs
         Trainer.get_optimizer_cls_and_kwargs(arguments)
         get_scheduler(

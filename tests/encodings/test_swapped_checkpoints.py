@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pretraining
 import pytest
@@ -338,7 +337,7 @@ def test_an_interrupted_run_of_an_encoding_goes_on_to_the_same_weights(quick, re
 def test_a_run_with_another_encoding_is_not_gone_on_with(quick, recipe, tmp_path):
     pretrain(recipe, tmp_path)
     with pytest.raises(RopepatchError, match="it differs in encoding"):
-        pretrain(replace(recipe, encoding={"name": "alibi"}), tmp_path)
+        pretrain(recipe.model_copy(update={"encoding": {"name": "alibi"}}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +352,7 @@ def test_a_run_with_another_encoding_is_not_gone_on_with(quick, recipe, tmp_path
 )
 def test_a_recipe_refuses_what_is_no_encoding(recipe, encoding, message):
     with pytest.raises(RopepatchError, match=message):
-        replace(recipe, encoding=encoding)
+        recipe.model_copy(update={"encoding": encoding})
 
 
 def test_a_model_from_a_config_is_swapped_before_it_is_trained():

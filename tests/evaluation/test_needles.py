@@ -1,7 +1,6 @@
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,13 +16,14 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import Passkey, draw_needles, passkey
 from ropepatch.settings import seed_of
 
-FRENCH = replace(
-    ACCENTED,
-    needle="La clé de {name} est {key} ; retenez-la — {key}.",
-    question="Quelle est la clé de {name} ? La voilà",
-    names=("Zoé", "Noël", "l'ânier", "la bête"),
+FRENCH = ACCENTED.model_copy(
+    update={
+        "needle": "La clé de {name} est {key} ; retenez-la — {key}.",
+        "question": "Quelle est la clé de {name} ? La voilà",
+        "names": ("Zoé", "Noël", "l'ânier", "la bête"),
+    }
 )
-LINES = replace(NAMED, separator="\n")
+LINES = NAMED.model_copy(update={"separator": "\n"})
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def ask(tokenizer: PreTrainedTokenizerFast, words: PasskeyTemplate, **asked: obj
 @DETERMINISTIC
 @given(seed=st.integers(0, 2**64 - 1), distractors=st.integers(0, 40), depth=st.floats(0, 1))
 def test_no_two_needles_have_the_same_key_or_name_and_the_first_is_at_the_depth(seed, distractors, depth):
-    needles = draw_needles(replace(NAMED, keys=(1, 41)), depth, distractors, seed)
+    needles = draw_needles(NAMED.model_copy(update={"keys": (1, 41)}), depth, distractors, seed)
     assert len(needles) == distractors + 1
     assert len({needle.key for needle in needles}) == len({needle.name for needle in needles}) == len(needles)
     assert needles[0].depth == depth
@@ -154,7 +154,7 @@ def test_lines_separate_all_but_the_sentences_of_the_filler_and_the_key(tokenize
 
 
 def test_braces_of_names_and_other_words_are_ordinary_letters(tokenizer):
-    words = replace(NAMED, question="{key} {} of {name}: {key}")
+    words = NAMED.model_copy(update={"question": "{key} {} of {name}: {key}"})
     prompt = ask(tokenizer, words, length=400, needles=[Needle("48213", 0.5, "me")])
     assert tokenizer.decode(prompt.ids).endswith("{key} {} of me: {key} 48213")
 

@@ -2,7 +2,6 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby, pairwise, product
 
 import numpy as np
@@ -200,7 +199,7 @@ def hidden(text: str) -> str:
 
 
 PARSED = PasskeyTemplate(keys=(1, 50_000), parse=r"\d+", answer_tokens=8)
-SHORTER = replace(PARSED, keys=(5, 300))  # of one digit to three
+SHORTER = PARSED.model_copy(update={"keys": (5, 300)})  # of one digit to three
 
 
 @pytest.mark.parametrize(
@@ -251,7 +250,9 @@ def test_parsed_keys_of_all_lengths_are_counted_in_their_own_cells(tokenizer):
 def test_a_special_token_is_no_answer():
     tokenizer = llama3()
     tokenizer.add_special_tokens({"eos_token": "<7>"})
-    ask = functools.partial(passkey, lengths=[160], depths=[0.5], template=replace(PARSED, keys=(7, 7)))
+    ask = functools.partial(
+        passkey, lengths=[160], depths=[0.5], template=PARSED.model_copy(update={"keys": (7, 7)})
+    )
     assert ask(Speaking(tokenizer, lambda text: " 7"), tokenizer).at(160) == Passkey(4, 4)
     assert ask(Speaking(tokenizer, lambda text: " so"), tokenizer).at(160) == Passkey(0, 4)
 
@@ -266,7 +267,7 @@ def test_a_parsed_prompt_ends_before_the_key_where_a_forced_one_has_it(tokenizer
             lengths=[100],
             depths=[0.5],
             trials=3,
-            template=replace(PARSED, parse=None, answer_tokens=None),
+            template=PARSED.model_copy(update={"parse": None, "answer_tokens": None}),
         )
     forced_rows = [row.tolist() for row in rows]
     assert all(any(row[: len(prompt)] == prompt for row in forced_rows) for prompt in model.asked)
@@ -365,7 +366,14 @@ def test_the_keys_of_a_seed_are_the_same_in_every_release(tokenizer):
 
 def test_a_template_of_ones_own_is_what_the_model_reads(tokenizer):
     with reading(model := Known(copied)) as rows:
-        passkey(model, tokenizer, lengths=[180], depths=[1.0], trials=1, template=replace(ACCENTED, digits=3))
+        passkey(
+            model,
+            tokenizer,
+            lengths=[180],
+            depths=[1.0],
+            trials=1,
+            template=ACCENTED.model_copy(update={"digits": 3}),
+        )
     text = tokenizer.decode(rows[0])
     key = text[-3:]
     assert text.startswith(f"<s>{ACCENTED.intro}")
@@ -529,12 +537,15 @@ def test_no_gradients_are_kept(checkpoint, tokenizer):
         ({"distractors": 2, "queries": 4}, "queries must be from 1 to the number of needles, 3, got 4"),
         ({"distractors": 1, "template": TEMPLATE}, r"distractors need a template with \{name\}"),
         ({"distractors": 64}, "64 distractors and the needle .* has 64 names and 100000 keys"),
-        ({"distractors": 2, "template": replace(NAMED, keys=(8, 9))}, "the template has 64 names and 2 keys"),
+        (
+            {"distractors": 2, "template": NAMED.model_copy(update={"keys": (8, 9)})},
+            "the template has 64 names and 2 keys",
+        ),
         (
             {
                 "distractors": 1,
                 "queries": 2,
-                "template": replace(NAMED, parse=r"\d+", answer_tokens=6),
+                "template": NAMED.model_copy(update={"parse": r"\d+", "answer_tokens": 6}),
             },
             "a template with a parser takes one query, got 2",
         ),

@@ -22,7 +22,7 @@ from ropepatch.fitting.examples import Examples, Objective, needle_examples, tex
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.material import read_material
 from ropepatch.fitting.problem import BACKWARD, Problem, reading
-from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.shapes import SHAPES, SMOOTH_WAVES, project
 from ropepatch.fitting.starts import mixtures, named, published
 from ropepatch.fitting.vectors import LARGEST, Vector
@@ -260,12 +260,12 @@ def test_no_token_of_a_backward_pass_weighs_what_float16_rounds_away(monkeypatch
 
 def test_text_that_no_method_reads_with_a_finite_loss_is_refused():
     with pytest.raises(RopepatchError, match="no method reads this text with a finite loss"):
-        run(Settings(init="yarn"), problem=Bowl(offset=math.nan))
+        run(FitSettings(init="yarn"), problem=Bowl(offset=math.nan))
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing():
     broken, start = Bowl(offset=math.inf), some_vector(8)
-    state = step(broken, Descent.at(start), batch=2, settings=Settings(init="yarn"))
+    state = step(broken, Descent.at(start), batch=2, settings=FitSettings(init="yarn"))
     assert state.vector == pytest.approx(tuple(start.flat().tolist()))
     assert state.loss is None
 
@@ -418,36 +418,36 @@ def run(settings, problem=None, held_out=None, course=None):
 
 
 def test_descent_finds_the_bottom():
-    best = run(Settings(steps=200, init="yarn"))[-1].best
+    best = run(FitSettings(steps=200, init="yarn"))[-1].best
     assert best.loss < 0.01
     assert best.vector == pytest.approx(Bowl().point.tolist(), abs=0.1)
 
 
 def test_descent_never_returns_what_reads_the_held_out_windows_worse_than_the_start():
-    last = run(Settings(steps=30, init="yarn"), held_out=Worse())[-1]
+    last = run(FitSettings(steps=30, init="yarn"), held_out=Worse())[-1]
     assert last.best == last.first
     assert last.best.start == "yarn"
 
 
 def test_descent_stops_when_nothing_gets_better():
-    courses = run(Settings(steps=300, init="yarn"), held_out=Worse())
+    courses = run(FitSettings(steps=300, init="yarn"), held_out=Worse())
     assert courses[-1].finished
     assert courses[-1].taken < 300
 
 
 def test_starts_that_lose_the_race_do_not_stop_the_one_that_wins():
-    courses = run(Settings(steps=60, init="yarn,none,linear"), held_out=Worse())
+    courses = run(FitSettings(steps=60, init="yarn,none,linear"), held_out=Worse())
     assert courses[-1].taken > 3 * 12 + 20
 
 
 def test_a_single_step_is_no_race():
-    courses = run(Settings(steps=1, init="yarn,none"))
+    courses = run(FitSettings(steps=1, init="yarn,none"))
     assert courses[-1].finished
     assert courses[-1].taken == 1
 
 
 def test_the_best_of_a_race_goes_on_alone():
-    courses = run(Settings(steps=60, init="none,linear,yarn"))
+    courses = run(FitSettings(steps=60, init="none,linear,yarn"))
     assert len(courses[0].racers) == 3
     ((name, racer),) = courses[-1].racers.items()
     assert racer.step == 60
@@ -457,7 +457,7 @@ def test_the_best_of_a_race_goes_on_alone():
 
 
 def test_a_descent_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been():
-    settings = Settings(steps=40, init="none,yarn", seed=3)
+    settings = FitSettings(steps=40, init="none,yarn", seed=3)
     whole = run(settings)
     for stopped in (0, 5, 13, 30):
         kept = Course.from_dict(json.loads(json.dumps(whole[stopped].to_dict())))
@@ -474,7 +474,7 @@ def test_all_windows_are_read_before_one_comes_again():
 
 
 def test_a_step_is_adams():
-    settings, problem = Settings(steps=100, init="yarn"), Bowl()
+    settings, problem = FitSettings(steps=100, init="yarn"), Bowl()
     state = Descent.at(some_vector(8))
     values = np.array(state.vector, dtype=np.float64)
     first = second = np.zeros(9)
@@ -492,7 +492,7 @@ def test_a_step_is_adams():
 
 
 def test_screening_puts_the_best_start_first():
-    problem, settings = Bowl(), Settings(init="linear,none,yarn")
+    problem, settings = Bowl(), FitSettings(init="linear,none,yarn")
     starts = starts_of(problem, settings)
     order = list(screened(problem, starts, settings))
     assert order == sorted(starts, key=lambda name: problem.score(starts[name], [0]))
@@ -546,4 +546,4 @@ def test_the_tales_that_tiny_learns_from_are_not_those_it_is_measured_on(tiny):
 )
 def test_settings_of_nonsense_are_refused(wrong):
     with pytest.raises(RopepatchError):
-        Settings(**wrong)
+        FitSettings(**wrong)

@@ -173,47 +173,35 @@ def changed(**changes):
         (changed(ropepatch_scaling=2), "version 2, expected 1", "pip install --upgrade"),
         (changed(ropepatch_scaling=True), "version True, expected 1", "pip install --upgrade"),
         (changed(ropepatch_scaling=1.0), "version 1.0, expected 1", "pip install --upgrade"),
-        (changed(factr=4.0), "unknown key 'factr'", "did you mean factor?"),
-        (changed(factor=None), "the key factor is missing", "`ropepatch fit MODEL"),
-        (changed(method=None), "the key method is missing", "`ropepatch fit MODEL"),
-        (changed(rope_theta=None), "the key rope_theta is missing", "`ropepatch fit MODEL"),
-        (changed(method=3), "method must be the name of a method, got 3", "`ropepatch fit MODEL"),
+        (changed(factr=4.0), "unknown saved scaling key 'factr'", "did you mean factor?"),
+        (changed(rope_theta=None), "a saved scaling must have the key rope_theta", "keys: ropepatch_scaling"),
+        (changed(method=3), "method must be a text, got 3", "`ropepatch fit MODEL"),
         (changed(method="costum"), "unknown method 'costum'", "did you mean custom?"),
-        (changed(parameters=[]), "parameters must be a mapping", "`ropepatch fit MODEL"),
-        (changed(parameters={}), "the parameter of custom divisors is missing", "`ropepatch fit MODEL"),
-        (changed(parameters={"divisor": [1.0]}), "unknown parameter of custom 'divisor'", "mean divisors?"),
+        (changed(parameters={}), "custom needs divisors", "divisors=VALUE"),
+        (changed(parameters={"divisor": [1.0]}), "custom has no parameter 'divisor'", "mean divisors?"),
         (changed(parameters={"divisors": 2.0}), "divisors must be a tuple", "`ropepatch methods custom`"),
         (changed(parameters={"divisors": [1.0, "2"]}), "must be a tuple of", "`ropepatch methods custom`"),
         (changed(parameters={"divisors": [1.0, [2]]}), "must be a tuple of", "`ropepatch methods custom`"),
         (changed(parameters={"divisors": [1.0, 0]}), "numbers from 1e-30", "`ropepatch methods custom`"),
         (
             changed(parameters={"divisors": [1.0], "factor": 2.0}),
-            "unknown parameter of custom 'factor'",
-            "known: divisors",
+            "custom has no parameter 'factor'",
+            "parameters: divisors",
         ),
         (
             changed(parameters={"divisors": [1.0], "name": "yarn"}),
-            "unknown parameter of custom 'name'",
-            "known: divisors",
+            "custom has no parameter 'name'",
+            "parameters: divisors",
         ),
-        (changed(factor=0), "factor must be a number above 0, got 0", "`ropepatch fit MODEL"),
         (changed(factor=0.5), "factor must be at least 1, got 0.5", "`ropepatch methods custom`"),
-        (changed(factor="4"), "factor must be a number above 0, got '4'", "`ropepatch fit MODEL"),
-        (changed(target=0), "target must be a whole number above 0, got 0", "`ropepatch fit MODEL"),
         (changed(target=256.0), "target must be a whole number above 0, got 256.0", "`ropepatch fit MODEL"),
-        (changed(rotary_dim=True), "rotary_dim must be a whole number", "`ropepatch fit MODEL"),
         (changed(rotary_dim=15), "rotary dimension must be even", "config.json"),
-        (changed(rope_theta="1e4"), "rope_theta must be a number above 0", "`ropepatch fit MODEL"),
         (
-            changed(original_max_position_embeddings=-64),
-            "original_max_position_embeddings must be a whole number above 0, got -64",
+            changed(carried=[1.0, -1.0]),
+            "carried[1] must be a number from 0, got",
             "`ropepatch fit MODEL",
         ),
-        (changed(carried=[1.0, -1.0]), "carried must be a list of frequencies", "`ropepatch fit MODEL"),
-        (changed(carried={}), "carried must be a list of frequencies", "`ropepatch fit MODEL"),
-        (changed(carried=[1.0, 0]), "8 rotary pairs need as many frequencies, got 2", None),
-        (changed(carried_attention_factor=0), "must be a number above 0, got 0", "`ropepatch fit MODEL"),
-        (changed(fit=[]), "fit must be a mapping, got []", "`ropepatch fit MODEL"),
+        (changed(carried=[1.0, 0]), "8 rotary pairs need as many frequencies, got 2", "`ropepatch fit MODEL"),
     ],
 )
 def test_what_is_no_scaling_is_one_line_that_names_the_file(tmp_path, content, message, hint):
@@ -224,7 +212,7 @@ def test_what_is_no_scaling_is_one_line_that_names_the_file(tmp_path, content, m
     assert str(caught.value).startswith(f"{file}")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert caught.value.hint is hint is None or hint in caught.value.hint
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("file", ["nowhere.json", ".json", "~nobody-of-that-name/x.json", "a\0.json"])

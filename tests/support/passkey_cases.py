@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ ACCENTED = PasskeyTemplate(
     needle="La clé est {key} ; retenez-la — {key}.",
     question="Quelle est la clé ? La voilà",
 )
-BACKWARDS = replace(ACCENTED, filler=ACCENTED.filler[::-1])
+BACKWARDS = ACCENTED.model_copy(update={"filler": ACCENTED.filler[::-1]})
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -8,7 +8,6 @@ from pathlib import Path
 import yaml
 
 from ropepatch.evaluation.results import as_read
-from ropepatch.training.positions import read_positions
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.sections import Data, Generated, Lora, Watch
 
@@ -31,7 +30,7 @@ def small_recipe(**changes):
             windows=(64,),
             tokens_per_batch=128,
         ),
-        "positions": read_positions("pose"),
+        "positions": "pose",
         "lora": Lora(r=4, lora_alpha=8, lora_dropout=0.1),
         "trainer": {"max_steps": STEPS, "learning_rate": 1e-3, "save_steps": 2, "logging_steps": 1},
         "watch": Watch(every=3, windows=1, passkey_trials=0),

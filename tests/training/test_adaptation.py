@@ -5,7 +5,6 @@ import itertools
 import json
 import shutil
 import signal
-from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
@@ -279,7 +278,7 @@ def test_another_run_neither_goes_on_nor_counts_as_finished(adapted, begun, othe
 def test_merged_equals_adapter(tmp_path, lora):
     recipe = small_recipe(lora=lora, trainer={"max_steps": 3})
     merged = adapt(yarn(), recipe, tmp_path / "merged").folder
-    adapter = adapt(yarn(), replace(recipe, save="adapter"), tmp_path / "adapter").folder
+    adapter = adapt(yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter").folder
     model, _ = ropepatch.load_adapter(adapter)
     stock = AutoModelForCausalLM.from_pretrained(merged)
     base, _ = ropepatch.load("tiny")
@@ -423,7 +422,7 @@ def test_text_is_trained_on_and_its_beginning_is_held_out(tmp_path, monkeypatch)
     file.write_text(
         "<|endoftext|>".join(f"Once there were {n} mice. They ate cheese. " * 30 for n in range(40))
     )
-    data = replace(small_recipe().data, sources=(Texts(text=str(file)),))
+    data = small_recipe().data.model_copy(update={"sources": (Texts(text=str(file)),)})
     lines = []
     recipe = small_recipe(data=data, trainer={"max_steps": 2})
     folder = adapt(yarn(), recipe, tmp_path / "out", say=lines.append).folder

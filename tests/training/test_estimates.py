@@ -275,7 +275,7 @@ def test_a_batch_is_as_long_as_its_rows():
 
 def test_positions_cost_nothing():
     wanted = recipe()
-    assert estimate(replace(wanted, positions=PoSE()), SMALL) == estimate(wanted, SMALL)
+    assert estimate(wanted.model_copy(update={"positions": PoSE()}), SMALL) == estimate(wanted, SMALL)
 
 
 def test_an_estimate_reads_as_one_line():

@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ class Run:
         """The recipe of this run."""
         recipe = read_recipe("tiny")
         steps = round(recipe.max_steps * self.share_of_steps)
-        data = recipe.data if self.windows is None else replace(recipe.data, windows=self.windows)
-        return replace(recipe, data=data, trainer={**recipe.trainer, "max_steps": steps})
+        data = recipe.data.model_copy(update={"windows": self.windows or recipe.data.windows})
+        return recipe.model_copy(update={"data": data, "trainer": {**recipe.trainer, "max_steps": steps}})
 
 
 RUNS = {
@@ -93,14 +93,14 @@ class Start:
         data = Data(
             sources=(Texts(text=str(STORIES)),), windows=("1x", "4x"), tokens_per_batch="2k", boundaries=False
         )
-        return replace(
-            recipe,
-            data=data,
-            trainer={**recipe.trainer, "max_steps": steps},
-            watch=Watch(every=250, windows=STORY_WINDOWS, passkey_trials=0),
-            frequencies=None if self.rate is None else Frequencies(learning_rate=self.rate),
-            seed=seed,
-        )
+        changes = {
+            "data": data,
+            "trainer": {**recipe.trainer, "max_steps": steps},
+            "watch": Watch(every=250, windows=STORY_WINDOWS, passkey_trials=0),
+            "frequencies": None if self.rate is None else Frequencies(learning_rate=self.rate),
+            "seed": seed,
+        }
+        return recipe.model_copy(update=changes)
 
 
 STORY_TARGET, STORY_WINDOWS = 1024, 32
@@ -117,13 +117,11 @@ STARTS = {
 
 def stories() -> Recipe:
     """babyllama-361 on the stories it was trained on, all joined."""
-    return replace(
-        read_recipe("tiny"),
-        data=Data(
-            sources=(Texts(text=str(STORIES)),), windows=("1x", "8x"), tokens_per_batch="2k", boundaries=False
-        ),
-        watch=Watch(every=100, windows=16, passkey_trials=0),
+    data = Data(
+        sources=(Texts(text=str(STORIES)),), windows=("1x", "8x"), tokens_per_batch="2k", boundaries=False
     )
+    watch = Watch(every=100, windows=16, passkey_trials=0)
+    return read_recipe("tiny").model_copy(update={"data": data, "watch": watch})
 
 
 def curve_of(model: Any, pieces: list[torch.Tensor]) -> dict[str, float]:

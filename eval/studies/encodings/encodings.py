@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ Row = dict[str, Any]
 
 def asked(recipe: Recipe, name: str, seed: int) -> Recipe:
     """The recipe with another encoding and seed."""
-    return replace(recipe, seed=seed, encoding={"name": name, **PARAMETERS.get(name, {})})
+    return recipe.model_copy(update={"seed": seed, "encoding": {"name": name, **PARAMETERS.get(name, {})}})
 
 
 def lengths_of(trained: int) -> list[int]:

@@ -34,7 +34,7 @@ from ropepatch.fitting.descent import Descent, step
 from ropepatch.fitting.examples import text_examples
 from ropepatch.fitting.fitting import fit
 from ropepatch.fitting.problem import Problem, reading
-from ropepatch.fitting.settings import Settings
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey, survey_folder
@@ -171,7 +171,7 @@ class Cell:
             attention_factor=learned["attention_factor"],
         )
         start = Vector.of(scaling.frequencies(found.rope), found.rope)
-        settings = Settings(steps=BOUND_STEPS)
+        settings = FitSettings(steps=BOUND_STEPS)
         with reading(model, found) as module:
             examples = text_examples(pieces, settings.objective, self.window)
             problem = Problem(model, module, found.rope, float(self.factor), examples)
