@@ -3,7 +3,7 @@
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
 # make sweep  run every test, as CI does
 # make lint   format, lint and types
-# make documents   rewrite the tables and figures of the documents from eval/results
+# make documents   rewrite the tables and figures of the documents from eval/results, and the schemas of recipes
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -29,7 +29,7 @@ sweep: .venv/test/installed
 	$(PYTEST)
 
 documents: .venv/test/installed
-	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/recipes tests/extension/test_engines.py
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/extension/test_engines.py
 
 lint: .venv/test/installed
 	.venv/test/bin/ruff format --check .

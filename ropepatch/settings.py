@@ -288,7 +288,7 @@ class Settings(BaseModel):
         texts = meanings(cls)
         for key, value in written.get("properties", {}).items():
             value.pop("title", None)
-            value["description"] = texts[key]
+            value.update({"description": texts[key]} if key in texts else {})
         return written
 
 

@@ -58,9 +58,11 @@ def recipes(
 def _copy(source: Path, file: Path) -> None:
     if file.suffix not in (".yaml", ".yml"):
         raise RopepatchError(f"{file} must end in .yaml", hint="extend --recipe knows a file by that")
+    schema = source.with_name("recipe.schema.json").resolve()  # of the copy it does not lie beside
+    text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
     try:
         with file.expanduser().open("x", encoding="utf-8") as copied:
-            copied.write(source.read_text(encoding="utf-8"))
+            copied.write(text)
     except FileExistsError as error:
         raise RopepatchError(
             f"{file} already exists", hint="name another FILE after --copy; nothing is overwritten"

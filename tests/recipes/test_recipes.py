@@ -535,12 +535,14 @@ def test_a_recipe_of_ones_own_is_shown_and_costed_where_its_model_is_known(tmp_p
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b"])
-def test_a_copy_is_the_file_and_never_overwrites(tmp_path, monkeypatch, name):
+def test_a_copy_is_the_file_beside_no_schema_and_never_overwrites(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     done = ask(name, "--copy")
     assert done.exit_code == 0
     assert f"--recipe {name}.yaml" in done.stdout
-    assert Path(f"{name}.yaml").read_text(encoding="utf-8") == recipe_file(name).read_text(encoding="utf-8")
+    schema, *copied = Path(f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert copied == recipe_file(name).read_text(encoding="utf-8").splitlines()[1:]
+    assert json.loads(Path(schema.split("$schema=")[1]).read_text(encoding="utf-8"))["title"] == "Recipe"
     Path(f"{name}.yaml").write_text("mine")
     again = ask(name, "--copy")
     assert isinstance(again.exception, RopepatchError)
