@@ -1,27 +1,335 @@
-from dataclasses import dataclass, field
+"""What a user writes, whatever the schema: values that fit, and refusals in one line that name the place."""
+
+import math
+import subprocess
+import sys
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pydantic import Discriminator, Tag
 
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import check_keys, is_count, read_yaml, refuse_unknown
+from ropepatch.settings import (
+    Amount,
+    Count,
+    Length,
+    OneOf,
+    PartShare,
+    Settings,
+    Several,
+    Share,
+    Text,
+    Weight,
+    Whole,
+    expected,
+    meanings,
+    noun,
+    read_yaml,
+    refuse_unknown,
+    relative_length,
+)
 
 
-@dataclass
-class Recipe:
-    name: str
-    windows: list[int]
-    seed: int = 0
-    notes: list[str] = field(default_factory=list)
+class Book(Settings):
+    """A source of text.
+
+    Args:
+        text: Where it is,
+            on this machine.
+        weight: Its share.
+    """
+
+    text: Text
+    weight: Amount = 1.0
+
+
+class Song(Settings):
+    """Another source.
+
+    Args:
+        tune: Its name.
+    """
+
+    tune: Annotated[str, OneOf(["waltz", "march"])]
+
+
+Source = Annotated[
+    Annotated[Book, Tag("Book")] | Annotated[Song, Tag("Song")],
+    Discriminator(lambda content: "Song" if isinstance(content, dict) and "tune" in content else "Book"),
+]
+
+
+class DemoRecipe(Settings):
+    """Every kind of value.
+
+    Args:
+        sources: What is read.
+        count: One kind of number.
+        whole: Another.
+        rate: Another.
+        floor: Another.
+        share: Another.
+        part: Another.
+        lengths: In tokens.
+        keys: By name, and named as a method of mappings is.
+        shares: By name.
+        flag: A switch.
+        save: A choice.
+        even: A kind of its own.
+        free: Anything.
+    """
+
+    sources: Several[Source]
+    count: Count = 1
+    whole: Whole = 0
+    rate: Amount = 1.0
+    floor: Weight = 0.0
+    share: Share = 0.5
+    part: PartShare = 0.5
+    lengths: tuple[Length, ...] | None = None
+    keys: tuple[str, ...] = ()
+    shares: dict[str, Amount] | None = None
+    flag: bool = False
+    save: Literal["merged", "adapter"] = "merged"
+    even: Annotated[Several[Count] | Literal["none"], expected("some numbers, or none")] = "none"
+    free: Any = None
+
+    def check(self) -> None:
+        if self.flag and self.count == 13:
+            raise RopepatchError("13 flags bring bad luck", hint="count: 12")
+
+
+ONE = {"text": "books"}
+
+
+def demo(**changes: Any) -> DemoRecipe:
+    return DemoRecipe.model_validate({"sources": [ONE]} | changes)
+
+
+def refused(kind: type[Settings], content: Any) -> tuple[str, str | None]:
+    with pytest.raises(RopepatchError) as caught:
+        kind.model_validate(content)
+    message = str(caught.value)
+    assert "\n" not in message + (caught.value.hint or "")
+    assert len(message) < 400
+    return message, caught.value.hint
 
 
 def read(folder: Path, content: str | bytes) -> object:
     file = folder / "recipe.yaml"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     return read_yaml(file, "recipe")
+
+
+# Settings
+
+
+def test_values_stay_as_they_were_written_and_lists_become_tuples():
+    recipe = demo(rate=2, floor=0, lengths=["4x", 512, "32k"], shares={"a": 1}, keys=["b"], even=[2, 4])
+    assert recipe.sources == (Book(text="books"),)
+    assert (recipe.rate, type(recipe.rate)) == (2, int)
+    assert recipe.lengths == ("4x", 512, "32k")
+    assert recipe.model_dump()["shares"] == {"a": 1}
+    assert recipe.even == (2, 4)
+
+
+def test_settings_are_equal_by_value_have_a_hash_and_cannot_be_changed():
+    assert Book(text="a", weight=1) == Book.model_validate({"text": "a", "weight": 1.0})
+    assert len({Book(text="a"), Book(text="a"), Book(text="b")}) == 2
+    with pytest.raises(Exception, match="frozen"):
+        Book(text="a").text = "b"
+
+
+def test_a_copy_with_other_values_is_checked_as_all_settings_are():
+    recipe = demo(keys=["a"])
+    assert recipe.model_copy(update={"count": 3}) == demo(keys=["a"], count=3)
+    with pytest.raises(RopepatchError, match="count must be a whole number above 0, got 0"):
+        recipe.model_copy(update={"count": 0})
+    with pytest.raises(RopepatchError, match="unknown demo recipe key 'cuont'"):
+        recipe.model_copy(update={"cuont": 3})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            ({"count": value}, f"count must be a whole number above 0, got {value!r}")
+            for value in (0, -1, True, 1.0, "1", None, math.inf)
+        ),
+        *(
+            ({"whole": value}, f"whole must be a whole number from 0, got {value!r}")
+            for value in (-1, False, 2.5)
+        ),
+        *(
+            ({"rate": value}, f"rate must be a number above 0, got {value!r}")
+            for value in (0, -0.1, True, "3", None, math.inf, math.nan)
+        ),
+        ({"rate": 10**400}, "rate must be a number above 0, got 1000"),
+        ({"floor": -0.1}, "floor must be a number from 0, got -0.1"),
+        ({"share": 1.1}, "share must be a share from 0 to 1, got 1.1"),
+        ({"part": 1}, "part must be a share from 0 to below 1, got 1"),
+        *(
+            (
+                {"lengths": [64, value]},
+                f"lengths[1] must be a length in tokens (4096, 32k or 4x), got {value!r}",
+            )
+            for value in (0, "0", "0x", "-1k", "far", 1.5, True, None, "4 k", "")
+        ),
+        ({"lengths": "4k"}, "lengths must be a list, got '4k'"),
+        ({"keys": ["a", 2]}, "keys[1] must be a text, got 2"),
+        ({"shares": {"a": 1, "b": 0}}, "shares.b must be a number above 0, got 0"),
+        ({"shares": {"a b": 0}}, "shares['a b'] must be a number above 0, got 0"),
+        ({"shares": [1]}, "shares must be a mapping, got (1,)"),
+        ({"flag": 1}, "flag must be true or false, got 1"),
+        ({"save": "mergd"}, "save must be one of merged, adapter, got 'mergd'"),
+        ({"even": [2, 0]}, "even must be some numbers, or none, got (2, 0)"),
+        ({"sources": []}, "sources must be of at least one entry, got ()"),
+        ({"sources": [ONE, 3]}, "sources[1] must be a mapping, got 3"),
+        ({"sources": [ONE, {"text": ""}]}, "sources[1].text must be a text, got ''"),
+        ({"sources": [ONE, ONE | {"weight": 0}]}, "sources[1].weight must be a number above 0, got 0"),
+        ({"sources": [{"tune": "valse"}]}, "sources[0].tune must be one of waltz, march, got 'valse'"),
+        ({"sources": [ONE, {"weight": 2}]}, "a demo recipe must have the key sources[1].text"),
+        ({"sources": [ONE, ONE | {"wieght": 2}]}, "unknown demo recipe key 'sources[1].wieght'"),
+        ({"flag": True, "count": 13}, "13 flags bring bad luck"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place_what_is_expected_and_the_value(changes, message):
+    content = {"sources": [ONE]} | changes
+    assert refused(DemoRecipe, content)[0].startswith(message)
+    with pytest.raises(RopepatchError) as caught:
+        DemoRecipe(**content)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message", "hint"),
+    [
+        (Book, {"txt": "a"}, "unknown book key 'txt'", "did you mean text?"),
+        (Book, {"text": "a", "colour": 1}, "unknown book key 'colour'", "known: text, weight"),
+        (Book, {"text": "a", 1: 2}, "unknown book key 1", "known: text, weight"),
+        (Book, {}, "a book must have the key text", "keys: text, weight"),
+        (Book, None, "a book must be a mapping, got None", "keys: text, weight"),
+        (Book, ["text"], "a book must be a mapping, got ['text']", "keys: text, weight"),
+        (
+            Book,
+            {"text": "a", "weight": "2e-5"},
+            "weight must be a number above 0, got '2e-5'",
+            "in YAML 2e-5 is",
+        ),
+        (Song, {"tune": "walz"}, "tune must be one of waltz, march, got 'walz'", "did you mean waltz?"),
+        (Song, {"tune": 3}, "tune must be one of waltz, march, got 3", "known: waltz, march"),
+    ],
+)
+def test_a_hint_says_what_may_be_meant(kind, content, message, hint):
+    said, hinted = refused(kind, content)
+    assert said == message
+    assert hinted is not None
+    assert hinted.startswith(hint)
+
+
+def test_a_rule_between_values_of_a_nested_mapping_names_its_place():
+    class Shelf(Settings):
+        recipes: tuple[DemoRecipe, ...]
+
+    content = {"recipes": [{"sources": [ONE]}, {"sources": [ONE], "flag": True, "count": 13}]}
+    assert refused(Shelf, content) == ("recipes[1]: 13 flags bring bad luck", "count: 12")
+
+
+HOSTILE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.binary(max_size=3)
+    | st.text(max_size=5)
+    | st.sampled_from(["\ud800", "{}", "%s", "waltz", "4x", 10**400]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*DemoRecipe.model_fields]), HOSTILE)
+    | st.fixed_dictionaries(
+        {"sources": st.lists(st.dictionaries(st.sampled_from(["text", "tune"]), HOSTILE))}
+    )
+    | HOSTILE
+)
+@settings(deadline=None, max_examples=300)
+def test_whatever_a_content_is_it_is_taken_or_refused_in_one_short_line(content):
+    try:
+        DemoRecipe.model_validate(content)
+    except RopepatchError as refusal:
+        message = str(refusal)
+        assert "\n" not in message
+        assert len(message) < 1000
+
+
+BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"- &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
+)
+
+
+@pytest.mark.parametrize("content", [BOMB, "&a [*a]", "&a {text: *a}", "{text: a, weight: &a [*a]}"])
+def test_a_value_that_aliases_made_endless_is_refused_in_a_short_message(tmp_path, content):
+    assert refused(Book, read(tmp_path, content))
+    with pytest.raises(RopepatchError, match="unknown method") as caught:
+        refuse_unknown([read(tmp_path, content)], ["linear"], "method")
+    assert len(str(caught.value)) < 500
+
+
+def test_a_yaml_file_is_named_in_every_refusal(tmp_path):
+    file = tmp_path / "demo.yaml"
+    file.write_text("sources: [{text: a}]\ncount: 3\n")
+    assert DemoRecipe.from_yaml(file) == demo(sources=[{"text": "a"}], count=3)
+    file.write_text("sources: [{text: a, weight: no}]\n")
+    with pytest.raises(
+        RopepatchError, match=r"demo\.yaml: sources\[0\]\.weight must be a number above 0, got"
+    ):
+        DemoRecipe.from_yaml(file)
+    with pytest.raises(RopepatchError, match=r"nowhere\.yaml is not a demo recipe: .*No such file"):
+        DemoRecipe.from_yaml(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(("text", "tokens"), [(4096, 4096), ("32k", 32768), ("1m", 1048576), ("1.5x", 384)])
+def test_every_length_that_settings_take_is_some_tokens(text, tokens):
+    assert relative_length(demo(lengths=[text]).lengths[0], 256) == tokens
+
+
+def test_a_schema_says_what_editors_need():
+    schema = DemoRecipe.model_json_schema()
+    assert schema["description"] == "Every kind of value."
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["sources"]
+    keys = schema["properties"]
+    assert keys["count"] == {
+        "type": "integer",
+        "exclusiveMinimum": 0,
+        "default": 1,
+        "description": "One kind of number.",
+    }
+    assert keys["save"]["enum"] == ["merged", "adapter"]
+    assert [option["type"] for option in keys["lengths"]["anyOf"][0]["items"]["anyOf"]] == [
+        "integer",
+        "string",
+    ]
+    assert schema["$defs"]["Book"]["properties"]["text"]["description"] == "Where it is, on this machine."
+
+
+def test_meanings_stand_in_the_docstring():
+    assert meanings(Book) == {"text": "Where it is, on this machine.", "weight": "Its share."}
+    assert [noun(kind) for kind in (Book, DemoRecipe)] == ["book", "demo recipe"]
+
+
+def test_settings_are_there_in_a_fraction_of_a_second_and_without_torch():
+    code = "import sys, ropepatch.settings; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # read_yaml
@@ -150,59 +458,6 @@ def test_equal_keys_of_different_mappings_or_kinds_are_no_repetition(tmp_path):
     }
 
 
-# check_keys
-
-
-def test_the_keys_of_the_dataclass_are_accepted_with_or_without_those_that_have_a_default():
-    check_keys(Recipe, {"name": "a", "windows": []})
-    check_keys(Recipe, {"notes": [], "seed": 1, "windows": [], "name": "a"})
-
-
-@pytest.mark.parametrize("missing", ["name", "windows"])
-def test_a_missing_key_without_a_default_is_named_with_all_there_are(missing):
-    given = {"name": "a", "windows": []}
-    del given[missing]
-    with pytest.raises(RopepatchError, match=f"a recipe must have the key {missing}$") as caught:
-        check_keys(Recipe, given)
-    assert caught.value.hint == "its keys are name, windows, seed, notes"
-
-
-def test_an_unknown_key_gives_the_nearest_known_one():
-    with pytest.raises(RopepatchError, match="unknown recipe key 'window'") as caught:
-        check_keys(Recipe, {"name": "a", "window": []})
-    assert caught.value.hint == "did you mean windows?"
-
-
-@pytest.mark.parametrize("key", [1, None, True, 2.5, ("a",)])
-def test_a_key_that_is_no_text_is_unknown(key):
-    with pytest.raises(RopepatchError, match="unknown recipe key") as caught:
-        check_keys(Recipe, {"name": "a", "windows": [], key: 1})
-    assert caught.value.hint == "known: name, windows, seed, notes"
-
-
-@pytest.mark.parametrize("content", [None, "name", 3, ["name"], [["name", "a"], ["windows", []]]])
-def test_what_is_no_mapping_is_refused_and_shown(content):
-    with pytest.raises(RopepatchError, match="a recipe must be a mapping, got ") as caught:
-        check_keys(Recipe, content)
-    assert caught.value.hint == "its keys are name, windows, seed, notes"
-
-
-BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"- &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
-)
-
-
-def test_a_value_that_aliases_made_huge_is_refused_in_a_short_message(tmp_path):
-    content = read(tmp_path, BOMB)
-    assert isinstance(content, list)
-    with pytest.raises(RopepatchError, match="must be a mapping, got") as caught:
-        check_keys(Recipe, content)
-    assert len(str(caught.value)) < 500
-    with pytest.raises(RopepatchError, match="unknown method") as caught:
-        refuse_unknown(content[-1:], ["linear"], "method")
-    assert len(str(caught.value)) < 500
-
-
 # refuse_unknown
 
 
@@ -222,16 +477,3 @@ def test_a_name_that_is_near_to_none_gives_all_that_are_known(name):
     with pytest.raises(RopepatchError, match="unknown method") as caught:
         refuse_unknown([name], ["linear", "yarn"], "method")
     assert caught.value.hint == "known: linear, yarn"
-
-
-# is_count
-
-
-@pytest.mark.parametrize("value", [1, 2, 10**30])
-def test_whole_numbers_above_zero_are_counts(value):
-    assert is_count(value)
-
-
-@pytest.mark.parametrize("value", [0, -1, True, False, 1.0, 2.5, "1", None, [1], float("inf")])
-def test_everything_else_is_none(value):
-    assert not is_count(value)
