@@ -72,7 +72,7 @@ class Recipe(Settings):
     texts: tuple[Text, ...]
     model: dict[str, Any]
     stages: Several[Stage]
-    encoding: dict[str, Any] | None = None
+    encoding: Annotated[dict[str, Any], expected("a name with its parameters")] | None = None
 
     def check(self) -> None:
         """Refuse a model that cannot be built, and stages that share a folder."""
