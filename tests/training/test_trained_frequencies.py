@@ -330,7 +330,7 @@ def test_the_keys_are_read_as_they_are_written(read):
         ({"frequencies": {"learning_rate": 0}}, "learning_rate must be a number above 0"),
         (
             {"frequencies": {"learning_rate": "1e-3"}},
-            r"frequencies.learning_rate must be a number above 0, got '1e-3'",
+            r"learning_rate must be a number above 0, got '1e-3'",
         ),
         ({"frequencies": {"rate": 0.1}}, "unknown recipe key 'frequencies.rate'"),
         ({"frequencies": True}, "frequencies must be a mapping"),

@@ -104,7 +104,7 @@ class PasskeyTask(Task):
         lengths, reason = askable(self, template, tokenizer, resolved(self.lengths, trained, to))
         if reason is not None and (self.lengths is not None or not lengths):
             raise reason
-        parameters = asdict(self) | {"lengths": lengths, "template": asdict(template)}
+        parameters = asdict(self) | {"lengths": lengths, "template": template.model_dump()}
         return PasskeyMeasurement(self, lengths, template, parameters)
 
     @classmethod
