@@ -132,7 +132,7 @@ def fitted_plan(
         start = {"method": fitted.scaling.name, "factor": fitted.scaling.factor}
         return start | {"parameters": fitted.scaling.parameters(), "fit": record}
 
-    request = {"method": FIT} | asdict(settings) | {"recipe_texts": texts, "seed": seed}
+    request = {"method": FIT} | settings.model_dump() | {"recipe_texts": texts, "seed": seed}
     return _learned(request, find, source, to, folder, keep=keep)
 
 
