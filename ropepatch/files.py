@@ -60,14 +60,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
         RopepatchError: If the disk does not let it be written.
     """
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-    made = [parent for parent in folder.parents if not parent.exists()]
+    parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         partial.mkdir(parents=True)
         yield partial
         partial.rename(folder)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        for parent in made:
+        for parent in parents:
             if parent.is_dir():
                 parent.rmdir()
         if isinstance(error, OSError):

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shape_of(base: PreTrainedModel, found: Survey) -> Shape:
+def shape_of(base: PreTrainedModel, survey: Survey) -> Shape:
     """What an encoding must know of a model."""
     config: Any = text_config(base.config)
     return Shape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=found.head_dim,
+        head_dim=survey.head_dim,
         hidden_size=config.hidden_size,
-        rope=found.rope,
+        rope=survey.rope,
         initializer_range=config.initializer_range,
     )
 
@@ -45,37 +45,37 @@ def attentions_of(base: PreTrainedModel) -> list[Any]:
     ]
 
 
-def check_model(base: PreTrainedModel, found: Survey, attentions: Sequence[Any]) -> None:
+def check_model(base: PreTrainedModel, survey: Survey, attentions: Sequence[Any]) -> None:
     """Refuse a model whose attention an encoding cannot take over.
 
     Raises:
         RopepatchError: With the reason.
     """
-    if reason := uninterchangeable(base) or _unlike_llama(base, found, attentions):
+    if reason := uninterchangeable(base) or _unlike_llama(base, survey, attentions):
         raise RopepatchError(
-            f"the encoding of {found.config.model_type} cannot be swapped: {reason}",
+            f"the encoding of {survey.config.model_type} cannot be swapped: {reason}",
             hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
         )
 
 
-def _unlike_llama(base: PreTrainedModel, found: Survey, attentions: Sequence[Any]) -> str | None:
+def _unlike_llama(base: PreTrainedModel, survey: Survey, attentions: Sequence[Any]) -> str | None:
     """Why an encoding cannot stand in for the rope of a model, or None."""
-    if found.rotates_partly:
+    if survey.rotates_partly:
         return "only a part of each head rotates"
     if not attentions:
         return "it has no attention with a q_proj"
     projection = attentions[0].q_proj
-    if not hasattr(base.get_submodule(found.site.path.rpartition(".")[0]), "layers"):
+    if not hasattr(base.get_submodule(survey.site.path.rpartition(".")[0]), "layers"):
         return "its layers do not stand beside its rotary module"
     if base.config._attn_implementation.startswith("ropepatch_"):
         return "it is within packed attention"
     if projection.weight.is_meta and hasattr(projection, "_hf_hook"):
         return "its weights are offloaded"
-    if found.site.layer_type is not None:
+    if survey.site.layer_type is not None:
         return "its rope differs by layer type"
-    if not _turns_halves(attentions[0], found):
+    if not _turns_halves(attentions[0], survey):
         return "its rotary pairs are laid out otherwise"
-    if not all(_turns_last(attention, found, base.dtype) for attention in attentions):
+    if not all(_turns_last(attention, survey, base.dtype) for attention in attentions):
         return "some layers do not rotate, or normalise after it"
     return None
 
@@ -98,14 +98,14 @@ def check_embeddings(base: PreTrainedModel) -> None:
         )
 
 
-def _turns_halves(attention: nn.Module, found: Survey) -> bool:
+def _turns_halves(attention: nn.Module, survey: Survey) -> bool:
     """Whether the model turns the pairs (x_i, x_(i + D/2)), as the encodings here do."""
     apply = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         return False
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 1, 3, found.head_dim, generator=draw)
-    angles = torch.randn(1, 3, found.head_dim // 2, generator=draw)
+    x = torch.randn(1, 1, 3, survey.head_dim, generator=draw)
+    angles = torch.randn(1, 3, survey.head_dim // 2, generator=draw)
     both = torch.cat((angles, angles), -1)
     try:
         got, _ = apply(x, x, both.cos(), both.sin())
@@ -130,12 +130,12 @@ class _Recorder:
 
 
 @torch.no_grad()
-def _turns_last(attention: Any, found: Survey, dtype: torch.dtype) -> bool:
+def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
     """Whether rotation is the last that happens to queries and keys, read off three like tokens."""
     recorder, config, device = _Recorder(), attention.config, attention.q_proj.weight.device
     draw = torch.Generator().manual_seed(0)
-    token = torch.randn(1, 1, found.config.hidden_size, generator=draw).expand(1, 3, -1)
-    angles = torch.randn(1, 3, found.head_dim // 2, generator=draw) * torch.tensor([[[0.0], [1.0], [1.0]]])
+    token = torch.randn(1, 1, survey.config.hidden_size, generator=draw).expand(1, 3, -1)
+    angles = torch.randn(1, 3, survey.head_dim // 2, generator=draw) * torch.tensor([[[0.0], [1.0], [1.0]]])
     both = torch.cat((angles, angles), -1)
     tables = both.cos().to(device, dtype), both.sin().to(device, dtype)
     before, modes = config._attn_implementation, [(part, part.training) for part in attention.modules()]

@@ -75,8 +75,8 @@ class SwappedPositions(RotarySubstitute):
         """What attention works on in a layer."""
         if self.absolute:
             return Attended(query, key, value)
-        found: Attended = self.module(layer, query, key, value, places, scaling)
-        return found
+        attended: Attended = self.module(layer, query, key, value, places, scaling)
+        return attended
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
         """A copy within the copy of a model, whose attention finds it.
@@ -177,14 +177,14 @@ def swap_encoding(model: nn.Module, encoding: Encoding) -> Swap:
         raise RopepatchError(
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
         )
-    found = survey(base.config.to_dict(), base)
+    surveyed = survey(base.config.to_dict(), base)
     attentions = attentions_of(base)
-    check_model(base, found, attentions)
+    check_model(base, surveyed, attentions)
     if encoding.family == "absolute":
         check_embeddings(base)
     weight = attentions[0].q_proj.weight
-    module = encoding.build(shape_of(base, found)).to(device=weight.device, dtype=base.dtype)
-    path = found.site.path
+    module = encoding.build(shape_of(base, surveyed)).to(device=weight.device, dtype=base.dtype)
+    path = surveyed.site.path
     stock = base.get_submodule(path)
     positions = SwappedPositions(stock, encoding, module, text_config(base.config)).train(base.training)
     base.set_submodule(path, positions)
@@ -200,8 +200,8 @@ def swap_encoding(model: nn.Module, encoding: Encoding) -> Swap:
 def swapped(model: nn.Module) -> Swap | None:
     """The swap of a model (also of a copy of a swapped model), or None."""
     base = base_model(model)
-    found = find_substitute(base, SwappedPositions)
-    return None if found is None else Swap(base, *found)
+    place = find_substitute(base, SwappedPositions)
+    return None if place is None else Swap(base, *place)
 
 
 def _first_layer(base: PreTrainedModel, path: str) -> nn.Module:

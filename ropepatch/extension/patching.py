@@ -149,17 +149,17 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
         )
     base = base_model(model)
     config = text_config(base.config)
-    found = survey(base.config.to_dict(), base)
-    made = scaling if isinstance(scaling, Plan) else _plan_of(base, found, scaling)
-    _check_same(made, found)
-    if length is not None and not made.scaling.length_dependent:
-        raise _static(made)
-    reach = made.target if length is None else _checked(length)
-    changes = _config_of(made, reach)
+    surveyed = survey(base.config.to_dict(), base)
+    plan = scaling if isinstance(scaling, Plan) else _plan_of(base, surveyed, scaling)
+    _check_same(plan, surveyed)
+    if length is not None and not plan.scaling.length_dependent:
+        raise _static(plan)
+    reach = plan.target if length is None else _checked(length)
+    changes = _config_of(plan, reach)
     before = {key: getattr(config, key, ABSENT) for key in changes}
-    path = found.site.path
+    path = surveyed.site.path
     stock = base.get_submodule(path)
-    rope = ScaledRope(stock, made, reach, before)
+    rope = ScaledRope(stock, plan, reach, before)
     rope.train(stock.training)
     _set_config(config, changes)
     base.set_submodule(path, rope)
@@ -170,21 +170,21 @@ def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = Non
 def active(model: nn.Module) -> Patch | None:
     """The patch of a model (also of a copy of a patched model), or None."""
     base = base_model(model)
-    found = find_substitute(base, ScaledRope)
-    return None if found is None else Patch(base, *found)
+    place = find_substitute(base, ScaledRope)
+    return None if place is None else Patch(base, *place)
 
 
-def _plan_of(model: PreTrainedModel, found: Survey, scaling: Scaling) -> Plan:
-    to = round(scaling.factor * found.rope.original_max_position_embeddings)
-    return plan_scaling(found, model.config.name_or_path or type(model).__name__, None, scaling, to)
+def _plan_of(model: PreTrainedModel, survey: Survey, scaling: Scaling) -> Plan:
+    to = round(scaling.factor * survey.rope.original_max_position_embeddings)
+    return plan_scaling(survey, model.config.name_or_path or type(model).__name__, None, scaling, to)
 
 
-def _check_same(made: Plan, found: Survey) -> None:
-    theirs = {"model type": made.model_type, "rotary class": made.site.rotary_class.__name__} | vars(
-        made.rope
+def _check_same(plan: Plan, survey: Survey) -> None:
+    theirs = {"model type": plan.model_type, "rotary class": plan.site.rotary_class.__name__} | vars(
+        plan.rope
     )
-    ours = {"model type": found.config.model_type, "rotary class": found.site.rotary_class.__name__}
-    for what, value in (ours | vars(found.rope)).items():
+    ours = {"model type": survey.config.model_type, "rotary class": survey.site.rotary_class.__name__}
+    for what, value in (ours | vars(survey.rope)).items():
         if theirs[what] != value:
             raise RopepatchError(
                 f"the plan is for another model: {what} is {theirs[what]} in the plan and {value} here",
@@ -192,9 +192,9 @@ def _check_same(made: Plan, found: Survey) -> None:
             )
 
 
-def _static(made: Plan) -> RopepatchError:
+def _static(plan: Plan) -> RopepatchError:
     return RopepatchError(
-        f"{made.scaling.name} is static: its frequencies are the same at every length",
+        f"{plan.scaling.name} is static: its frequencies are the same at every length",
         hint="leave the length out, or use a dynamic method",
     )
 
@@ -207,10 +207,10 @@ def _checked(length: int) -> int:
     return length
 
 
-def _config_of(made: Plan, length: int) -> dict[str, Any]:
+def _config_of(plan: Plan, length: int) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
-    _, changes = made.saved_at(length)
-    reach = length if made.scaling.length_dependent else made.target
+    _, changes = plan.saved_at(length)
+    reach = length if plan.scaling.length_dependent else plan.target
     values = {"rope_parameters": changes["rope_parameters"], "max_position_embeddings": reach}
     for key in ("original_max_position_embeddings", "head_dim"):
         if key in changes:

@@ -208,37 +208,37 @@ def plan(
         RopepatchError: If the model, the target or the method does not allow it.
     """
     method = str(method)
-    held = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
+    file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
     if isinstance(model, str | os.PathLike):
         named = model if isinstance(model, str) else Path(model)
         source = find_source(named, revision, weights=False)
-        found, name, revision = survey_folder(source.folder), source.name, source.revision
+        surveyed, name, revision = survey_folder(source.folder), source.name, source.revision
     elif isinstance(model, nn.Module):
         base = base_model(model)
-        found = survey(base.config.to_dict(), base)
+        surveyed = survey(base.config.to_dict(), base)
         name = base.config.name_or_path or type(base).__name__
     else:
-        found, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
-    window = found.rope.original_max_position_embeddings
-    wanted: Any = held.target if held is not None and to is None else to
+        surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
+    window = surveyed.rope.original_max_position_embeddings
+    target: Any = file.target if file is not None and to is None else to
     try:
-        to = operator.index(wanted)
+        to = operator.index(target)
     except TypeError:
         raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
-    if held is not None:
-        held.check(found.rope, name, to)
+    if file is not None:
+        file.check(surveyed.rope, name, to)
     if to <= window:
-        stated = getattr(found.config, "max_position_embeddings", None) == window
+        stated = getattr(surveyed.config, "max_position_embeddings", None) == window
         source_of = "max_position_embeddings" if stated else "factor x original_max_position_embeddings"
         raise RopepatchError(
             f"{name} already covers {window} tokens ({source_of}); nothing to extend to {to}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
-    if held is not None:
-        scaling = held.scaling
+    if file is not None:
+        scaling = file.scaling
     else:
         scaling = make_scaling(method, **{"factor": to / window} | parameters)
-    return plan_scaling(found, name, revision, scaling, to)
+    return plan_scaling(surveyed, name, revision, scaling, to)
 
 
 @float32_on_cpu()

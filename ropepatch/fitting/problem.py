@@ -38,7 +38,7 @@ class Problem:
         rope: Its rope.
         factor: s, the target over the original window.
         examples: Text.
-        needles: Pass key prompts; None for none.
+        needles: Passkey prompts; None for none.
         needle_weight: Of their mean loss, against that of the text.
         text_weight: 0 to be driven by needles alone.
     """
@@ -178,12 +178,12 @@ def _batches(examples: Examples) -> Iterator[Examples]:
 
 
 @contextmanager
-def reading(model: PreTrainedModel, found: Survey) -> Iterator[LearnableRope]:
+def reading(model: PreTrainedModel, survey: Survey) -> Iterator[LearnableRope]:
     """A model with a learnable rope and frozen weights within the block; afterwards as it was."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
     try:
-        with evaluating(model), learnable(model, found.site, found.rope) as module:
+        with evaluating(model), learnable(model, survey.site, survey.rope) as module:
             yield module
     finally:
         for parameter in trainable:

@@ -75,12 +75,14 @@ def find_rotary(model: nn.Module) -> RotarySite:
     for module in model.modules():
         if isinstance(module, RotarySubstitute):
             raise RopepatchError(module.state, hint=module.way_back)
-    found = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
-    if not found:
+    modules = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
+    if not modules:
         raise _refusal(model_type, "it has no rotary module (positions are learned, biased or absent)")
-    if len(found) > 1:
-        raise _refusal(model_type, f"it has {len(found)} rotary modules: {', '.join(list(found)[:3])}, ...")
-    ((path, module),) = found.items()
+    if len(modules) > 1:
+        raise _refusal(
+            model_type, f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ..."
+        )
+    ((path, module),) = modules.items()
     if getattr(text_config(config), "is_heterogeneous", False):
         raise _refusal(model_type, "its configuration differs from layer to layer")
     arguments = list(inspect.signature(type(module).forward).parameters)

@@ -47,8 +47,8 @@ class Survey:
     def head_dim(self) -> int:
         """The dimensions of one head."""
         config: Any = self.config
-        found: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return found
+        size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return size
 
     @property
     def rotates_partly(self) -> bool:

@@ -33,7 +33,7 @@ class TrainedRope(LearnableRope):
     Args:
         stock: The model's own rotary module.
         plan: Where they start.
-        learning_rate: Theirs.
+        learning_rate: Of the frequencies, per step.
     """
 
     def __init__(self, stock: nn.Module, plan: Plan, learning_rate: float) -> None:
@@ -57,10 +57,10 @@ class TrainedRope(LearnableRope):
 
     def restore(self, folder: Path) -> None:
         """Go on from the vector of a checkpoint."""
-        kept = read_vector(folder)
+        vector = read_vector(folder)
         with torch.no_grad():
-            self.log_divisors.copy_(kept.log_divisors)
-            self.log_attention.copy_(kept.log_attention)
+            self.log_divisors.copy_(vector.log_divisors)
+            self.log_attention.copy_(vector.log_attention)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         return super()._apply(lambda tensor: tensor.to(fn(torch.zeros_like(tensor)).device), recurse)
@@ -83,8 +83,8 @@ def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> Tra
     scaled: Any = base.get_submodule(plan.site.path)
     rope = TrainedRope(scaled.stock, plan, learning_rate)
     layer = () if plan.site.layer_type is None else (plan.site.layer_type,)
-    made = rope(torch.zeros(1, 1, 8), torch.ones(1, 1, dtype=torch.long), *layer)
-    if not all(part.requires_grad for part in (made if isinstance(made, tuple) else (made,))):
+    tables = rope(torch.zeros(1, 1, 8), torch.ones(1, 1, dtype=torch.long), *layer)
+    if not all(part.requires_grad for part in (tables if isinstance(tables, tuple) else (tables,))):
         raise RopepatchError(
             f"no gradient reaches the frequencies of {plan.model_type}",
             hint="leave frequencies out of the recipe",
@@ -95,8 +95,8 @@ def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> Tra
 
 def read_vector(folder: Path) -> Vector:
     """What `TrainedRope.save` wrote."""
-    kept = read_json(folder / FILE)
-    return Vector(torch.tensor(kept["log_divisors"]), torch.tensor(kept["log_attention"]))
+    content = read_json(folder / FILE)
+    return Vector(torch.tensor(content["log_divisors"]), torch.tensor(content["log_attention"]))
 
 
 @float32_on_cpu()

@@ -59,17 +59,17 @@ def causal_lm_loss(
         targets = labels.flatten().to(logits.device)
         return mean(F.cross_entropy(logits.flatten(0, -2), targets, reduction="sum"))
 
-    made: list[Tensor] = []
+    exact: list[Tensor] = []
 
     def loss_of(hidden: Tensor) -> Tensor:
         targets = labels.flatten().to(hidden.device)
         loss = linear_cross_entropy(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
-        made.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
-        return made[-1]
+        exact.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
+        return exact[-1]
 
     with shadowed(head, loss_of):
         loss: Tensor = model(**inputs).logits.float()
-    return loss + (made[0] - loss).detach()  # FSDP2 with accelerate's policy rounds the output to 16 bits
+    return loss + (exact[0] - loss).detach()  # FSDP2 with accelerate's policy rounds the output to 16 bits
 
 
 def linear_head(model: nn.Module) -> nn.Linear | None:

@@ -175,8 +175,8 @@ class Run:
         if not self.out.exists():
             return False
         adaptation = records.read(self.out).adaptation
-        made = adaptation and (adaptation.run, adaptation.recipe.get("save"))
-        if made != (digest_of(record), self.recipe.save):
+        done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
+        if done != (digest_of(record), self.recipe.save):
             absent(self.out)
         if self.state.is_main_process and (self.folder / RECORD).is_file():
             shutil.rmtree(self.folder)  # of a run that was interrupted when it was finished
@@ -220,10 +220,10 @@ class Run:
         """
         file = self.folder / RECORD
         if file.exists():
-            found = read_json(file)
+            earlier = read_json(file)
             hint = "choose another --out, or remove that folder to start anew"
-            check_resumed(f"{self.folder} is of another run", found, record, hint=hint)
-            return float(found["base"])
+            check_resumed(f"{self.folder} is of another run", earlier, record, hint=hint)
+            return float(earlier["base"])
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
             raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another --out")
