@@ -199,7 +199,7 @@ class Record(Part):
         rope_theta: The base of the frequencies.
         already_scaled: Whether the rope was scaled before.
         layer_type: Of the layers whose rope it is, where layers differ.
-        attention_factor: What multiplies cos and sin.
+        attention_factor_before, attention_factor: What multiplies cos and sin; older records lack the first.
         inv_freq_before: In radians per token, one for each rotating pair.
         inv_freq: After.
         config_before: The values of `config_changes` before, of those that were set.
@@ -235,6 +235,7 @@ class Record(Part):
     rope_theta: Number
     already_scaled: StrictBool
     layer_type: Text | None = None
+    attention_factor_before: Number = 1.0
     attention_factor: Number
     inv_freq_before: list[Number]
     inv_freq: list[Number]
