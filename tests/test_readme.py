@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,8 +58,8 @@ def workplace(tmp_path_factory) -> Path:
 def measure_few(suite: Suite, **options) -> Iterator[Result]:
     """A suite with at most two windows and one pass key per length and depth."""
     few = {"perplexity": {"windows": 2}, "passkey": {"trials": 1}}
-    tasks = tuple(replace(task, **few.get(task.name, {})) for task in suite.tasks)
-    return measure(replace(suite, tasks=tasks), **options)
+    tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
+    return measure(suite.model_copy(update={"tasks": tasks}), **options)
 
 
 SLOW = (

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.tasks import TASKS, LmEvalTask, PasskeyTask, PerplexityTask, Task, check_text
+from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.files import shipped
 from ropepatch.scaling.file import check_method, method_label
-from ropepatch.settings import (
-    Length,
-    check_keys,
-    read_yaml,
-    refuse_unknown,
-    relative_length,
-    seed_of,
-)
+from ropepatch.settings import Length, Settings, Several, Text, refuse_unknown, seed_of, shown
 
-__all__ = [
-    "LmEvalTask",
-    "Method",
-    "PasskeyTask",
-    "PerplexityTask",
-    "Suite",
-    "Task",
-    "check_text",
-    "read_method",
-    "read_suite",
-    "suite_names",
-]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-@dataclass(frozen=True, kw_only=True)
-class Method:
+def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Reads every entry of a list that is not yet of a kind; a mistake is named with its place."""
+
+    def entries(values: Any) -> Any:
+        if not isinstance(values, tuple):
+            return values
+        read_values = []
+        for number, value in enumerate(values):
+            try:
+                read_values.append(value if isinstance(value, kind) else read(value))
+            except RopepatchError as error:
+                place = f"{kind.__name__.lower()}s[{number}]"
+                raise RopepatchError(f"{place}: {error}", hint=error.hint) from error
+        return tuple(read_values)
+
+    return entries
+
+
+class Method(Settings):
     """A scaling and its parameters.
 
     Args:
@@ -42,18 +43,46 @@ class Method:
         parameters: Those that are not left at their defaults.
     """
 
-    name: str
-    parameters: dict[str, Any] = field(default_factory=dict)
+    name: Text
+    parameters: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """What tables and figures call it."""
-        given = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
-        return f"{method_label(self.name)} ({given})" if given else method_label(self.name)
+        parameters = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
+        return f"{method_label(self.name)} ({parameters})" if parameters else method_label(self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suite:
+def read_method(content: Any) -> Method:
+    """A method from YAML: its name or scaling file, or a mapping with a name and parameters.
+
+    Raises:
+        RopepatchError: No such method or file, or a parameter it does not have.
+    """
+    parameters = dict(content) if isinstance(content, dict) else {"name": content}
+    name = parameters.pop("name", None)
+    if not isinstance(name, str):
+        raise RopepatchError(f"a method must be a name, or a mapping with a name, got {content!r}")
+    check_method(name, parameters)
+    return Method(name=name, parameters=parameters)
+
+
+def read_task(content: Any) -> Task:
+    """A task from YAML: a mapping with the name of the task and its settings.
+
+    Raises:
+        RopepatchError: No such task, or settings that do not fit.
+    """
+    if not isinstance(content, dict) or "task" not in content:
+        raise RopepatchError(
+            f"a task must be a mapping with the key task, got {shown(content)}",
+            hint=f"tasks: {', '.join(TASKS)}",
+        )
+    refuse_unknown([content["task"]], TASKS, "task")
+    return TASKS[content["task"]].model_validate({key: content[key] for key in content if key != "task"})
+
+
+class Suite(Settings):
     """Jobs over models, methods, targets and tasks; every model is also measured as it is.
 
     Args:
@@ -61,22 +90,18 @@ class Suite:
         methods: The scalings.
         to: The targets; without methods, how far the models are read.
         tasks: What is measured.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
-    models: tuple[str, ...] = ()
-    methods: tuple[Method, ...] = ()
-    to: tuple[Length, ...]
-    tasks: tuple[Task, ...]
+    models: tuple[Text, ...] = ()
+    methods: Annotated[tuple[Method, ...], BeforeValidator(_each(Method, read_method))] = ()
+    to: Several[Length]
+    tasks: Annotated[Several[Task], BeforeValidator(_each(Task, read_task))]
 
-    def __post_init__(self) -> None:
-        if not self.to or not self.tasks:
-            raise RopepatchError("a suite needs at least one target and one task")
+    def check(self) -> None:
+        """Refuse the same method or task twice."""
         for key, values in (
             ("methods", [method.label for method in self.methods]),
-            ("tasks", [str(asdict(task)) + task.name for task in self.tasks]),
+            ("tasks", [f"{task.name} {task.model_dump()}" for task in self.tasks]),
         ):
             if len(set(values)) < len(values):
                 raise RopepatchError(f"two {key} are the same: {values}")
@@ -96,49 +121,7 @@ def read_suite(name: str) -> Suite:
     if not name.endswith((".yaml", ".yml")):
         refuse_unknown([name], suite_names(), "suite")
     file = Path(name) if name.endswith((".yaml", ".yml")) else shipped("eval/suites") / f"{name}.yaml"
-    content = read_yaml(file, "suite")
-    try:
-        check_keys(Suite, content)
-        return Suite(
-            models=tuple(map(str, _listed(content, "models"))),
-            methods=tuple(map(read_method, _listed(content, "methods"))),
-            to=_lengths("to", _listed(content, "to")),
-            tasks=tuple(map(_task, _listed(content, "tasks"))),
-        )
-    except RopepatchError as error:
-        raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
-
-
-def read_method(content: Any) -> Method:
-    """A method from YAML: its name or scaling file, or a mapping with a name and parameters.
-
-    Raises:
-        RopepatchError: No such method or file, or a parameter it does not have.
-    """
-    parameters = dict(content) if isinstance(content, dict) else {"name": content}
-    name = parameters.pop("name", None)
-    if not isinstance(name, str):
-        raise RopepatchError(f"a method must be a name, or a mapping with a name, got {content!r}")
-    check_method(name, parameters)
-    return Method(name=name, parameters=parameters)
-
-
-def _task(content: Any) -> Task:
-    if not isinstance(content, dict) or "task" not in content:
-        raise RopepatchError(
-            f"a task must be a mapping with the key task, got {content!r}", hint=f"tasks: {', '.join(TASKS)}"
-        )
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items() if key != "task"}
-    refuse_unknown([content["task"]], TASKS, "task")
-    kind: Any = TASKS[content["task"]]
-    check_keys(kind, values)
-    if values.get("lengths") is not None:
-        values["lengths"] = _lengths("lengths", values["lengths"])
-    for key in ("depths", "tasks"):
-        if key in values and not isinstance(values[key], tuple):
-            raise RopepatchError(f"{key} must be a list, got {values[key]!r}")
-    task: Task = kind(**values)
-    return task
+    return Suite.from_yaml(file)
 
 
 def _short(value: Any) -> str:
@@ -146,18 +129,3 @@ def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"{len(value)} numbers {seed_of(*value) % 16**6:06x}"
     return str(value)
-
-
-def _listed(content: dict[str, Any], key: str) -> list[Any]:
-    values = content.get(key, [])
-    if not isinstance(values, list):
-        raise RopepatchError(f"{key} must be a list, got {values!r}")
-    return values
-
-
-def _lengths(key: str, values: Any) -> tuple[Length, ...]:
-    if not isinstance(values, list | tuple) or not values:
-        raise RopepatchError(f"{key} must be a list of lengths, got {values!r}")
-    for value in values:
-        relative_length(value, 1)
-    return tuple(values)

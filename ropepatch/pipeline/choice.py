@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -166,7 +166,7 @@ def choose(
             try:
                 kept = Path(place) if folder is None else folder / FIT
                 method, fitted = fit_beside(suite, kept, **where, progress=feedback.announced)
-                suite = replace(suite, methods=(*suite.methods, method))
+                suite = suite.model_copy(update={"methods": (*suite.methods, method)})
             except RopepatchError as error:
                 if methods is not None:
                     raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
-from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, Task, check_text
+from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import (
@@ -138,17 +137,9 @@ def named_suite(
             "--field and --split are of --text, which is missing", hint="a suite says them of its own text"
         )
 
-    def with_text(task: Task) -> Task:
-        if text and isinstance(task, PerplexityTask):
-            return replace(task, text=text, field=field, split=split)
-        if text and isinstance(task, LmEvalTask):
-            return replace(task, metadata=task.metadata | {"text": text})
-        return task
-
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
-    return replace(
-        named, tasks=tuple(map(with_text, named.tasks)), models=(model,) if model else named.models
-    )
+    tasks = tuple(task.with_text(text, field, split) if text else task for task in named.tasks)
+    return named.model_copy(update={"tasks": tasks, "models": (model,) if model else named.models})
 
 
 def measured(

@@ -151,7 +151,7 @@ def test_what_is_there_already_is_not_measured_again(results):
 )
 def test_a_result_of_other_settings_is_not_taken_for_this_one(results, change, key):
     with pytest.raises(RopepatchError, match=rf"was measured with other settings: it differs in .*{key}"):
-        list(measure(replace(SUITE, **change), out=results[1], progress=unmeasurable))
+        list(measure(SUITE.model_copy(update=change), out=results[1], progress=unmeasurable))
 
 
 def test_a_result_of_other_weights_is_not_taken_for_this_one(results, tmp_path):
@@ -219,7 +219,7 @@ def test_a_suite_that_is_killed_outright_ends_with_the_same_results(results, tmp
 
 
 def test_a_mistake_in_the_last_method_is_found_before_anything_is_measured():
-    suite = replace(SUITE, methods=(*SUITE.methods, Method(name="longrope")))
+    suite = SUITE.model_copy(update={"methods": (*SUITE.methods, Method(name="longrope"))})
     with pytest.raises(RopepatchError, match="longrope needs"):
         measure(suite, progress=unmeasurable)
 
@@ -237,7 +237,7 @@ def test_models_of_one_name_are_not_mixed_up(tmp_path):
 
 def test_a_suite_without_a_model_says_so():
     with pytest.raises(RopepatchError, match="names no models"):
-        measure(replace(SUITE, models=()))
+        measure(SUITE.model_copy(update={"models": ()}))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path,
 
 def test_a_suite_that_is_measured_already_loads_no_model(results, monkeypatch):
     monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
-    assert len(list(measure(replace(SUITE, tasks=(KEYS,)), out=results[1]))) == 3
+    assert len(list(measure(SUITE.model_copy(update={"tasks": (KEYS,)}), out=results[1]))) == 3
 
 
 @contextmanager
@@ -346,7 +346,10 @@ def test_what_was_read_before_the_suite_was_killed_is_not_read_again(tmp_path, m
 
 
 def test_what_was_read_under_one_scaling_is_not_taken_for_another(results, tmp_path):
-    one, other = (replace(SUITE, tasks=(TALES,), methods=(Method(name=name),)) for name in ("yarn", "ntk"))
+    one, other = (
+        SUITE.model_copy(update={"tasks": (TALES,), "methods": (Method(name=name),)})
+        for name in ("yarn", "ntk")
+    )
     for label in (AS_IT_IS, FLOOR):
         name = f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
         (tmp_path / name).write_text((results[1] / name).read_text())
@@ -565,7 +568,7 @@ def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
 def test_the_batches_are_dealt_to_all_processes(monkeypatch):
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", handed)
     with pytest.raises(HandedError) as caught:
-        list(measure(replace(SUITE, methods=(), tasks=(SHORT,))))
+        list(measure(SUITE.model_copy(update={"methods": (), "tasks": (SHORT,)})))
     assert caught.value.args[-1]["split"] is True
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -112,8 +111,8 @@ def test_the_tales_of_tiny_have_their_first_token():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": 0}, "a threshold above 0"),
-        ({"depths": ()}, "need depths"),
+        ({"threshold": 0}, "threshold must be a share above 0"),
+        ({"depths": ()}, "depths must be a list of at least one"),
         ({"queries": 3, "distractors": 1}, "3 queries need as many keys, got 2"),
         ({"template": 5}, "template must be a file"),
     ],
@@ -150,9 +149,9 @@ def test_the_spelling_of_a_path_is_no_other_setting(tmp_path, monkeypatch):
     text.write_text("a rope has no end until it is cut. " * 200)
     shutil.copytree(TINY, tmp_path / "model")
     first = suite(PerplexityTask(text="text.txt", windows=2))
-    list(measure(replace(first, models=("model",)), out=tmp_path / "out"))
+    list(measure(first.model_copy(update={"models": ("model",)}), out=tmp_path / "out"))
     again = suite(PerplexityTask(text="./text.txt", windows=2))
-    list(measure(replace(again, models=("./model/",)), out=tmp_path / "out", progress=_never))
+    list(measure(again.model_copy(update={"models": ("./model/",)}), out=tmp_path / "out", progress=_never))
 
 
 @contextmanager
@@ -181,8 +180,8 @@ def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
 
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        list(measure(replace(given, models=(str(folders[0]),)), out=out, progress=once))
-    second = replace(given, models=(str(folders[1]),))
+        list(measure(given.model_copy(update={"models": (str(folders[0]),)}), out=out, progress=once))
+    second = given.model_copy(update={"models": (str(folders[1]),)})
     (resumed,), (fresh,) = list(measure(second, out=out)), list(measure(second))
     assert resumed.tables == fresh.tables
     assert [file.name for file in out.iterdir() if file.suffix == ".partial"] == []
@@ -197,7 +196,7 @@ def test_a_list_of_numbers_is_short_in_a_label():
 
 def test_a_target_that_is_named_twice_is_measured_once():
     given = suite(PerplexityTask(windows=2))
-    results = list(measure(replace(given, to=("1x", 256))))
+    results = list(measure(given.model_copy(update={"to": ("1x", 256)})))
     assert [result.label for result in results] == ["floor", "as it is"]
 
 

@@ -71,15 +71,15 @@ def test_the_first_lines_of_a_suite_are_its_command():
     ("change", "message"),
     [
         (("to: [1k, 4x]", "to: 1k"), "to must be a list"),
-        (("to: [1k, 4x]", "to: []"), "to must be a list of lengths"),
-        (("to: [1k, 4x]", "to: [far]"), "'far' is not a length"),
+        (("to: [1k, 4x]", "to: []"), "to must be a list of at least one"),
+        (("to: [1k, 4x]", "to: [far]"), "to[0] must be a length in tokens (4096, 32k or 4x), got 'far'"),
         (("to:", "too:"), "unknown suite key 'too'"),
         (("to: [1k, 4x]\n", ""), "a suite must have the key to"),
         (("ntk,", "ntkk,"), "unknown method 'ntkk'"),
         (("[ntk, {name: yarn, beta_fast: 16}]", "[ntk, ntk]"), "two methods are the same"),
         (("[ntk, {name: yarn, beta_fast: 16}]", "[[ntk]]"), "a method must be a name"),
         (("windows: 3", "windows: 0"), "windows must be a whole number above 0"),
-        (("windows: 3", "windoes: 3"), "unknown perplexitytask key 'windoes'"),
+        (("windows: 3", "windoes: 3"), "tasks[0]: unknown perplexity task key 'windoes'"),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
         (("windows: 3", "protocol: slidingg"), "protocol must be one of one-pass, sliding"),
         (("windows: 3", "protocol: sliding"), "protocol sliding with stride None"),
@@ -92,14 +92,14 @@ def test_the_first_lines_of_a_suite_are_its_command():
         (("depths: [0, 0.5]", "depths: 0.5"), "depths must be a list"),
         (("trials: 2", "trials: 2.5"), "trials must be a whole number"),
         (("trials: 2", "seed: -1"), "seed must be a whole number from 0"),
-        (("tasks: [some_task]", "tasks: []"), "tasks must be names"),
+        (("tasks: [some_task]", "tasks: []"), "tasks must be a list of at least one"),
         (("tasks: [some_task]", "tasks: some_task"), "tasks must be a list"),
         (("metadata: {seed: 3}", "metadata: 3"), "metadata must be a mapping"),
         (("{task: passkey, depths: [0, 0.5], trials: 2}", "passkey"), "a task must be a mapping"),
         (("windows: 3", "documents: 0"), "documents must be a whole number above 0"),
         (("windows: 3", "protocol: disjoint, bos: window"), "bos window needs documents"),
         (("depths: [0, 0.5]", "depths: [true]"), "from 0 to 1, got True"),
-        (("trials: 2", "threshold: 1.5"), "from 0 to 1, got 1.5"),
+        (("trials: 2", "threshold: 1.5"), "threshold must be a share above 0, at most 1, got 1.5"),
         (("trials: 2", "queries: 0"), "queries must be a whole number above 0"),
         (("trials: 2", "distractors: -1"), "distractors must be a whole number from 0"),
         (("metadata: {seed: 3}", "limit: 0"), "limit must be a whole number above 0"),
@@ -119,7 +119,7 @@ def test_a_mistake_keeps_its_hint(suite_file):
 
 
 def test_a_suite_without_a_task_is_refused():
-    with pytest.raises(RopepatchError, match="at least one target and one task"):
+    with pytest.raises(RopepatchError, match="tasks must be a list of at least one"):
         Suite(to=("1x",), tasks=())
 
 

@@ -20,7 +20,6 @@ from ropepatch.publishing.card.writing import card_text
 from ropepatch.report import print_results, results_tables, write_report
 
 
-@dataclass(frozen=True, kw_only=True)
 class Echo(tasks.Task):
     """Say again what was said.
 

@@ -142,7 +142,7 @@ def test_its_scaling_is_that_of_the_plan(after):
 
 def test_a_plan_scales_with_its_own_parameters(tmp_path):
     made = ropepatch.plan("tiny", to=512, method="yarn", beta_fast=8.0)
-    suite = replace(SUITE, tasks=(SHORT,))
+    suite = SUITE.model_copy(update={"tasks": (SHORT,)})
     found = of(list(measure_extension(suite, made)), "perplexity", "yarn")
     assert found.scaling["parameters"]["beta_fast"] == 8.0
     with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
@@ -150,7 +150,9 @@ def test_a_plan_scales_with_its_own_parameters(tmp_path):
 
 
 def test_without_an_adapted_checkpoint_the_others_are_measured(tmp_path):
-    labels = [result.label for result in measure_extension(replace(SUITE, tasks=(SHORT,)), PLAN)]
+    labels = [
+        result.label for result in measure_extension(SUITE.model_copy(update={"tasks": (SHORT,)}), PLAN)
+    ]
     assert labels == [FLOOR, AS_IT_IS, "yarn"]
 
 
@@ -258,7 +260,9 @@ def test_a_mistake_in_a_task_is_found_before_anything_is_measured(tmp_path):
 
 def test_lengths_beyond_the_target_of_the_plan_are_refused():
     with pytest.raises(RopepatchError, match="beyond the target of 512"):
-        measure_extension(replace(SUITE, tasks=(replace(TALES, lengths=("4x",)),)), PLAN)
+        measure_extension(
+            SUITE.model_copy(update={"tasks": (TALES.model_copy(update={"lengths": ("4x",)}),)}), PLAN
+        )
 
 
 # How
@@ -275,8 +279,8 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
         return model
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", load)
-    tasks = (SHORT, replace(SHORT, windows=2))
-    assert len(list(measure_extension(replace(SUITE, tasks=tasks), PLAN, extended))) == 8
+    tasks = (SHORT, SHORT.model_copy(update={"windows": 2}))
+    assert len(list(measure_extension(SUITE.model_copy(update={"tasks": tasks}), PLAN, extended))) == 8
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
 
 
@@ -288,7 +292,7 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
-    suite = replace(SUITE, tasks=(SHORT,))
+    suite = SUITE.model_copy(update={"tasks": (SHORT,)})
     running = measure_extension(suite, PLAN, extended, device="meta")
     with pytest.raises(KeyboardInterrupt):
         list(running)
@@ -301,7 +305,7 @@ def test_the_texts_are_read_by_the_tokenizer_of_the_base_once(extended, monkeypa
     monkeypatch.setattr(
         "ropepatch.evaluation.measuring.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
     )
-    list(measure_extension(replace(SUITE, tasks=(SHORT,)), PLAN, extended))
+    list(measure_extension(SUITE.model_copy(update={"tasks": (SHORT,)}), PLAN, extended))
     assert folders == [source.TINY]
 
 
@@ -314,7 +318,7 @@ def test_the_revision_is_that_of_the_plan(monkeypatch):
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
     made = replace(PLAN, revision="commit")
-    found = list(measure_extension(replace(SUITE, tasks=(SHORT,)), made))
+    found = list(measure_extension(SUITE.model_copy(update={"tasks": (SHORT,)}), made))
     assert asked == [("tiny", "commit", True)]
     assert found[-1].model["revision"] == "commit"
 
@@ -325,7 +329,7 @@ def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path,
     made = ropepatch.plan("tiny", to=512, method=method)
     kept = made if made.savable else ropepatch.plan("tiny", to=512, method="yarn")
     folder = ropepatch.extend(kept, tmp_path / "checkpoint").folder
-    suite = replace(SUITE, tasks=(PerplexityTask(windows=1, lengths=(512,)),))
+    suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})
     found = list(measure_extension(suite, made, folder))
     (group,) = comparisons(found)
     patched, saved = (group.at(512)[name]["nats"] for name in (method, "adapted"))
@@ -335,7 +339,7 @@ def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path,
 
 def test_tasks_of_lm_eval_run_on_all_three(extended):
     task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"depths": [0.5], "trials": 2})
-    found = list(measure_extension(replace(SUITE, tasks=(task,)), PLAN, extended))
+    found = list(measure_extension(SUITE.model_copy(update={"tasks": (task,)}), PLAN, extended))
     (group,) = comparisons(found)
     scores = {
         name: {row["metric"]: row["value"] for row in rows} for name, rows in group.rows("scores").items()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.table import MISSING, Cell, Metric, Table
-from ropepatch.evaluation.tasks.task import Task, check_count
+from ropepatch.evaluation.tasks.task import Task
 from ropepatch.files import shipped
+from ropepatch.settings import Count, Several, Text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +38,6 @@ def score_cell(row: Row) -> Cell:
     return Cell(f"{row['value']:.4g}", detail, float(row["value"]))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LmEvalTask(Task):
     """Run tasks of lm-eval.
 
@@ -43,9 +45,6 @@ class LmEvalTask(Task):
         tasks: Their names: those of `eval/tasks` or of the harness.
         metadata: What the tasks are given; `max_seq_lengths` is the target if it is not set.
         limit: Documents per task; None for all.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
     name: ClassVar[str] = "lm-eval"
@@ -54,16 +53,9 @@ class LmEvalTask(Task):
     quoted: ClassVar[tuple[str, ...]] = ("task", "metric", "value", "stderr", "n")
     derived: ClassVar[tuple[str, ...]] = ("digest", "metadata", "max_length")
 
-    tasks: tuple[str, ...]
-    metadata: dict[str, Any] = field(default_factory=dict)
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        check_count("limit", self.limit)
-        if not self.tasks or not all(isinstance(name, str) for name in self.tasks):
-            raise RopepatchError(f"tasks must be names of lm-eval tasks, got {self.tasks!r}")
-        if not isinstance(self.metadata, dict):
-            raise RopepatchError(f"metadata must be a mapping, got {self.metadata!r}")
+    tasks: Several[Text]
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    limit: Count | None = None
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
@@ -76,10 +68,14 @@ class LmEvalTask(Task):
         if find_spec("lm_eval") is None:
             raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
         metadata = {"max_seq_lengths": [to]} | self.metadata
-        parameters = asdict(self) | {"metadata": metadata, "max_length": to}
+        parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
         if "text" in metadata:
             parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
         return LmEvalMeasurement(self, to, parameters)
+
+    def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
+        """The same, for tasks that read a text."""
+        return self.model_copy(update={"metadata": self.metadata | {"text": text}})
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ropepatch.data.templates import PasskeyTemplate, bundled, read_template
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.passkey import passkey, trial_prompt
 from ropepatch.evaluation.results import passkey_by_length, passkey_cells
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table
-from ropepatch.evaluation.tasks.task import Column, Task, check_count, resolved
-from ropepatch.settings import Length
+from ropepatch.evaluation.tasks.task import Column, Task, resolved
+from ropepatch.settings import Count, Length, Several, Share, Whole, expected
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,7 +38,6 @@ def length_cell(row: Row) -> Cell:
     return Cell(f"{length:,}", value=float(length)) if length else Cell("none", value=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PasskeyTask(Task):
     """Ask for passkeys.
 
@@ -48,9 +50,6 @@ class PasskeyTask(Task):
         distractors: Further keys in the text that are not asked for.
         queries: How many of the keys are asked for, one after the other.
         threshold: The share found that counts as reading a length (RULER's 85.6 %).
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
     name: ClassVar[str] = "passkey"
@@ -60,35 +59,22 @@ class PasskeyTask(Task):
     identity: ClassVar[tuple[str, ...]] = ("trials", "depths", "seed", "distractors", "queries")
     quoted: ClassVar[tuple[str, ...]] = ("correct", "n", "interval")
 
-    lengths: tuple[Length, ...] | None = None
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    trials: int = 4
-    seed: int = 0
-    template: str | None = None
-    distractors: int = 0
-    queries: int = 1
-    threshold: float = 0.856
+    lengths: Several[Length] | None = None
+    depths: Several[Share] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    trials: Count = 4
+    seed: Whole = 0
+    template: Annotated[str, expected("a file")] | None = None
+    distractors: Whole = 0
+    queries: Count = 1
+    threshold: Annotated[float, Field(gt=0, le=1), expected("a share above 0, at most 1")] = THRESHOLD
 
-    def __post_init__(self) -> None:
-        check_count("trials", self.trials)
-        check_count("queries", self.queries)
-        for key in ("seed", "distractors"):
-            if type(getattr(self, key)) is not int or getattr(self, key) < 0:
-                raise RopepatchError(f"{key} must be a whole number from 0, got {getattr(self, key)!r}")
-        if not self.depths or self.threshold == 0:
-            raise RopepatchError(
-                f"need depths and a threshold above 0, got {self.depths!r} and {self.threshold!r}"
-            )
+    def check(self) -> None:
+        """Refuse more queries than there are keys."""
         if self.queries > 1 + self.distractors:
             raise RopepatchError(
                 f"{self.queries} queries need as many keys, got {1 + self.distractors}",
                 hint="raise distractors",
             )
-        if not isinstance(self.template, str | None):
-            raise RopepatchError(f"template must be a file, got {self.template!r}")
-        for share in (*self.depths, self.threshold):
-            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-                raise RopepatchError(f"depths and threshold must be from 0 to 1, got {share!r}")
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
@@ -104,7 +90,7 @@ class PasskeyTask(Task):
         lengths, reason = askable(self, template, tokenizer, resolved(self.lengths, trained, to))
         if reason is not None and (self.lengths is not None or not lengths):
             raise reason
-        parameters = asdict(self) | {"lengths": lengths, "template": template.model_dump()}
+        parameters = self.model_dump() | {"lengths": lengths, "template": template.model_dump()}
         return PasskeyMeasurement(self, lengths, template, parameters)
 
     @classmethod

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -18,8 +18,8 @@ from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding,
 from ropepatch.evaluation.results import by_document, by_length, by_position, loss_row
 from ropepatch.evaluation.table import Drawing, Metric, Table
 from ropepatch.evaluation.tasks.losses import nats_cell, perplexity_cell, stretch_table, training_sentences
-from ropepatch.evaluation.tasks.task import Column, Task, check_count, check_name, resolved
-from ropepatch.settings import Length, relative_length
+from ropepatch.evaluation.tasks.task import Column, Task, resolved
+from ropepatch.settings import Count, Length, OneOf, Several, Text, relative_length
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,6 @@ BOS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class PerplexityTask(Task):
     """Read text.
 
@@ -68,9 +67,6 @@ class PerplexityTask(Task):
         stride: Of `sliding`, in tokens.
         bos: Where the beginning-of-sequence token goes: before each `document`, each `window`, or `none`.
         gain: Also measure what the tokens beyond the trained context bring; by a further pass.
-
-    Raises:
-        RopepatchError: One of these is not what it must be.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -82,36 +78,26 @@ class PerplexityTask(Task):
     quoted: ClassVar[tuple[str, ...]] = ("nats", "interval")
     derived: ClassVar[tuple[str, ...]] = ("lengths", "digest", "tokens", "pieces")
 
-    text: str | None = None
-    field: str = "text"
-    split: str = "test"
-    windows: int | None = 24
-    documents: int | None = None
-    lengths: tuple[Length, ...] | None = None
+    text: Text | None = None
+    field: Text = "text"
+    split: Text = "test"
+    windows: Count | None = 24
+    documents: Count | None = None
+    lengths: Several[Length] | None = None
     read: Length | None = None
-    protocol: str = "one-pass"
-    stride: int | None = None
-    bos: str = "document"
+    protocol: Annotated[str, OneOf(PROTOCOLS)] = "one-pass"
+    stride: Count | None = None
+    bos: Annotated[str, OneOf(BOS)] = "document"
     gain: bool = False
 
-    def __post_init__(self) -> None:
-        for key in ("text", "field", "split"):
-            if not isinstance(getattr(self, key), str | None if key == "text" else str):
-                raise RopepatchError(f"{key} must be a text, got {getattr(self, key)!r}")
-        if not isinstance(self.gain, bool):
-            raise RopepatchError(f"gain must be true or false, got {self.gain!r}")
-        check_name("protocol", self.protocol, tuple(PROTOCOLS))
-        check_name("bos", self.bos, tuple(BOS))
-        for key in ("windows", "documents", "stride"):
-            check_count(key, getattr(self, key))
+    def check(self) -> None:
+        """Refuse settings that the protocol does not have."""
         if (self.stride is not None) != (self.protocol == "sliding"):
             raise RopepatchError(
                 f"protocol {self.protocol} with stride {self.stride}", hint="sliding takes a stride: 256, say"
             )
-        if self.read is not None:
-            relative_length(self.read, 1)
-            if self.protocol not in ("sliding", "disjoint"):
-                raise RopepatchError(f"read needs the protocol sliding or disjoint, got {self.protocol}")
+        if self.read is not None and self.protocol not in ("sliding", "disjoint"):
+            raise RopepatchError(f"read needs the protocol sliding or disjoint, got {self.protocol}")
         if self.gain and self.protocol != "one-pass":
             raise RopepatchError(f"gain needs the protocol one-pass, got {self.protocol}")
         if self.bos == "window" and self.protocol == "one-pass":
@@ -146,7 +132,7 @@ class PerplexityTask(Task):
                 floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         else:
             pieces = self._pieces(self.text, tokenizer, read)
-        parameters = asdict(self) | {
+        parameters = self.model_dump() | {
             "text": self.text or TALES,
             "lengths": lengths,
             "read": read,
@@ -155,6 +141,10 @@ class PerplexityTask(Task):
             "digest": digest(pieces),
         }
         return PerplexityMeasurement(self, pieces, lengths, trained, parameters, floor)
+
+    def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
+        """The same on another text."""
+        return self.model_copy(update={"text": text, "field": field, "split": split})
 
     def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[Document]:
         check_text(self.text, model)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table
-from ropepatch.settings import Length, is_count, relative_length
+from ropepatch.settings import Length, Settings, relative_length
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,8 +55,7 @@ class Measurement(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Settings):
     """A task of evaluation: its fields are its settings in a suite, the rest is what becomes of its results.
 
     A task whose results have the table ``by_length`` names its `columns` and has its tables in the terminal,
@@ -88,6 +86,10 @@ class Task:
             RopepatchError: What the task needs is not there or does not fit.
         """
         raise NotImplementedError
+
+    def with_text(self, text: str, field: str, split: str) -> Task:
+        """The same on another text, where the task reads one; see `PerplexityTask`."""
+        return self
 
     @classmethod
     def setup(cls, comparison: Comparison) -> str:
@@ -222,17 +224,3 @@ def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[in
             f"lengths go to {tokens[-1]}, beyond the target of {to}", hint=f"--to {tokens[-1]}"
         )
     return tokens
-
-
-def check_name(key: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse what is not one of the known names."""
-    if value not in known:
-        raise RopepatchError(
-            f"{key} must be one of {', '.join(known)}, got {value!r}", hint="eval/README.md says what each is"
-        )
-
-
-def check_count(key: str, value: object) -> None:
-    """Refuse what is neither None nor a whole number above 0."""
-    if value is not None and not is_count(value):
-        raise RopepatchError(f"{key} must be a whole number above 0, got {value!r}")
