@@ -56,7 +56,7 @@ def workplace(tmp_path_factory) -> Path:
 
 
 def measure_few(suite: Suite, **options) -> Iterator[Result]:
-    """A suite with at most two windows and one pass key per length and depth."""
+    """A suite with at most two windows and one passkey per length and depth."""
     few = {"perplexity": {"windows": 2}, "passkey": {"trials": 1}}
     tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
     return measure(suite.model_copy(update={"tasks": tasks}), **options)
@@ -394,12 +394,12 @@ def test_the_costs_are_those_of_the_benchmarks():
     )
     grid, whole = asking["grid"], asking["total"]
     rows.append(
-        f"| pass keys, {len(grid['lengths'])} lengths to {grid['lengths'][-1]} tokens x "
+        f"| passkeys, {len(grid['lengths'])} lengths to {grid['lengths'][-1]} tokens x "
         f"{len(grid['depths'])} depths x {grid['trials']} | {spread(whole['seconds']['passkey'], '.1f')} s | "
         f"{spread(whole['ratio'], '.2f')} x faster than one `generate` per key |"
     )
     rows += [
-        f"| pass keys at {row['length']} tokens, {row['trials']} | "
+        f"| passkeys at {row['length']} tokens, {row['trials']} | "
         f"{spread(row['seconds']['passkey'], '.1f')} s | "
         f"{spread(row['ratio'], '.2f')} x faster than one `generate` per key |"
         for row in asking["longer"]

@@ -1,4 +1,4 @@
-"""How fast pass keys are asked for, against one `generate` per trial on the same trials.
+"""How fast passkeys are asked for, against one `generate` per trial on the same trials.
 
     python eval/benchmarks/passkey_speed.py [--quick] [--json FILE]
 

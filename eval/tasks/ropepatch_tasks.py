@@ -31,7 +31,7 @@ GAIN, LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
 Splits = dict[str, datasets.Dataset]
 
 
-# Pass keys
+# Passkeys
 
 
 def passkey_trials(

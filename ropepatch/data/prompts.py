@@ -1,4 +1,4 @@
-"""Pass key prompts of an exact length in tokens.
+"""Passkey prompts of an exact length in tokens.
 
 Shapes: N tokens of a prompt.
 """
@@ -128,7 +128,7 @@ def needle_prompt(
     beside = len(sample.ids) - sum(sizes)  # tokens of all that is not filler
     if length < beside + sizes[-1]:
         raise RopepatchError(
-            f"a pass key prompt of {length} tokens has no room for its filler",
+            f"a passkey prompt of {length} tokens has no room for its filler",
             hint=f"the shortest takes {beside + sizes[-1]} tokens with this tokenizer",
         )
     totals = accumulate(cycle(reversed(sizes)), initial=beside)

@@ -24,7 +24,7 @@ class Comparison:
         model: Its name.
         trained: Its context, in tokens.
         target: The context that is asked about, in tokens.
-        task: ``perplexity``, ``passkey`` or ``lm-eval``.
+        task: The name of their task.
         parameters: How all of them were measured.
         results: By a name that is theirs alone; without the floor.
         floor: What no model can beat, where it is known.

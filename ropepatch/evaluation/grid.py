@@ -75,7 +75,7 @@ class PasskeyGrid:
         read = [cell for (tokens, _), cell in self.cells.items() if tokens == length]
         if not read:
             raise RopepatchError(
-                f"no pass key was asked for at {length} tokens", hint=f"measured: {self.lengths}"
+                f"no passkey was asked for at {length} tokens", hint=f"measured: {self.lengths}"
             )
         return Passkey(sum(cell.correct for cell in read), sum(cell.n for cell in read))
 

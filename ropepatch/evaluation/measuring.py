@@ -125,16 +125,16 @@ class Job:
         return f"{self.place}-{_slug(self.variant.label)}"
 
     @cached_property
-    def asked(self) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         """All of its result that does not have to be measured."""
         subject, plan = self.variant.subject, self.variant.plan
-        made = None if plan is None else plan.to_dict()
-        kept = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
+        record = None if plan is None else plan.to_dict()
+        keys = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
         return {
             "task": self.measurement.task.name,
             "label": self.variant.label,
             "model": subject.record,
-            "scaling": None if made is None else {key: made[key] for key in kept},
+            "scaling": None if record is None else {key: record[key] for key in keys},
             "target": self.to,
             "parameters": self.measurement.parameters,
         }
@@ -173,14 +173,14 @@ def measure(
                 method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
                 for method in suite.methods
             }
-            variants = [Variant(subject, label, made) for label, made in plans.items()]
+            variants = [Variant(subject, label, scaled) for label, scaled in plans.items()]
             jobs += _jobs(suite.tasks, variants, to)
     return _resumed(jobs, out, progress)
 
 
 def measure_extension(
     suite: Suite,
-    made: Plan,
+    plan: Plan,
     adapted: Path | None = None,
     *,
     label: str = "adapted",
@@ -195,7 +195,7 @@ def measure_extension(
 
     Args:
         suite: Its tasks; the models, methods and targets are those of the plan.
-        made: The plan.
+        plan: How its rope is scaled.
         adapted: The checkpoint whose weights were trained under the plan; None to measure the others alone.
         label: What tables and figures call the adapted one.
         out: As in `measure`. What was measured before the adaptation is not measured again after it.
@@ -206,20 +206,20 @@ def measure_extension(
         RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
             than the plan.
     """
-    subject = _subject(made.model, made.revision, device)
-    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, made.scaling.name, made)]
+    subject = _subject(plan.model, plan.revision, device)
+    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.scaling.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
-        _check_frequencies(after.source.folder, made)
-        variants.append(Variant(after, label, made))
-    return _resumed(_jobs(suite.tasks, variants, made.target), out, progress)
+        _check_frequencies(after.source.folder, plan)
+        variants.append(Variant(after, label, plan))
+    return _resumed(_jobs(suite.tasks, variants, plan.target), out, progress)
 
 
-def _check_frequencies(folder: Path, made: Plan) -> None:
+def _check_frequencies(folder: Path, plan: Plan) -> None:
     config = load_text_config(read_json(folder / "config.json"))
-    if frequency_error(config, made):
+    if frequency_error(config, plan):
         raise RopepatchError(
-            f"{folder} does not have the frequencies of {made.scaling.name} to {made.target} tokens",
+            f"{folder} does not have the frequencies of {plan.scaling.name} to {plan.target} tokens",
             hint="give the checkpoint that was made by this plan",
         )
 
@@ -260,12 +260,12 @@ def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[
             raise RopepatchError(
                 f"two results would be called {name}", hint="give models and labels different names"
             )
-    found = {} if out is None else {job.name: _found(job, out / f"{job.name}.json") for job in jobs}
-    return _run(jobs, found, out, progress)
+    earlier = {} if out is None else {job.name: _earlier(job, out / f"{job.name}.json") for job in jobs}
+    return _run(jobs, earlier, out, progress)
 
 
 def _run(
-    jobs: list[Job], found: Mapping[str, Result | None], out: Path | None, progress: Progress
+    jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None, progress: Progress
 ) -> Iterator[Result]:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -276,26 +276,26 @@ def _run(
             before.forget_model()
         before = variant.subject
         if variant.plan is None and (floor := job.measurement.floor_tables) is not None:
-            result = Result(**job.asked | {"label": FLOOR}, tables=floor, env={})
-            yield _kept(result, out, f"{job.place}-{FLOOR}")
-        yield found.get(job.name) or _measured(job, out, progress)
+            result = Result(**job.request | {"label": FLOOR}, tables=floor, env={})
+            yield _written(result, out, f"{job.place}-{FLOOR}")
+        yield earlier.get(job.name) or _measured(job, out, progress)
         if out is not None and is_first_process():
             for partial in out.glob(f".{glob.escape(job.name)}.*.partial"):
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _found(job: Job, file: Path) -> Result | None:
+def _earlier(job: Job, file: Path) -> Result | None:
     """The result in a file, model and text called what they are called now."""
     if not file.exists():
         return None
-    result, settings = read_result(file), as_read(job.asked)
-    earlier = {key: _told_apart(getattr(result, key)) for key in settings}
-    now = {key: _told_apart(value) for key, value in settings.items()}
+    result, settings = read_result(file), as_read(job.request)
+    earlier = {key: _identity(getattr(result, key)) for key in settings}
+    now = {key: _identity(value) for key, value in settings.items()}
     check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
     return replace(result, **settings)
 
 
-def _told_apart(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
     names = {"name", "text"} if isinstance(value, dict) and {"weights", "digest"} & value.keys() else set()
     return {key: item for key, item in value.items() if key not in names} if names else value
@@ -307,17 +307,17 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     model = subject.model
     env = environment(model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
-    digest = f"{seed_of(as_read(job.asked), env):016x}"
+    digest = f"{seed_of(as_read(job.request), env):016x}"
     keep = None if out is None else out / f".{job.name}.{digest}.partial"
     patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
     began = time.perf_counter()
     with patched, progress(name) as advance:
         tables = job.measurement.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
-    return _kept(Result(**job.asked, tables=tables, env=env, seconds=seconds), out, job.name)
+    return _written(Result(**job.request, tables=tables, env=env, seconds=seconds), out, job.name)
 
 
-def _kept(result: Result, out: Path | None, name: str) -> Result:
+def _written(result: Result, out: Path | None, name: str) -> Result:
     if out is not None and is_first_process():
         result.write(out / f"{name}.json")
     return result

@@ -1,4 +1,4 @@
-"""Retrieval of a pass key from filler: prompts of an exact length, scored by teacher forcing.
+"""Retrieval of a passkey from filler: prompts of an exact length, scored by teacher forcing.
 
 Shapes: R prompts of N tokens.
 """
@@ -48,7 +48,7 @@ def passkey(
     share_prefixes: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> PasskeyGrid:
-    """Ask for pass keys at every length and depth.
+    """Ask for passkeys at every length and depth.
 
     A key counts as retrieved if each of its tokens is the most probable one after the true ones before it:
     exactly when greedy decoding would say these tokens. With a template that has a parser, the answer is

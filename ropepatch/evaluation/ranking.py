@@ -77,8 +77,8 @@ class Ranking:
 
     def record(self) -> dict[str, Any]:
         """The same for JSON, which has no infinity: None stands for it."""
-        found: dict[str, Any] = _finite(asdict(self))
-        return found
+        record: dict[str, Any] = _finite(asdict(self))
+        return record
 
 
 def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:

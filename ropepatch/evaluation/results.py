@@ -49,7 +49,7 @@ class Result:
     """One task on one model.
 
     Attributes:
-        task: ``perplexity``, ``passkey`` or ``lm-eval``.
+        task: The name of a task, from `TASKS`.
         label: What tables and figures call it: the method, ``as it is``, or the name of an adaptation.
         model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens); of
             weights that were made from it also ``adapted_from``, the fingerprint of its own.

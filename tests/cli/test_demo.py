@@ -53,7 +53,7 @@ def table(record: dict) -> str:
         f"| {span} | {before['nats'][span]:.2f} | {after['nats'][span]:.2f} | {floor[span]:.2f} |"
         for span in floor
     ]
-    lines += ["", "| pass keys found at | before | after |", "|---|---|---|"]
+    lines += ["", "| passkeys found at | before | after |", "|---|---|---|"]
     for length, cell in before["passkey"].items():
         found = after["passkey"][length]
         lines.append(f"| {length} tokens | {cell['correct']}/{cell['n']} | {found['correct']}/{found['n']} |")

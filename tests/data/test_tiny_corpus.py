@@ -236,7 +236,7 @@ def test_the_needle_stands_in_every_place_and_keys_begin_with_any_digit(narrator
 
 def test_a_template_with_digits_of_its_own_is_refused(narrator):
     template = PasskeyTemplate(intro="Page 7.")
-    with pytest.raises(RopepatchError, match="probabilities of a pass key are not known") as caught:
+    with pytest.raises(RopepatchError, match="probabilities of a passkey are not known") as caught:
         narrator.passkey(200, seed=0, template=template)
     assert "a template without digits" in caught.value.hint
 

@@ -145,8 +145,8 @@ def test_what_is_there_already_is_not_measured_again(results):
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"tasks": (replace(TALES, windows=2), KEYS)}, "parameters"),
-        ({"tasks": (TALES, replace(KEYS, seed=1))}, "parameters"),
+        ({"tasks": (TALES.model_copy(update={"windows": 2}), KEYS)}, "parameters"),
+        ({"tasks": (TALES, KEYS.model_copy(update={"seed": 1}))}, "parameters"),
     ],
 )
 def test_a_result_of_other_settings_is_not_taken_for_this_one(results, change, key):
@@ -391,7 +391,7 @@ def test_a_method_scales_with_the_parameters_that_it_is_given():
 
 
 def test_two_tasks_of_one_kind_have_files_of_their_own(tmp_path):
-    suite = Suite(models=("tiny",), to=("2x",), tasks=(SHORT, replace(SHORT, windows=2)))
+    suite = Suite(models=("tiny",), to=("2x",), tasks=(SHORT, SHORT.model_copy(update={"windows": 2})))
     list(measure(suite, out=tmp_path))
     assert read_result(tmp_path / "tiny-512-perplexity-as-it-is.json").parameters["pieces"] == 1
     assert read_result(tmp_path / "tiny-512-perplexity-2-as-it-is.json").parameters["pieces"] == 2

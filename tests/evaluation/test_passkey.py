@@ -565,7 +565,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_read(tokenizer, aske
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"lengths": [1000, 80, 30]}, "a pass key prompt of 30 tokens has no room"),
+        ({"lengths": [1000, 80, 30]}, "a passkey prompt of 30 tokens has no room"),
         ({"lengths": [1000, 80], "depths": [0.0, 1.5]}, "depth must be from 0 to 1, got 1.5"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_length_sums_its_depths():
 
 
 def test_a_length_that_was_not_measured_is_an_error():
-    with pytest.raises(RopepatchError, match="no pass key was asked for at 512 tokens") as refusal:
+    with pytest.raises(RopepatchError, match="no passkey was asked for at 512 tokens") as refusal:
         TABLE.at(512)
     assert refusal.value.hint == "measured: [256, 16384]"
 

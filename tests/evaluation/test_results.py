@@ -331,7 +331,7 @@ def test_the_mean_over_rows_weighs_every_token_alike():
     assert mean_nats(halves) != pytest.approx(sum(row["nats"] for row in halves) / 2)
 
 
-# rows of pass keys
+# rows of passkeys
 
 
 def wilson(correct: int, n: int) -> list[float]:

@@ -60,7 +60,7 @@ def log_probs(model, ids):
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None]).flatten()
 
 
-# Pass keys
+# Passkeys
 
 
 def test_every_cell_has_as_many_keys_found_as_ropepatch_passkey(tiny):

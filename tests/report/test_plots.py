@@ -223,7 +223,7 @@ def test_few_lengths_are_drawn_too(lengths, tmp_path):
         save_figure(figure, tmp_path / name)
 
 
-# Pass keys
+# Passkeys
 
 
 def fills(axes) -> list[float]:

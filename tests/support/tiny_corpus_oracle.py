@@ -168,7 +168,7 @@ class Assignments:
         return following
 
 
-# Pass keys: every place of the needle; a digit of the key is (k,) in place of a token.
+# Passkeys: every place of the needle; a digit of the key is (k,) in place of a token.
 
 
 def passkey_prompts(tokenizer, template, length):

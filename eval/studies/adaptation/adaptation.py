@@ -6,7 +6,7 @@
         [--fitted FILE] [--steps 1000] [--seeds 3]
 
 Each run trains by the recipe `tiny` with what RUNS changes, and is then measured on tales it has not seen,
-beside the floor that no model can beat, and by pass keys. `babyllama` trains on real stories (../shared).
+beside the floor that no model can beat, and by passkeys. `babyllama` trains on real stories (../shared).
 `--starts` adapts it at 4 x, by the same steps on the same rows, from YaRN, from fitted frequencies, and with
 frequencies that are trained with the weights; without `--fitted` it is fitted first, on what is trained on.
 Restartable: a run that is in the file is not made again, and one that was interrupted goes on.
@@ -138,7 +138,7 @@ def judge_scaled(method: str) -> dict[str, Any]:
 
 
 def judge(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """The losses and the pass keys of a model."""
+    """The losses and the passkeys of a model."""
     tales = held_out_tales(tokenizer, length=TARGET, count=24)
     grid = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, trials=TRIALS)
     return {

@@ -49,7 +49,7 @@ def loss_table(rows: Sequence[Row]) -> str:
 
 
 def recall_table(rows: Sequence[Row]) -> str:
-    """Told tokens and pass keys by length, a line per encoding, as Markdown."""
+    """Told tokens and passkeys by length, a line per encoding, as Markdown."""
     at = lengths(rows)
     shown = [(at[0], "near"), (at[2], "near"), (at[2], "far"), (at[-1], "near"), (at[-1], "far")]
     return _table(

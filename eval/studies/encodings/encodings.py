@@ -7,7 +7,7 @@
 
 Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
 tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
-told before, and by pass keys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
+told before, and by passkeys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
 1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short and in
 rows of its target. `--text` trains the main runs on with real text within the window, all documents but the
 last tenth, and reads windows of that tenth.
@@ -103,7 +103,7 @@ class Measure:
         return {**means(curve, self.lengths), "told": told}
 
     def of(self, model: Any) -> Row:
-        """The losses of a model, and the pass keys that it finds, of so many."""
+        """The losses of a model, and the passkeys that it finds, of so many."""
         curve = ropepatch.perplexity(model, None, self.pieces)
         grid = ropepatch.passkey(model, self.tokenizer, lengths=self.lengths, trials=TRIALS)
         found: dict[str, list[int]] = {str(length): [0, 0] for length in self.lengths}

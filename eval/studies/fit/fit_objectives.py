@@ -4,7 +4,7 @@
     python eval/studies/fit/fit_objectives.py --json FILE CHECKPOINT --text tinystories=FILE
 
 The checkpoint, the text to learn from and the 24 test windows are those of fit_study.py at 4 x. Every vector
-is read at the trained window, at twice and at four times that; tiny is asked for pass keys, too.
+is read at the trained window, at twice and at four times that; tiny is asked for passkeys, too.
 Restartable: rows in the file are kept.
 """
 
@@ -88,7 +88,7 @@ def main() -> None:
 def read(
     model: Any, tokenizer: Any, pieces: list[torch.Tensor], window: int, *, keys: bool
 ) -> dict[str, Any]:
-    """Nats per token of the test windows up to every length; and pass keys found at the target."""
+    """Nats per token of the test windows up to every length; and passkeys found at the target."""
     curve, target = ropepatch.perplexity(model, None, pieces), FACTOR * window
     found: dict[str, Any] = {
         "nats": {str(n): round(curve.at(n).mean, 6) for n in (window, 2 * window, target)}

@@ -202,7 +202,7 @@ def starts_table(found: dict[str, Any]) -> str:
 def objectives_table(rows: Sequence[dict[str, Any]]) -> str:
     """What the options of a fit change, as Markdown."""
     lines = [
-        "| checkpoint | options | nats up to L | up to 2 L | up to 4 L | pass keys at 4 L |",
+        "| checkpoint | options | nats up to L | up to 2 L | up to 4 L | passkeys at 4 L |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

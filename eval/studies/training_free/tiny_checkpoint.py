@@ -2,7 +2,7 @@
 
     python eval/studies/training_free/tiny_checkpoint.py --json eval/results/tiny-checkpoint.json
 
-Tales and pass keys that it was not trained on. The floor is the least loss possible; its difference to the
+Tales and passkeys that it was not trained on. The floor is the least loss possible; its difference to the
 model's loss is taken tale by tale, and given with its standard error.
 """
 
@@ -53,7 +53,7 @@ def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
 
 
 def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], trials: int) -> dict[str, Any]:
-    """Pass keys found by length and depth."""
+    """Passkeys found by length and depth."""
     grid = ropepatch.passkey(model, tokenizer, lengths=lengths, trials=trials, seed=SEED)
     return {
         str(length): {

@@ -1,4 +1,4 @@
-"""Documents of any length whose every token has a known probability: tales and pass key prompts.
+"""Documents of any length whose every token has a known probability: tales and passkey prompts.
 
 narrator = Narrator(tokenizer)
 document = narrator.tale(2048, seed=1)
@@ -133,7 +133,7 @@ class Narrator:
         return Document.of(ids[:length], prior[:length], distance[:length], reach=self._longest)
 
     def passkey(self, length: int, seed: int, template: PasskeyTemplate | None = None) -> Document:
-        """A prompt of the pass key evaluation with its answer; needle's place and key are drawn uniformly.
+        """A prompt of the passkey evaluation with its answer; needle's place and key are drawn uniformly.
 
         Raises:
             RopepatchError: The length has no room for the prompt, the tokenizer does not split digits one by
@@ -146,7 +146,7 @@ class Narrator:
         fixed = "".join([words.intro, *words.filler, words.needle.replace("{key}", ""), words.question])
         if len(digits) != len(key) or any(map(str.isdigit, fixed)):
             raise RopepatchError(
-                "the probabilities of a pass key are not known",
+                "the probabilities of a passkey are not known",
                 hint="use a tokenizer that splits digits one by one, and a template without digits",
             )
         ask = partial(passkey_prompt, self.tokenizer, length=length, key=key, template=words)

@@ -81,7 +81,7 @@ def copies(stock: Stock, length: int, seed: int) -> Row:
 
 
 def passkey(stock: Stock, length: int, seed: int) -> Row:
-    """A pass key prompt with its answer; every other one is shorter than the row and followed by a tale."""
+    """A passkey prompt with its answer; every other one is shorter than the row and followed by a tale."""
     if length < SHORTEST_PASSKEY:
         raise RopepatchError(f"a row of passkey takes {SHORTEST_PASSKEY} tokens, got {length}")
     draw = random.Random(seed)
