@@ -112,7 +112,7 @@ def test_the_tales_of_tiny_have_their_first_token():
     ("options", "message"),
     [
         ({"threshold": 0}, "threshold must be a share above 0"),
-        ({"depths": ()}, "depths must be a list of at least one"),
+        ({"depths": ()}, "depths must be of at least one entry"),
         ({"queries": 3, "distractors": 1}, "3 queries need as many keys, got 2"),
         ({"template": 5}, "template must be a file"),
     ],

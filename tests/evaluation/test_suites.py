@@ -71,7 +71,7 @@ def test_the_first_lines_of_a_suite_are_its_command():
     ("change", "message"),
     [
         (("to: [1k, 4x]", "to: 1k"), "to must be a list"),
-        (("to: [1k, 4x]", "to: []"), "to must be a list of at least one"),
+        (("to: [1k, 4x]", "to: []"), "to must be of at least one entry"),
         (("to: [1k, 4x]", "to: [far]"), "to[0] must be a length in tokens (4096, 32k or 4x), got 'far'"),
         (("to:", "too:"), "unknown suite key 'too'"),
         (("to: [1k, 4x]\n", ""), "a suite must have the key to"),
@@ -92,7 +92,7 @@ def test_the_first_lines_of_a_suite_are_its_command():
         (("depths: [0, 0.5]", "depths: 0.5"), "depths must be a list"),
         (("trials: 2", "trials: 2.5"), "trials must be a whole number"),
         (("trials: 2", "seed: -1"), "seed must be a whole number from 0"),
-        (("tasks: [some_task]", "tasks: []"), "tasks must be a list of at least one"),
+        (("tasks: [some_task]", "tasks: []"), "tasks must be of at least one entry"),
         (("tasks: [some_task]", "tasks: some_task"), "tasks must be a list"),
         (("metadata: {seed: 3}", "metadata: 3"), "metadata must be a mapping"),
         (("{task: passkey, depths: [0, 0.5], trials: 2}", "passkey"), "a task must be a mapping"),
@@ -119,7 +119,7 @@ def test_a_mistake_keeps_its_hint(suite_file):
 
 
 def test_a_suite_without_a_task_is_refused():
-    with pytest.raises(RopepatchError, match="tasks must be a list of at least one"):
+    with pytest.raises(RopepatchError, match="tasks must be of at least one entry"):
         Suite(to=("1x",), tasks=())
 
 
