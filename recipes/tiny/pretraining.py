@@ -6,7 +6,6 @@ Shapes: B rows of a step, T tokens of a row.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from ropepatch.data.tiny.grammar import tell
 from ropepatch.data.tiny.mixture import MATERIALS, Stock
 from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.errors import RopepatchError
+from ropepatch.files import check_resumed, read_json, write_json
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
@@ -169,8 +168,7 @@ def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> No
 
 
 def _edit(file: Path, changes: dict[str, Any]) -> None:
-    content = json.loads(file.read_text(encoding="utf-8")) | changes
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(file, read_json(file) | changes)
 
 
 def _record(recipe: Recipe, count: int, documents: Sequence[str]) -> dict[str, Any]:
@@ -185,13 +183,9 @@ def _refuse_other(folder: Path, record: dict[str, Any]) -> None:
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     file = folder / RECORD
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    differing = [key for key in record if found.get(key) != record[key]]
-    if differing:
-        raise RopepatchError(
-            f"{folder} is of another recipe: it differs in {', '.join(differing)}",
-            hint="give another --out, or remove that folder to train the stage anew",
-        )
+    earlier = read_json(file) if file.is_file() else {}
+    hint = "give another --out, or remove that folder to train the stage anew"
+    check_resumed(f"{folder} is of another recipe", earlier, record, hint=hint)
 
 
 def _put_on_record(folder: Path, record: dict[str, Any]) -> None:
@@ -199,7 +193,7 @@ def _put_on_record(folder: Path, record: dict[str, Any]) -> None:
     if not (folder / RECORD).is_file():
         with _new_folder(folder) as new:
             new.mkdir()
-            (new / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            write_json(new / RECORD, record)
 
 
 @contextmanager

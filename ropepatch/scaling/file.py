@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import whole_file
+from ropepatch.files import json_text, parse_json, whole_file
 from ropepatch.scaling import Scaling, check_parameters, make_scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Amount, Count, Settings, Several, Weight
@@ -171,7 +170,7 @@ def write_scaling(file: str | Path, plan: Planned, *, fit: Mapping[str, Any] | N
         **rope,
         **({} if fit is None else {"fit": dict(fit)}),
     }
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json_text(content) + "\n"
     path = Path(file).expanduser()
     try:
         if path.exists():
@@ -215,9 +214,7 @@ def _read(file: str | Path) -> dict[str, Any]:
     """The mapping that a file holds, if it says that it is a scaling of our version."""
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
-        content = json.loads(
-            text, parse_constant=_refuse, parse_int=_whole_number, object_pairs_hook=_each_key_once
-        )
+        content = parse_json(text, each_key_once=True, parse_int=_whole_number)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, or no such ~user
         raise RopepatchError(f"{file} is not a scaling file: {error}", hint=MADE) from error
     if not isinstance(content, dict) or MARK not in content:
@@ -231,21 +228,10 @@ def _read(file: str | Path) -> dict[str, Any]:
     return content
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
 def _whole_number(text: str) -> int:
     if abs(number := int(text)) >= LARGEST:
         raise ValueError(f"{reprlib.repr(text)} is too large")
     return number
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError(f"a key is given twice: {reprlib.repr([key for key, _ in pairs])}")
-    return content
 
 
 def _same(there: Any, here: Any) -> bool:
