@@ -4,7 +4,6 @@ The transfer is LFS over HTTP: the real Hub's Xet was not run.
 """
 
 import errno
-import hashlib
 import itertools
 import json
 import os
@@ -837,23 +836,6 @@ def test_a_hub_that_is_switched_off_is_said_so(hub, folder, monkeypatch):
     message, hint = refused(folder)
     assert message == "the Hub is switched off (HF_HUB_OFFLINE)"
     assert "unset HF_HUB_OFFLINE" in hint
-
-
-@pytest.mark.parametrize("number", [2, 3])
-def test_an_upload_cut_in_a_file_goes_on_with_what_is_missing_alone(hub, folder, number):
-    hub.fail("PUT", "/lfs/", "cut", first=number)
-    refused(folder)
-    arrived = set(hub.arrived)
-    assert len(arrived) == number - 1
-    assert hub.files(NAME) == {}
-    hub.faults.clear()
-    hub.arrived.clear()
-    hub.requests.clear()
-    pushed(folder)
-    every = {hashlib.sha256((folder / shard).read_bytes()).hexdigest() for shard in SHARDS}
-    assert sorted(hub.arrived) == sorted(every - arrived)
-    assert hub.count("PUT") == 3 - len(arrived)
-    assert hub.files(NAME) == files_of(folder)
 
 
 def test_a_push_that_was_killed_goes_on_with_what_is_missing(hub, folder, tmp_path):

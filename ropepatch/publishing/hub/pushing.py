@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HFValidationError
@@ -22,10 +21,7 @@ from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.publishing.hub import explaining
 from ropepatch.publishing.hub.contents import contents, evidence, is_adapter, is_stale, is_weights
 from ropepatch.publishing.hub.explaining import AGAIN, LOG_IN, talking
-from ropepatch.publishing.hub.remote import Remote, git_blob, is_equal, look, read_text
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoSibling
+from ropepatch.publishing.hub.remote import Remote, is_equal, look, read_text
 
 CARD = "README.md"
 BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|/\.|\.lock$|/$|\.$))[\w][\w./-]{0,199}")
@@ -289,7 +285,7 @@ def _made(
 def _send(
     hub: HfApi, planned: Pushed, files: dict[str, Path], before: Remote, say: Callable[[str], None]
 ) -> Pushed:
-    """One commit, checked against what the Hub then has."""
+    """One commit, which the Hub takes whole or not at all; but a .gitignore there may swallow files."""
     additions = [CommitOperationAdd(name, files[name]) for name in planned.uploaded]
     deletions = [CommitOperationDelete(name, is_folder=False) for name in planned.deleted]
     commit = hub.create_commit(
@@ -301,13 +297,8 @@ def _send(
     ).oid
     say("checking what the Hub has")
     after = look(hub, planned.repo, commit)
-    now = after.files if after and after.has_branch else {}
-    wrong = [
-        *(sent.path_in_repo for sent in additions if not _arrived(sent, files, now.get(sent.path_in_repo))),
-        *(name for name in planned.unchanged if name not in now or not _unmoved(now[name], before)),
-        *(name for name in planned.deleted if name in now),
-    ]
-    if wrong:
+    now = after.files.keys() if after and after.has_branch else set()
+    if wrong := sorted((files.keys() - now) | (now & {*planned.deleted})):
         raise RopepatchError(
             f"{planned.repo} does not hold what was sent: {', '.join(wrong)[:200]}",
             hint=f"look for a .gitignore there that names it; then {AGAIN}",
@@ -315,15 +306,3 @@ def _send(
     newest = hub.model_info(planned.repo, revision=planned.branch, timeout=explaining.TIME_LIMIT).sha
     moved = [] if newest == commit else [f"{planned.branch} has since moved on to {newest}"]
     return replace(planned, commit=commit, notes=(*planned.notes, *moved))
-
-
-def _arrived(sent: CommitOperationAdd, files: dict[str, Path], entry: RepoSibling | None) -> bool:
-    if entry is None:
-        return False
-    if entry.lfs is not None:
-        return entry.lfs.sha256 == sent.upload_info.sha256.hex()
-    return entry.blob_id == git_blob(files[sent.path_in_repo])
-
-
-def _unmoved(entry: RepoSibling, before: Remote) -> bool:
-    return entry.blob_id == before.files[entry.rfilename].blob_id

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import get_session
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+from huggingface_hub.utils.sha import git_hash
 
 from ropepatch.publishing.hub import explaining
 
@@ -65,12 +66,6 @@ def is_equal(path: Path, entry: RepoSibling) -> bool:
     if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
         return False
     if entry.lfs is None:
-        return git_blob(path) == entry.blob_id
+        return git_hash(path.read_bytes()) == entry.blob_id
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
-
-
-def git_blob(path: Path) -> str:
-    """git's name of a file's content: sha1 of `blob SIZE`, a zero byte and the bytes (git-hash-object)."""
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
