@@ -22,7 +22,7 @@ def plot(
     ],
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("figures"),
 ) -> None:
-    """Draw results: loss by length and position, pass keys, and what the scalings do to the frequencies.
+    """Draw results: loss by length and position, passkeys, and what the scalings do to the frequencies.
 
     The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
     """

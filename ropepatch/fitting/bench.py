@@ -25,7 +25,7 @@ from ropepatch.settings import seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NEEDLES = 32  # pass key prompts to learn from
+NEEDLES = 32  # passkey prompts to learn from
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Bench:
         """The windows of a material under an objective.
 
         Raises:
-            RopepatchError: Pass keys are asked for, and the tokenizer cannot write them.
+            RopepatchError: Passkeys are asked for, and the tokenizer cannot write them.
         """
         window, objective = found.rope.original_max_position_embeddings, settings.objective
         factor = len(material.train[0]) / window

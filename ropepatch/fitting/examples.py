@@ -1,6 +1,6 @@
 """What a vector is judged by: rows of tokens, and how much the loss of each token counts.
 
-Shapes: N rows of T tokens; M pass key prompts of as many. Losses are in nats.
+Shapes: N rows of T tokens; M passkey prompts of as many. Losses are in nats.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Objective(Settings):
         short: The weight of a token within the trained context, against 1 beyond it.
         keys: Added to the weight of a key token, one that needs far context: by the loss difference between a
             long and a short window.
-        needles: The weight of the loss of pass keys, asked for in prompts of the target's length, against 1
+        needles: The weight of the loss of passkeys, asked for in prompts of the target's length, against 1
             for the text.
         lengths: `target`: all tokens of a window count alike. `all`: one vector for all lengths; the means
             over the first L, 2 L ... tokens up to the target count alike.
-        text: The weight of the text; 0 to be driven by pass keys alone.
+        text: The weight of the text; 0 to be driven by passkeys alone.
     """
 
     short: Weight = 1.0
@@ -112,7 +112,7 @@ def with_keys(examples: Examples, far: Tensor, near: Tensor, weight: float) -> E
 
 
 def needle_examples(tokenizer: PreTrainedTokenizerBase, *, length: int, count: int, seed: int) -> Examples:
-    """Pass key prompts of a length, at evenly spread depths; only the answers' tokens count.
+    """Passkey prompts of a length, at evenly spread depths; only the answers' tokens count.
 
     Raises:
         RopepatchError: If the tokenizer cannot write such a prompt.

@@ -63,7 +63,7 @@ class StepLines(TrainerCallback):
                 f"{self._tokens / per_step:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
             )
         if "eval_short_loss" in logs:
-            keys = f", pass keys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
+            keys = f", passkeys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
             self._say(
                 f"step {state.global_step}/{state.max_steps}, measured: loss {logs['eval_short_loss']:.4f} "
                 f"within the old context, {logs['eval_target_loss']:.4f} at the target{keys}"

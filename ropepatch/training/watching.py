@@ -1,4 +1,4 @@
-"""What is measured while a model trains: its loss within the old context and at the target, and pass keys."""
+"""What is measured while a model trains: its loss within the old context and at the target, and passkeys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Watcher:
         pieces: Held-out token ids, [target] each.
         trained: The old context L, in tokens.
         target: The new one.
-        trials: Pass keys at each depth; 0 for none.
+        trials: Passkeys at each depth; 0 for none.
         split: Whether the processes share the work; not where the model itself is split over them.
     """
 

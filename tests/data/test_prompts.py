@@ -1,6 +1,5 @@
 import functools
 import math
-from dataclasses import replace
 from itertools import cycle, islice, product
 
 import pytest
@@ -55,7 +54,7 @@ def test_a_prompt_has_exactly_the_length_asked_for(name):
         assert len(prompt.ids) == length
 
 
-LINES = replace(TEMPLATE, separator="\n")
+LINES = TEMPLATE.model_copy(update={"separator": "\n"})
 lengths_above = st.integers(0, 300)
 depths = st.floats(0, 1)
 five_digits = st.text("0123456789", min_size=5, max_size=5)
