@@ -48,6 +48,7 @@ def write_recipe_and_suite(folder):
 
 def run_python(*words, check=True):
     """A new interpreter with these words on its command line, on one thread, which finds the test modules."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     line = [sys.executable, *words]
     return subprocess.run(line, env=environment, check=check, capture_output=True, text=True)
