@@ -6,12 +6,18 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.bootstrap import bootstrap_interval
+from ropepatch.evaluation.table import aligned, data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -155,13 +161,36 @@ class LossCurve:
 
     def __str__(self) -> str:
         rows = [("length", "documents", "tokens", "nats/token", "perplexity")]
-        longest = self._longest()
-        for length in sorted({2**k for k in range(4, longest.bit_length())} | {longest}):
+        for length in self._doublings():
             read = self.at(length)
             counts = (f"{length}", f"{read.num_documents}", f"{read.num_tokens}")
             rows.append((*counts, f"{read.mean:.4f}", f"{read.value:.2f}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+        return aligned(rows)
+
+    def _doublings(self) -> list[int]:
+        longest = self._longest()
+        return sorted({2**k for k in range(4, longest.bit_length())} | {longest})
+
+    def to_pandas(self) -> DataFrame:
+        """A row for every doubling of the length, in tokens, up to the longest row.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        read = {length: self.at(length) for length in self._doublings()}
+        return data_frame(
+            {
+                "length": length,
+                "documents": part.num_documents,
+                "tokens": part.num_tokens,
+                "nats": part.mean,
+                "perplexity": part.value,
+            }
+            for length, part in read.items()
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def check_length(length: int) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.table import aligned, data_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pandas import DataFrame
 
     from ropepatch.data.templates import PasskeyTemplate
 
@@ -103,5 +107,18 @@ class PasskeyGrid:
             cells = [*(self.cells[length, depth] for depth in depths), self.at(length)]
             low, high = (f"{100 * bound:.0f}" for bound in cells[-1].interval)
             rows.append((f"{length}", *(f"{cell.correct}/{cell.n}" for cell in cells), f"({low}–{high} %)"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
+        return aligned(rows)
+
+    def to_pandas(self) -> DataFrame:
+        """A row for every length, in tokens, and depth: how many keys were retrieved, of how many.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        return data_frame(
+            {"length": length, "depth": depth, "correct": cell.correct, "n": cell.n}
+            for (length, depth), cell in self.cells.items()
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ropepatch.errors import RopepatchError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pandas import DataFrame
 
 
 class Cell(NamedTuple):
@@ -115,3 +119,16 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:
+    """A pandas frame of rows.
+
+    Raises:
+        RopepatchError: If pandas is not installed.
+    """
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise RopepatchError("a frame needs pandas", hint="pip install pandas") from error
+    return DataFrame(list(rows))

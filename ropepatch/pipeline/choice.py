@@ -14,12 +14,13 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.measuring import AS_IT_IS
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
+from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import check_text
 from ropepatch.files import json_text
 from ropepatch.fitting.choosing import ALL, TRIALS, WINDOWS, fit_beside, participants, ranking_suite
 from ropepatch.pipeline.evaluation import check_places, measured
 from ropepatch.pipeline.inputs import in_tokens, model_name
-from ropepatch.pipeline.results import Results, data_frame
+from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.table import data_frame
 from ropepatch.files import json_text
 from ropepatch.report import html_table, results_tables
 from ropepatch.settings import refuse_unknown
@@ -92,19 +93,6 @@ class Results(Sequence["Result"]):
 
     def _repr_html_(self) -> str:
         return "".join(map(html_table, results_tables(self.results)))
-
-
-def data_frame(rows: Iterator[dict[str, Any]]) -> DataFrame:
-    """A pandas frame of rows.
-
-    Raises:
-        RopepatchError: If pandas is not installed.
-    """
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise RopepatchError("a frame needs pandas", hint="pip install pandas") from error
-    return DataFrame(list(rows))
 
 
 def inline(figure: Figure) -> Figure:

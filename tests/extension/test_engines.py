@@ -245,7 +245,7 @@ def plans(tmp_path_factory) -> dict[str, Plan]:
 def folders(plans, tmp_path_factory) -> list[Path]:
     """Their checkpoints."""
     root = tmp_path_factory.mktemp("extended")
-    return [ropepatch.extend(plan, root / name) for name, plan in plans.items()]
+    return [ropepatch.extend(plan, root / name).folder for name, plan in plans.items()]
 
 
 @pytest.fixture(scope="module")
