@@ -153,7 +153,8 @@ class _Screen:
         elif is_first():
             self._record = outcome.record
             if not self._as_json:
-                print_results(outcome.results)
+                if outcome.results:
+                    print_results(outcome.results)
                 print(outcome.outcome())
 
     def show_last(self, extension: Extension) -> None:

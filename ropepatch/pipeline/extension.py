@@ -16,7 +16,7 @@ from ropepatch.evaluation.summaries import summary
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
-from ropepatch.pipeline.evaluation import can_report, check_places, reported
+from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
 from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results, inline
 from ropepatch.pipeline.running import (
@@ -179,20 +179,23 @@ def extend(
             cannot be pushed. Nothing half-written is left behind.
     """
     feedback = Feedback(say=say, progress=progress, show=show)
+    if recipe is None and max_short_loss_increase is not None:
+        raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
+    if recipe is not None and link_weights:
+        raise RopepatchError("--link-weights beside --recipe, which makes new weights", hint="leave one out")
+    suite = None
+    if evaluate is not None:
+        suite = named_suite(evaluate, text=text, field=field, split=split or "test")
     request = read_request(
         model,
         out,
+        recipe,
         to=to,
         method=method,
-        recipe=recipe,
-        gated=max_short_loss_increase is not None,
-        evaluate=evaluate,
-        text=text,
-        field=field,
-        split=split,
-        link_weights=link_weights,
-        revision=revision,
         parameters=dict(settings or {}) | parameters,
+        revision=revision,
+        suite=suite,
+        text={"text": text, "field": field} | ({"split": split} if split else {}),
     )
     if push and not dry_run:
         from ropepatch.publishing.hub import check_repo

@@ -35,9 +35,9 @@ from ropepatch.training.supply import write_windows
 
 # In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choose`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
-FOUND = ("fit", "ranking")  # records of how a method was found
+EVIDENCE = ("fit", "ranking")  # in records: what the choice of the method rests on
 
-Find = Callable[[Path], dict[str, Any]]  # given a work folder: method, parameters, factor and `FOUND`
+Search = Callable[[Path], dict[str, Any]]  # of a work folder: method, parameters, factor and `EVIDENCE`
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def fitted_plan(
         check_text(settings.text, source.name)
     seed = recipe.seed if recipe else 0
 
-    def find(work: Path) -> dict[str, Any]:
+    def search(work: Path) -> dict[str, Any]:
         options = settings.model_dump()
         if texts and recipe:
             options |= {"text": _windows_of(recipe, source, to, work), "field": "input_ids"}
@@ -133,7 +133,7 @@ def fitted_plan(
         return start | {"parameters": fitted.scaling.parameters(), "fit": record}
 
     request = {"method": FIT} | settings.model_dump() | {"recipe_texts": texts, "seed": seed}
-    return _learned(request, find, source, to, folder, keep=keep)
+    return _learned(request, search, source, to, folder, keep=keep)
 
 
 def chosen_plan(
@@ -164,7 +164,7 @@ def chosen_plan(
     """
     source = find_source(model, revision, weights=True)
 
-    def find(work: Path) -> dict[str, Any]:
+    def search(work: Path) -> dict[str, Any]:
         chosen = choice.choose(
             model,
             to=to,
@@ -178,16 +178,16 @@ def chosen_plan(
         if chosen.method is None:
             raise choice.NothingHelpsError(" ".join(chosen.ranking.advice))
         ranking = {"rule": RULE, **chosen.ranking.record()}
-        found = {"method": chosen.method, "parameters": chosen.parameters, "ranking": ranking}
+        outcome = {"method": chosen.method, "parameters": chosen.parameters, "ranking": ranking}
         if chosen.fitted is not None:  # of the checkpoint, or of one that was ranked
-            (found if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
-        return found
+            (outcome if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
+        return outcome
 
-    return _learned({"method": AUTO} | text, find, source, to, folder, keep=keep)
+    return _learned({"method": AUTO} | text, search, source, to, folder, keep=keep)
 
 
 def _learned(
-    request: dict[str, Any], find: Find, source: Source, to: int, folder: Path, *, keep: bool
+    request: dict[str, Any], search: Search, source: Source, to: int, folder: Path, *, keep: bool
 ) -> Learned:
     """What was found earlier, if the same was asked for, or is found now."""
     work = _work_of(folder)
@@ -211,26 +211,26 @@ def _learned(
                 hint="`ropepatch fit` or `compare` before, and --method with what they give",
             )
         absent(folder)
-        record = _found_and_kept(request, find, work) if keep else _found(request, find)
+        record = _search_and_keep(request, search, work) if keep else _search_once(request, find)
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
     learned = plan(source.name, to=to, method=start["method"], revision=source.revision, **options)
-    return Learned(learned, {key: record[key] for key in ("start", *FOUND) if key in record}, work)
+    return Learned(learned, {key: record[key] for key in ("start", *EVIDENCE) if key in record}, work)
 
 
-def _found(request: dict[str, Any], find: Find) -> dict[str, Any]:
+def _search_once(request: dict[str, Any], search: Search) -> dict[str, Any]:
     """What is found now, as the record says it."""
     with TemporaryDirectory(prefix="ropepatch-") as place:
-        return _recorded(request, as_read(find(Path(place))))
+        return _recorded(request, as_read(search(Path(place))))
 
 
-def _found_and_kept(request: dict[str, Any], find: Find, work: Path) -> dict[str, Any]:
+def _search_and_keep(request: dict[str, Any], search: Search, work: Path) -> dict[str, Any]:
     """The same; kept in a folder, from which an interrupted search goes on, too."""
     if work.exists() and _others(work):
         raise RopepatchError(f"{work} exists and holds other files", hint="choose another --out")
     _keep({"start": {"asked": request}}, work)
     try:
-        record = _recorded(request, as_read(find(work)))
+        record = _recorded(request, as_read(search(work)))
     except RopepatchError:
         if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
             shutil.rmtree(work)
@@ -245,9 +245,9 @@ def _keep(record: dict[str, Any], work: Path) -> None:
         write_json(partial, record)
 
 
-def _recorded(request: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    outcomes = {key: found.pop(key) for key in FOUND if key in found}
-    return {"start": {"asked": request} | found} | outcomes
+def _recorded(request: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+    evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
+    return {"start": {"asked": request} | outcome} | evidence
 
 
 def _windows_of(recipe: Recipe, source: Source, to: int, work: Path) -> Path:

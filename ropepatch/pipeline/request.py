@@ -11,7 +11,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.planning import Plan, plan
-from ropepatch.pipeline.evaluation import named_suite
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.learned import Learned, chosen_plan, fit_settings, fitted_plan
 from ropepatch.pipeline.running import Feedback
@@ -113,82 +112,48 @@ class Request:
 def read_request(
     model: str | os.PathLike[str] | Plan,
     out: str | Path | None,
+    recipe: str | Path | Recipe | None,
     *,
     to: Length | None,
     method: str | None,
-    recipe: str | Path | Recipe | None,
-    gated: bool,
-    evaluate: str | Path | Suite | None,
-    text: str | None,
-    field: str,
-    split: str | None,
-    link_weights: bool,
-    revision: str | None,
     parameters: dict[str, Any],
+    revision: str | None,
+    suite: Suite | None,
+    text: dict[str, Any],
 ) -> Request:
-    """The request of a call of `extend`, whose arguments these are.
-
-    Args:
-        model: As in `extend`, like all but `gated`.
-        out: The folder to make.
-        to: The target context.
-        method: The scaling.
-        recipe: How the model is trained.
-        gated: Whether the loss within the old context must not rise by more than a share.
-        evaluate: The suite.
-        text: What the suite measures on, or `fit` or `auto` reads.
-        field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
-        link_weights: Whether weight files are linked.
-        revision: Of a Hub id.
-        parameters: Of the method.
+    """The request of a call of `extend`, whose arguments these are; `text` with its field and split.
 
     Raises:
         RopepatchError: If two arguments contradict each other, one is missing, or one is not what it must be.
     """
-    trained = _recipe(recipe, gated=gated, link_weights=link_weights)
-    suite = None
-    if evaluate is not None:
-        suite = named_suite(evaluate, text=text, field=field, split=split or "test")
-    given = model if isinstance(model, Plan) else None
+    training = recipe if isinstance(recipe, Recipe | None) else read_recipe(str(recipe))
     if isinstance(model, Plan):
         if to is not None or method is not None or revision is not None or parameters:
             raise RopepatchError(
                 "a plan says target, method, parameters and revision itself",
                 hint="give the model, or the plan alone",
             )
-        name, label, target, revision = model.model, model.scaling.name, model.target, model.revision
-        method = label
+        name, revision, target, method = model.model, model.revision, model.target, model.scaling.name
     else:
         name = model_name(model)
-        method, parameters = _method(method, trained, parameters)
-        label = method_label(method)
-        target = _target(to or (trained.to if trained else None), method, name, revision)
-    recipe_name = "" if recipe is None else "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
-    parts = [Path(name).name, label, short_length(target), recipe_name]
+        method, parameters = _method(method, training, parameters)
+        target = _target(to or (training.to if training else None), method, name, revision)
+    label = method_label(method)
+    recipe_name = "recipe" if isinstance(recipe, Recipe) else Path(recipe or "").stem
+    parts = filter(None, (Path(name).name, label, short_length(target), recipe_name))
     return Request(
         model=name,
         revision=revision,
         target=target,
         method=method,
         parameters=parameters,
-        plan=given,
-        recipe=trained,
+        plan=model if isinstance(model, Plan) else None,
+        recipe=training,
         suite=suite,
-        text={"text": text, "field": field} | ({"split": split} if split else {}),
-        folder=Path(out or "-".join(filter(None, parts))),
+        text=text,
+        folder=Path(out or "-".join(parts)),
         label=f"{label} + {recipe_name}" if recipe_name else "adapted",
     )
-
-
-def _recipe(recipe: str | Path | Recipe | None, *, gated: bool, link_weights: bool) -> Recipe | None:
-    if recipe is None:
-        if gated:
-            raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
-        return None
-    if link_weights:
-        raise RopepatchError("--link-weights beside --recipe, which makes new weights", hint="leave one out")
-    return recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))
 
 
 def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
