@@ -211,7 +211,7 @@ def _learned(
                 hint="`ropepatch fit` or `compare` before, and --method with what they give",
             )
         absent(folder)
-        record = _search_and_keep(request, search, work) if keep else _search_once(request, find)
+        record = _search_and_keep(request, search, work) if keep else _search_once(request, search)
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
     learned = plan(source.name, to=to, method=start["method"], revision=source.revision, **options)
