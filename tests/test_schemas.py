@@ -1,4 +1,4 @@
-"""The JSON Schemas by which editors complete recipes; ROPEPATCH_UPDATE=1 writes them anew."""
+"""The JSON Schemas by which editors complete recipes and suites; ROPEPATCH_UPDATE=1 writes them anew."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,12 @@ import pytest
 from pretraining_recipe import Recipe as PretrainingRecipe
 from readme import updating
 
+from ropepatch.evaluation.suites import Suite
 from ropepatch.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = {
+    "eval/suites/suite.schema.json": Suite,
     "recipes/recipe.schema.json": Recipe,
     "recipes/tiny/pretraining.schema.json": PretrainingRecipe,
 }

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.tasks import TASKS, Task
+from ropepatch.evaluation.tasks import TASKS, LmEvalTask, PasskeyTask, PerplexityTask, Task
 from ropepatch.files import shipped
+from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import check_method, method_label
-from ropepatch.settings import Length, Settings, Several, Text, refuse_unknown, seed_of, shown
+from ropepatch.settings import Length, OneOf, Settings, Several, Text, refuse_unknown, seed_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +84,18 @@ def read_task(content: Any) -> Task:
     return TASKS[content["task"]].model_validate({key: content[key] for key in content if key != "task"})
 
 
+@with_config(ConfigDict(extra="allow"))
+class NamedMethod(TypedDict):
+    """A method with its parameters."""
+
+    name: Text
+
+
+# As YAML has them, for editors:
+WrittenMethod = Annotated[str, OneOf(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
+WrittenTask = PerplexityTask | PasskeyTask | LmEvalTask
+
+
 class Suite(Settings):
     """Jobs over models, methods, targets and tasks; every model is also measured as it is.
 
@@ -93,9 +107,14 @@ class Suite(Settings):
     """
 
     models: tuple[Text, ...] = ()
-    methods: Annotated[tuple[Method, ...], BeforeValidator(_each(Method, read_method))] = ()
+    methods: Annotated[
+        tuple[Method, ...],
+        BeforeValidator(_each(Method, read_method), json_schema_input_type=tuple[WrittenMethod, ...]),
+    ] = ()
     to: Several[Length]
-    tasks: Annotated[Several[Task], BeforeValidator(_each(Task, read_task))]
+    tasks: Annotated[
+        Several[Task], BeforeValidator(_each(Task, read_task), json_schema_input_type=Several[WrittenTask])
+    ]
 
     def check(self) -> None:
         """Refuse the same method or task twice."""

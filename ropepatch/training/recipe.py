@@ -12,11 +12,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, WrapValidator, with_con
 from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import Method, read_method
+from ropepatch.evaluation.suites import Method, WrittenMethod, read_method
 from ropepatch.files import shipped
-from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import FIT
-from ropepatch.settings import Amount, Count, Length, OneOf, Settings, expected, refuse_unknown, shown
+from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
 from ropepatch.training.positions import Positions
 from ropepatch.training.sections import Data, Fit, Frequencies, Lora, Watch
 
@@ -70,9 +69,6 @@ OURS = {  # arguments of the Trainer that follow from other parts of a recipe, o
 }
 
 
-MethodName = Annotated[str, OneOf((*METHODS, FIT))] | Annotated[str, Field(pattern=r"\.json$")]
-
-
 @with_config(ConfigDict(extra="allow", strict=True))
 class TrainerArguments(TypedDict, total=False):
     """Arguments of transformers' Trainer that ropepatch reads itself; `check_trainer` sees to the others."""
@@ -83,13 +79,6 @@ class TrainerArguments(TypedDict, total=False):
     save_total_limit: Annotated[int, Field(ge=2), expected("2 or more: one may be damaged")]
     bf16: bool
     fp16: bool
-
-
-@with_config(ConfigDict(extra="allow"))
-class NamedMethod(TypedDict):
-    """A method with its parameters."""
-
-    name: MethodName
 
 
 def _method(content: Any) -> Method:
@@ -124,9 +113,9 @@ class Recipe(Settings):
 
     model: Annotated[str, Field(min_length=1), expected("a checkpoint folder or a Hub id")]
     to: Length
-    method: Annotated[Method, BeforeValidator(_method, json_schema_input_type=MethodName | NamedMethod)] = (
-        Field(default_factory=lambda: Method(name="yarn"))
-    )
+    method: Annotated[
+        Method, BeforeValidator(_method, json_schema_input_type=WrittenMethod | Literal["fit"])
+    ] = Field(default_factory=lambda: Method(name="yarn"))
     data: Data
     positions: Positions
     lora: Lora | None

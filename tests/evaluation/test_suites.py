@@ -64,7 +64,7 @@ def test_the_suites_of_the_project_are_there():
 
 def test_the_first_lines_of_a_suite_are_its_command():
     for file in (Path(__file__).parents[2] / "eval" / "suites").glob("*.yaml"):
-        assert "ropepatch eval" in file.read_text().split("\n")[1]
+        assert "ropepatch eval" in file.read_text().split("\n")[2]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table
@@ -90,6 +93,14 @@ class Task(Settings):
     def with_text(self, text: str, field: str, split: str) -> Task:
         """The same on another text, where the task reads one; see `PerplexityTask`."""
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """As a suite has it: with its name."""
+        written = super().__get_pydantic_json_schema__(core, handler)
+        written["properties"] = {"task": {"const": cls.name}} | written["properties"]
+        written["required"] = ["task", *written.get("required", [])]
+        return written
 
     @classmethod
     def setup(cls, comparison: Comparison) -> str:
