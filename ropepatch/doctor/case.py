@@ -9,17 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ropepatch.doctor.findings import (
-    ADAPTER,
-    CONFIG,
-    DROP,
-    GENERATION,
-    TOKENIZER,
-    Edit,
-    Keys,
-    edited,
-    shown,
-)
+from ropepatch.doctor.findings import ADAPTER, CONFIG, GENERATION, TOKENIZER, Edit, Key, Keys, edited, shown
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.extension.record import sound_keys
@@ -46,8 +36,8 @@ def number(value: Any) -> float | None:
 
 def positive(value: Any) -> float | None:
     """A finite number above 0."""
-    found = number(value)
-    return found if found and found > 0 else None
+    finite = number(value)
+    return finite if finite and finite > 0 else None
 
 
 @dataclass(frozen=True)
@@ -82,13 +72,9 @@ class Block:
         """The number under a key."""
         return number(self.values.get(key))
 
-    def key(self, name: str) -> str:
-        """The dotted name of one of its keys."""
-        return ".".join((*self.path, name))
-
-    def edit(self, name: str, value: Any) -> Edit:
-        """A change of one of its values."""
-        return Edit(CONFIG, (*self.path, name), value)
+    def at(self, name: str) -> Key:
+        """One of its keys."""
+        return Key(CONFIG, (*self.path, name), self.values.get(name))
 
 
 @dataclass(frozen=True)
@@ -157,6 +143,11 @@ class Case:
         """The blocks that readers of the older keys read."""
         return tuple(block for block in self.blocks if block.generation == "older")
 
+    @property
+    def newest(self) -> Block | None:
+        """The newer block that the older keys describe too."""
+        return next((block for block in self.newer if block.layer_type in (None, FIRST_LAYERS)), None)
+
     @cached_property
     def window_key(self) -> str:
         """Under which name the window stands."""
@@ -200,47 +191,39 @@ class Case:
     @cached_property
     def pairs(self) -> int | None:
         """The number of rotary pairs; None where the sizes do not tell."""
-        said = self.stated
-        hidden, heads = positive(said.get("hidden_size")), positive(said.get("num_attention_heads"))
-        head = positive(said.get("qk_rope_head_dim")) or positive(said.get("head_dim"))
-        head = head or (hidden // heads if hidden and heads else None)
+        sizes = ("hidden_size", "num_attention_heads", "qk_rope_head_dim", "head_dim")
+        hidden, heads, rotated, head = (positive(self.stated.get(key)) for key in sizes)
+        head = rotated or head or (hidden // heads if hidden and heads else None)
         shares = [block.values.get("partial_rotary_factor") for block in self.blocks]
-        shares += [said.get("partial_rotary_factor"), said.get("rotary_pct"), 1.0]
-        share = next(found for value in shares if (found := positive(value)))
+        shares += [self.stated.get("partial_rotary_factor"), self.stated.get("rotary_pct"), 1.0]
+        share = next(filter(None, map(positive, shares)))
         return int(head * share) // 2 if head and math.isfinite(head * share) else None
 
-    def path(self, name: str) -> Keys:
-        """Where a key of the language model stands in config.json."""
-        return (*self.prefix, name)
+    def at(self, name: str) -> Key:
+        """A key of the language model in config.json."""
+        return Key(CONFIG, (*self.prefix, name), self.stated.get(name))
 
-    def key(self, name: str) -> str:
-        """The dotted name of a key of the language model."""
-        return ".".join(self.path(name))
-
-    def edit(self, name: str, value: Any) -> Edit:
-        """A change of a value of the language model in config.json."""
-        return Edit(CONFIG, self.path(name), value)
-
-    def without_newer(self) -> Edit:
-        """The change after which only the older keys are left."""
-        return self.edit("rope_parameters", DROP)
+    def companion(self, file: str, name: str) -> Key:
+        """A key at the top of one of the files beside config.json."""
+        return Key(file, (name,), self.files.get(file, {}).get(name))
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """What ropepatch recorded of it, as far as the record is sound."""
         return sound_keys(self.files.get(RECORD, {}))
 
+    @property
     def recorded(self) -> dict[str, Any]:
         """What ropepatch wrote into config.json, by its own record; empty if it did not."""
         changes: dict[str, Any] = self.record.get("config_changes", {})
         return changes
 
-    def recorded_at(self, block: Block, name: str) -> float | None:
-        """The number that ropepatch wrote for a key of a block, by its own record."""
-        found: Any = self.recorded()
-        for key in (*block.path[len(self.prefix) :], name):
-            found = found.get(key) if isinstance(found, dict) else None
-        return number(found)
+    def recorded_at(self, key: Key) -> float | None:
+        """The number that ropepatch wrote for a key of the language model, by its own record."""
+        value: Any = self.recorded
+        for step in key.path[len(self.prefix) :]:
+            value = value.get(step) if isinstance(value, dict) else None
+        return number(value)
 
     def with_edits(self, edits: Iterable[Edit]) -> Case:
         """The same checkpoint after changes."""

@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from ropepatch.doctor.case import Case, positive
-from ropepatch.doctor.findings import GENERATION, TOKENIZER, Edit, Finding, Mend, shown
+from ropepatch.doctor.case import ORIGINAL, Case, positive
+from ropepatch.doctor.findings import GENERATION, TOKENIZER, Finding, Key, shown
 
 
 def tokenizer_behind(case: Case) -> Iterator[Finding]:
     """A tokenizer that truncates or warns before the window ends."""
-    length, reach = positive(case.files.get(TOKENIZER, {}).get("model_max_length")), case.reach()
-    if length and reach and length < reach:
-        yield Finding(
-            "tokenizer-behind",
-            "warning",
-            f"model_max_length is {length:g}, the model reads {reach:g} tokens",
-            "with truncation the tokenizer cuts texts there, without it warns of errors to come",
-            f"write {reach:g}",
-            file=TOKENIZER,
-            key="model_max_length",
-            value=shown(case.files[TOKENIZER]["model_max_length"]),
-            mend=Mend((Edit(TOKENIZER, ("model_max_length",), int(reach)),)),
-        )
+    key, reach = case.companion(TOKENIZER, "model_max_length"), case.reach() or 0
+    if (positive(key.value) or math.inf) < reach:
+        why = "with truncation the tokenizer cuts texts there, without it warns of errors to come"
+        yield _behind(key, reach, why)
 
 
 def generation_behind(case: Case) -> Iterator[Finding]:
     """A generation that stops at the window of pretraining."""
-    length, reach = positive(case.files.get(GENERATION, {}).get("max_length")), case.reach()
-    recorded = positive(case.record.get("original_max_position_embeddings"))
-    originals = [*(case.original(block) for block in case.blocks), recorded]
-    if length and reach and length <= max((one for one in originals if one), default=0) < reach:
-        yield Finding(
-            "generation-behind",
-            "warning",
-            f"max_length is {length:g}, the model reads {reach:g} tokens",
-            "generate() stops there, prompt included",
-            f"write {reach:g}",
-            file=GENERATION,
-            key="max_length",
-            value=shown(case.files[GENERATION]["max_length"]),
-            mend=Mend((Edit(GENERATION, ("max_length",), int(reach)),)),
-        )
+    originals = [*map(case.original, case.blocks), positive(case.record.get(ORIGINAL))]
+    pretrained = max(filter(None, originals), default=0.0)
+    key, reach = case.companion(GENERATION, "max_length"), case.reach() or 0
+    if (positive(key.value) or math.inf) <= pretrained < reach:
+        yield _behind(key, reach, "generate() stops there, prompt included")
+
+
+def _behind(key: Key, reach: float, why: str) -> Finding:
+    code = f"{key.file.removesuffix('_config.json')}-behind"
+    problem = f"{key.name} is {key.value:g}, the model reads {reach:g} tokens"
+    return key.warning(code, problem, why, f"write {reach:g}", mend=(key.set(int(reach)),))
 
 
 def record_differs(case: Case) -> Iterator[Finding]:
     """A configuration that is no longer what ropepatch wrote and proved."""
-    changed = [key for key, value in case.recorded().items() if case.stated.get(key) != value]
+    changed = [key for key, value in case.recorded.items() if case.stated.get(key) != value]
     if changed:
-        yield Finding(
+        key = case.at(changed[0])
+        yield key.warning(
             "differs-from-record",
-            "warning",
             f"{', '.join(changed)}: not what ropepatch.json says was written",
             "the checkpoint was proven with those values; whatever saved it anew lost or changed them",
             "compare config.json with config_changes in ropepatch.json",
-            key=case.key(changed[0]),
-            value=shown(case.stated.get(changed[0])),
+            value=shown(key.value),
         )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import chain
 from pathlib import Path
 
 from ropepatch.doctor import companions, keys, lengths, rope_types, scalings, theta
 from ropepatch.doctor.adapter import adapter_findings, base_of, no_base
-from ropepatch.doctor.case import Case, read_case
+from ropepatch.doctor.case import Block, Case, read_case
 from ropepatch.doctor.effects import with_effects
 from ropepatch.doctor.findings import ADAPTER, CONFIG, SEVERITIES, Finding, Mend
 from ropepatch.doctor.tensors import readable, weight_findings
@@ -19,39 +20,50 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
 from ropepatch.model.source import find_source
 
+
+def each_block(look: Callable[[Case, Block], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:
+    """A check of one block as a check of them all."""
+
+    @wraps(look)
+    def look_at_all(case: Case) -> Iterator[Finding]:
+        return chain.from_iterable(look(case, block) for block in case.blocks)
+
+    return look_at_all
+
+
 # What each looks for stands in its docstring; a new check is a function added here.
 CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
-    scalings.misspelled_keys,
+    each_block(scalings.misspelled_keys),
     lengths.broken_numbers,
     lengths.broken_windows,
-    lengths.required_keys,
-    rope_types.rope_types_known,
+    each_block(lengths.required_keys),
+    each_block(rope_types.unknown_types),
     rope_types.open_head_dim,
     theta.lost_theta,
     keys.contradictions,
-    lengths.lost_original,
-    lengths.factor_against_lengths,
-    lengths.small_factor,
-    lengths.whole_factor,
-    scalings.swapped_bounds,
-    scalings.attention_factors,
-    scalings.lone_mscale,
-    scalings.longrope_lists,
-    scalings.open_ramp,
-    scalings.switching,
-    scalings.unread_attention_factor,
-    scalings.linear_in_vllm,
+    each_block(lengths.lost_original),
+    each_block(lengths.factor_against_lengths),
+    each_block(lengths.small_factor),
+    each_block(lengths.whole_factor),
+    each_block(scalings.swapped_bounds),
+    each_block(scalings.attention_factors),
+    each_block(scalings.lone_mscale),
+    each_block(scalings.longrope_lists),
+    each_block(scalings.open_ramp),
+    each_block(scalings.switching),
+    each_block(scalings.unread_attention_factor),
+    each_block(scalings.linear_in_vllm),
     keys.one_generation,
     companions.tokenizer_behind,
     companions.generation_behind,
     companions.record_differs,
 )
-MOST_ROUNDS = 50  # of mending, each of one finding
+MAX_ROUNDS = 50  # of mending, each of one finding
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in one checkpoint.
+    """What is wrong with one checkpoint.
 
     Args:
         case: The checkpoint.
@@ -70,8 +82,7 @@ class Diagnosis:
 
     def to_json(self) -> str:
         """The findings as a JSON list of objects."""
-        dicts = [finding.to_dict() for finding in self.findings]
-        return json_text(dicts)
+        return json_text([finding.to_dict() for finding in self.findings])
 
     def __str__(self) -> str:
         looked = f"looked at: {', '.join(self.looked_at)}"
@@ -105,26 +116,24 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     if folder := _adapter_folder(source.folder):  # from the Hub
         return _diagnose_adapter(read_case(source.name, folder), measure)
     case = read_case(source.name, source.folder)
-    found = chain(check(case), companions.unreadable_files(case), weight_findings(case))
-    findings = by_severity(found)
+    findings = by_severity([*check(case), *companions.unreadable_files(case), *weight_findings(case)])
     weights = readable(case)
     if measure:
         findings = by_severity(with_effects(case, findings, weights, mended(case)))
-    looked = [*case.files, *case.unreadable]
-    looked += [file.name for file in weights.files] if weights else ["no weights that can be read"]
-    return Diagnosis(case, findings, tuple(looked))
+    names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
+    return Diagnosis(case, findings, (*case.files, *case.unreadable, *names))
 
 
 def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
     try:
         base = base_of(case)
-        found = list(adapter_findings(case, base))
+        findings = list(adapter_findings(case, base))
         if measure:
-            found = with_effects(base, found, readable(base), base)
+            findings = with_effects(base, findings, readable(base), base)
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
-        found = [no_base(case, error)]
-    findings = by_severity([*companions.unreadable_files(case), *found])
-    return Diagnosis(case, findings, (*case.files, *case.unreadable, "the base"))
+        findings = [no_base(case, error)]
+    findings = [*companions.unreadable_files(case), *findings]
+    return Diagnosis(case, by_severity(findings), (*case.files, *case.unreadable, "the base"))
 
 
 def _adapter_folder(model: str | Path) -> Path | None:
@@ -138,38 +147,37 @@ def _adapter_folder(model: str | Path) -> Path | None:
 
 def check(case: Case) -> list[Finding]:
     """What the small files of a checkpoint say."""
-    found = merged(finding for look in CHECKS for finding in look(case))
-    if not any(finding.severity == "error" for finding in found):
-        found += rope_types.refused(case)
-    return found
+    findings = merged(finding for look in CHECKS for finding in look(case))
+    if not any(finding.severity == "error" for finding in findings):
+        findings += rope_types.refused(case)
+    return findings
 
 
-def merged(found: Iterator[Finding]) -> list[Finding]:
+def merged(findings: Iterable[Finding]) -> list[Finding]:
     """One finding for a fault that stands in both generations of keys, or in several layer types."""
-    kept: dict[tuple[str, ...], Finding] = {}
-    for finding in found:
+    first: dict[tuple[str, ...], Finding] = {}
+    for finding in findings:
         identity = (finding.code, finding.file, finding.problem)
-        if (first := kept.get(identity)) is None:
-            kept[identity] = finding
-            continue
-        edits = [*(first.mend.edits if first.mend else ()), *(finding.mend.edits if finding.mend else ())]
-        kept[identity] = replace(
-            first,
-            mend=Mend(tuple(edits)) if edits else first.mend,
-            meant=None if first.meant is None else (*first.meant, *(finding.meant or ())),
-            read=(*first.read, *finding.read),
-        )
-    return list(kept.values())
+        before = first.setdefault(identity, finding)
+        if before is not finding:
+            edits = tuple(edit for one in (before, finding) if one.mend for edit in one.mend.edits)
+            first[identity] = replace(
+                before,
+                mend=Mend(edits) if edits else before.mend,
+                meant=None if before.meant is None else (*before.meant, *(finding.meant or ())),
+                read=(*before.read, *finding.read),
+            )
+    return list(first.values())
 
 
-def by_severity(found: Iterator[Finding] | list[Finding]) -> tuple[Finding, ...]:
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Errors first, each kind in the order of the checks."""
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def mended(case: Case) -> Case:
     """The checkpoint after all changes of its small files that need no guess, one finding at a time."""
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         edits = next((finding.mend.edits for finding in check(case) if finding.mend), ())
         if not edits:
             break

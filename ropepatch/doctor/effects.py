@@ -32,52 +32,9 @@ EQUAL = 1e-6  # nats per token, below which two predictions count as equal
 SWITCHING = "switches-against-cache"
 
 
-def with_effects(
-    case: Case, findings: Iterable[Finding], weights: Weights | None, loadable: Case
-) -> list[Finding]:
-    """The findings that concern the rope, with the effect measured or the reason why not.
-
-    Args:
-        case: The checkpoint.
-        findings: What was found.
-        weights: Its weights; None where there are none to load.
-        loadable: The checkpoint after all that can be mended, whose configuration loads if any does.
-    """
-    listed = list(findings)
-    if not any(_concerns_rope(finding) for finding in listed):
-        return listed
-    reason = _obstacle(case, weights)
-    bench = None
-    if weights and not reason:
-        try:
-            bench = _bench(loadable.raw, weights)
-        except RopepatchError as error:
-            reason = str(error)
-    return [
-        replace(finding, effect=_effect(case, finding, bench) if bench else f"not measured: {reason}")
-        if _concerns_rope(finding)
-        else finding
-        for finding in listed
-    ]
-
-
-def _concerns_rope(finding: Finding) -> bool:
-    return finding.meant is not None or finding.code == SWITCHING
-
-
-def _obstacle(case: Case, weights: Weights | None) -> str:
-    if weights is None:
-        return "no weights here that can be loaded"
-    if "quantization_config" in case.raw:
-        return "quantised weights"
-    if 2 * weights.num_bytes > available_bytes():
-        return "the weights do not fit into memory"
-    return ""
-
-
 @dataclass(frozen=True)
-class Bench:
-    """A loaded model whose rotary module is swapped."""
+class Probe:
+    """A loaded model whose rotary module is exchanged."""
 
     model: PreTrainedModel
     site: RotarySite
@@ -92,57 +49,85 @@ class Bench:
     @contextmanager
     def under(self, rotary: nn.Module) -> Iterator[Any]:
         """The model while it rotates by another module."""
-        with (
-            rotating_by(self.model, self.site.path, rotary),
-            stock_code("run the model"),
-            torch.inference_mode(),
-        ):
+        exchanged = rotating_by(self.model, self.site.path, rotary)
+        with exchanged, stock_code("run the model"), torch.inference_mode():
             yield self.model
 
 
-def _bench(raw: dict[str, Any], weights: Weights) -> Bench:
-    with TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        for file in weights.files:
-            (folder / file.name).symlink_to(file.resolve())
-        write_json(folder / CONFIG, raw)
-        model = load_model(folder)
-    return Bench(model, find_rotary(model))
+def with_effects(
+    case: Case, findings: Iterable[Finding], weights: Weights | None, loadable: Case
+) -> list[Finding]:
+    """The findings; those that concern the rope with the effect that was measured, or why it was not.
+
+    Args:
+        case: The checkpoint.
+        findings: About it.
+        weights: Its weights; None where there are none to load.
+        loadable: The checkpoint after all that can be mended, whose configuration loads if any does.
+    """
+    results = []
+    probe: Probe | str = ""
+    for finding in findings:
+        if finding.meant is not None or finding.code == SWITCHING:
+            probe = probe or _probe(loadable.raw, weights, quantised="quantization_config" in case.raw)
+            effect = f"not measured: {probe}" if isinstance(probe, str) else _effect(case, finding, probe)
+            finding = replace(finding, effect=effect)
+        results.append(finding)
+    return results
 
 
-def _effect(case: Case, finding: Finding, bench: Bench) -> str:
+def _probe(raw: dict[str, Any], weights: Weights | None, *, quantised: bool) -> Probe | str:
+    """The model, or why it is not loaded."""
+    if weights is None:
+        return "no weights here that can be loaded"
+    if quantised:
+        return "quantised weights"
+    if 2 * weights.num_bytes > available_bytes():
+        return "the weights do not fit into memory"
+    try:
+        with TemporaryDirectory() as scratch:
+            for file in weights.files:
+                (Path(scratch) / file.name).symlink_to(file.resolve())
+            write_json(Path(scratch) / CONFIG, raw)
+            model = load_model(Path(scratch))
+        return Probe(model, find_rotary(model))
+    except RopepatchError as error:
+        return str(error)
+
+
+def _effect(case: Case, finding: Finding, probe: Probe) -> str:
     try:
         if finding.code == SWITCHING:
-            return _switching(case, bench)
+            return _switching(case, probe)
         mended = case.with_edits(finding.meant or ())
-        meant = bench.rotary(mended.raw)
+        meant = probe.rotary(mended.raw)
     except RopepatchError as error:
         return f"not measured: {error}"
     try:
-        read = bench.rotary(case.with_edits(finding.read).raw)
+        read = probe.rotary(case.with_edits(finding.read).raw)
         with stock_code("run the model"):
-            return _divergences(mended, bench, meant, read)
+            return _divergences(mended, probe, meant, read)
     except RopepatchError as error:
         return f"measured: {error}"
 
 
-def _divergences(case: Case, bench: Bench, meant: nn.Module, read: nn.Module) -> str:
+def _divergences(case: Case, probe: Probe, meant: nn.Module, read: nn.Module) -> str:
     """How far the predictions move, in words."""
     reach = int(case.reach() or TOKENS)
     originals = [int(original) for block in case.blocks if (original := case.original(block))]
     window = min([*originals, reach])
-    with bench.under(meant) as model:
+    with probe.under(meant) as model:
         ids = _written(model, min(TOKENS, reach))
     length = ids.shape[1]
     near = min(length, window)
-    within = _divergence(bench, meant, read, ids[:, :near], torch.arange(near))
+    within = _divergence(probe, meant, read, ids[:, :near], torch.arange(near))
     parts = [f"{within:.3g} nats per token (mean KL) within {window} positions"]
     beyond = 0.0
     if reach > window and length > 1:
         # The second half at the far end: its tokens attend to each other and across the whole window.
         half = length // 2
         positions = torch.cat([torch.arange(half), torch.arange(reach - length + half, reach)])
-        beyond = _divergence(bench, meant, read, ids, positions, skip=half)
+        beyond = _divergence(probe, meant, read, ids, positions, skip=half)
         parts.append(f"{beyond:.3g} across {reach}")
     if max(within, beyond) < EQUAL:
         return f"measured: none, equal predictions for {length} tokens that the model writes itself"
@@ -150,14 +135,13 @@ def _divergences(case: Case, bench: Bench, meant: nn.Module, read: nn.Module) ->
 
 
 def _divergence(
-    bench: Bench, meant: nn.Module, read: nn.Module, ids: Tensor, positions: Tensor, skip: int = 0
+    probe: Probe, meant: nn.Module, read: nn.Module, ids: Tensor, positions: Tensor, skip: int = 0
 ) -> float:
     """Mean KL in nats per token of the predictions under one rope from those under another."""
-    rows = []
-    for rotary in (meant, read):
-        with bench.under(rotary) as model:
-            rows.append(_logits(model, ids, positions).log_softmax(-1)[skip:])
-    expected, got = rows
+    with probe.under(meant) as model:
+        expected = _logits(model, ids, positions).log_softmax(-1)[skip:]
+    with probe.under(read) as model:
+        got = _logits(model, ids, positions).log_softmax(-1)[skip:]
     return (expected.exp() * (expected - got)).sum(-1).mean().item()
 
 
@@ -183,17 +167,17 @@ def _written(model: Any, length: int) -> Tensor:
     return ids
 
 
-def _switching(case: Case, bench: Bench) -> str:
+def _switching(case: Case, probe: Probe) -> str:
     """The full-against-incremental test: the same tokens across the switch, at once and one by one."""
     block = next(block for block in case.blocks if block.kind in ("dynamic", "longrope"))
     switch = int(case.original(block) or case.window or 0)
     if switch < 2 * AROUND:
         return f"not measured: a window of {switch} tokens is too short"
-    vocabulary = text_config(bench.model.config).vocab_size
+    vocabulary = text_config(probe.model.config).vocab_size
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (1, 2 * AROUND), generator=generator)
     across, before = (
-        _cached_against_full(case, bench, ids, torch.arange(2 * AROUND) + start)
+        _cached_against_full(case, probe, ids, torch.arange(2 * AROUND) + start)
         for start in (switch - AROUND, switch - 2 * AROUND)
     )
     return (
@@ -203,22 +187,16 @@ def _switching(case: Case, bench: Bench) -> str:
     )
 
 
-def _cached_against_full(case: Case, bench: Bench, ids: Tensor, positions: Tensor) -> float:
+def _cached_against_full(case: Case, probe: Probe, ids: Tensor, positions: Tensor) -> float:
     """The largest difference of a logit between one pass, and half of it and then token by token."""
     half, logits, past = ids.shape[1] // 2, [], None
-    steps = [slice(0, half), *(slice(i, i + 1) for i in range(half, ids.shape[1]))]
-    with bench.under(bench.rotary(case.raw)) as model:
-        for step in steps:
-            mask = torch.ones(1, step.stop, dtype=torch.long)
-            out = model(
-                ids[:, step],
-                position_ids=positions[None, step],
-                attention_mask=mask,
-                past_key_values=past,
-                use_cache=True,
-            )
+    with probe.under(probe.rotary(case.raw)) as model:
+        for step in (slice(0, half), *(slice(i, i + 1) for i in range(half, ids.shape[1]))):
+            mask, where = torch.ones(1, step.stop, dtype=torch.long), positions[None, step]
+            cached = {"past_key_values": past, "use_cache": True}
+            out = model(ids[:, step], position_ids=where, attention_mask=mask, **cached)
             past = out.past_key_values
             logits.append(out.logits[0].float())
-    with bench.under(bench.rotary(case.raw)) as model:
+    with probe.under(probe.rotary(case.raw)) as model:
         full = _logits(model, ids, positions)
     return (torch.cat(logits) - full)[half:].abs().max().item()

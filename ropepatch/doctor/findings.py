@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any, Literal
 
 CONFIG = "config.json"
@@ -33,6 +34,56 @@ class Edit:
     file: str
     path: Keys
     value: Any
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a JSON file.
+
+    Args:
+        file: The file's name.
+        path: The keys down to this one.
+        value: What the file has there; None where the key is missing.
+    """
+
+    file: str
+    path: Keys
+    value: Any = None
+
+    @property
+    def name(self) -> str:
+        """The key itself."""
+        return self.path[-1]
+
+    def __str__(self) -> str:
+        return ".".join(self.path)
+
+    def set(self, value: Any) -> Edit:
+        """The change of its value."""
+        return Edit(self.file, self.path, value)
+
+    def finding(
+        self,
+        severity: Severity,
+        code: str,
+        problem: str,
+        why: str,
+        remedy: str,
+        *,
+        value: str | None = None,
+        mend: tuple[Edit, ...] = (),
+        meant: tuple[Edit, ...] | None = None,
+        read: tuple[Edit, ...] = (),
+    ) -> Finding:
+        """A finding about this key, of the value that the file has unless one is passed; see `Finding`."""
+        if value is None:
+            value = "" if self.value is None else shown(self.value)
+        fix = Mend(mend) if mend else None
+        return Finding(code, severity, problem, why, remedy, self.file, str(self), value, fix, meant, read)
+
+    error = partialmethod(finding, "error")
+    warning = partialmethod(finding, "warning")
+    remark = partialmethod(finding, "remark")
 
 
 @dataclass(frozen=True)

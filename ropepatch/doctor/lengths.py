@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from ropepatch.doctor.case import LEFT_BEHIND, ORIGINAL, WITH_ORIGINAL, Block, Case, number, positive
-from ropepatch.doctor.findings import Finding, Mend, shown
+from ropepatch.doctor.case import (
+    LEFT_BEHIND,
+    ORIGINAL,
+    THETA_KEYS,
+    WINDOW_KEYS,
+    WITH_ORIGINAL,
+    Block,
+    Case,
+    number,
+    positive,
+)
+from ropepatch.doctor.findings import Finding, Key, shown
 
 ROUNDING = 0.01  # by how much factor x original may miss the window
 FACTOR_TYPES = ("linear", "dynamic", "yarn", "longrope", "llama3")
@@ -24,231 +33,178 @@ NUMBERS = (
     ORIGINAL,
 )
 MSCALES = ("mscale", "mscale_all_dim")
+ABOVE_ONE = (*THETA_KEYS, *WINDOW_KEYS)
 ABOVE_ZERO = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", ORIGINAL)
 
 
-def lost_original(case: Case) -> Iterator[Finding]:
+def lost_original(case: Case, block: Block) -> Iterator[Finding]:
     """A type that needs the window of pretraining, without it."""
-    for block in case.blocks:
-        said = block.values.get(ORIGINAL), case.stated.get(ORIGINAL)
-        if block.kind not in WITH_ORIGINAL or said != (None, None):
-            continue
-        known = positive(case.recorded().get(ORIGINAL))
-        factor = positive(block.values.get("factor"))
-        probable = case.window / factor if case.window and factor else None
-        edits = (block.edit(ORIGINAL, int(known)),) if known else ()
-        meant = edits or ((block.edit(ORIGINAL, round(probable)),) if probable else ())
-        guess = f": {probable:g} if max_position_embeddings is the extended window" if probable else ""
-        yield Finding(
-            "original-missing",
-            "error",
-            f"{block.kind} scaling without {ORIGINAL}",
-            f"transformers takes max_position_embeddings ({case.window or 0:g}) for it, and computes other "
-            "frequencies if that is the extended window, without a warning",
-            f"write the window of pretraining{guess}",
-            key=block.key(ORIGINAL),
-            mend=Mend(edits) if edits else None,
-            meant=meant or None,
+    key, factor = block.at(ORIGINAL), positive(block.values.get("factor"))
+    if block.kind not in WITH_ORIGINAL or (key.value, case.stated.get(ORIGINAL)) != (None, None):
+        return
+    recorded = positive(case.recorded.get(ORIGINAL))
+    probable = case.window / factor if case.window and factor else None
+    edits = (key.set(int(recorded)),) if recorded else ()
+    guess = f": {probable:g} if max_position_embeddings is the extended window" if probable else ""
+    yield key.error(
+        "original-missing",
+        f"{block.kind} scaling without {ORIGINAL}",
+        f"transformers takes max_position_embeddings ({case.window or 0:g}) for it, and computes other "
+        "frequencies if that is the extended window, without a warning",
+        f"write the window of pretraining{guess}",
+        mend=edits,
+        meant=edits or ((key.set(round(probable)),) if probable else None),
+    )
+
+
+def factor_against_lengths(case: Case, block: Block) -> Iterator[Finding]:
+    """Factor x original window that is not the window."""
+    key, original, window = block.at("factor"), case.original(block), case.window
+    factor = number(key.value)
+    if block.kind not in ("yarn", "longrope") or not factor or not original or not window:
+        return
+    ratio, reach = window / original, factor * original
+    # Beside an attention factor transformers computes nothing from LongRoPE's factor.
+    unused = block.kind == "longrope" and block.number("attention_factor") is not None
+    contradiction = ""
+    if ratio < 1 - ROUNDING:
+        contradiction = f"the window ({window:g}) is below {ORIGINAL} ({original:g})"
+    elif unused or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
+        return
+    elif ratio <= LEFT_BEHIND:
+        yield case.at(case.window_key).remark(
+            "window-left-behind",
+            f"{case.window_key} is {window:g}, factor x original {reach:g}",
+            "Qwen documents it so; what takes max_position_embeddings for its limit never uses the scaling",
+            f"write {reach:g}, or pass the longer context to the engine",
+        )
+    elif factor == math.ceil(ratio) and ratio % 1:
+        yield key.warning(
+            "factor-rounded",
+            f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up",
+            "transformers scales by the factor, vLLM serves factor x original tokens, and what computes "
+            "the ratio itself (LongRoPE in vLLM, mlx-lm) uses another",
+            f'write "factor": {ratio:.6g}, unless the model was trained under {factor:g}: '
+            f"then write a window of {reach:g}",
+            meant=(key.set(ratio),),
+        )
+    elif factor > ratio and block.kind == "yarn":
+        # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
+        yield key.remark(
+            "factor-exceeds-window",
+            f"factor x {ORIGINAL} is {reach:g}, {case.window_key} {window:g}",
+            "models are trained with a larger factor than their window needs (Yarn-Mistral, AFM), "
+            "and load right",
+            "none, if it was trained so",
+        )
+    else:
+        contradiction = f"factor {factor:g} x {original:g} is {reach:g}, not {window:g}"
+    if contradiction:
+        yield key.error(
+            "factor-contradicts-lengths",
+            contradiction,
+            "transformers scales by the factor, others by the ratio of the windows; "
+            "one of the three is wrong",
+            "find out which: the factor and the original window are what the model was trained under",
+            meant=(key.set(ratio),) if ratio > 1 else None,
         )
 
 
-def factor_against_lengths(case: Case) -> Iterator[Finding]:
-    """Factor x original window that is not the window."""
-    for block in case.blocks:
-        factor, original, window = block.number("factor"), case.original(block), case.window
-        free = block.kind == "longrope" and block.number("attention_factor") is not None
-        if block.kind not in ("yarn", "longrope") or not factor or not original or not window:
-            continue
-        ratio = window / original
-        if ratio < 1 - ROUNDING:
-            yield _contradiction(case, block, f"the window ({window:g}) is below {ORIGINAL} ({original:g})")
-        elif free or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
-            continue
-        elif ratio <= LEFT_BEHIND:
-            yield _left_behind(case, window, factor * original)
-        elif factor == math.ceil(ratio) and ratio % 1:
-            yield Finding(
-                "factor-rounded",
-                "warning",
-                f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up",
-                "transformers scales by the factor, vLLM serves factor x original tokens, and what computes "
-                "the ratio itself (LongRoPE in vLLM, mlx-lm) uses another",
-                f'write "factor": {ratio:.6g}, unless the model was trained under {factor:g}: '
-                f"then write a window of {factor * original:g}",
-                key=block.key("factor"),
-                value=shown(block.values["factor"]),
-                meant=(block.edit("factor", ratio),),
-            )
-        elif factor > ratio and block.kind == "yarn":
-            # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
-            yield _larger_than_needed(case, block, window, factor * original)
-        else:
-            yield _contradiction(
-                case, block, f"factor {factor:g} x {original:g} is {factor * original:g}, not {window:g}"
-            )
-
-
-def _contradiction(case: Case, block: Block, problem: str) -> Finding:
-    original, window = case.original(block), case.window
-    ratio = window / original if window and original else 1
-    return Finding(
-        "factor-contradicts-lengths",
-        "error",
-        problem,
-        "transformers scales by the factor, others by the ratio of the windows; one of the three is wrong",
-        "find out which: the factor and the original window are what the model was trained under",
-        key=block.key("factor"),
-        value=shown(block.values.get("factor")),
-        meant=(block.edit("factor", ratio),) if ratio > 1 else None,
-    )
-
-
-def _larger_than_needed(case: Case, block: Block, window: float, reach: float) -> Finding:
-    return Finding(
-        "factor-exceeds-window",
-        "remark",
-        f"factor x {ORIGINAL} is {reach:g}, {case.window_key} {window:g}",
-        "models are trained with a larger factor than their window needs (Yarn-Mistral, AFM), and load right",
-        "none, if it was trained so",
-        key=block.key("factor"),
-        value=shown(block.values["factor"]),
-    )
-
-
-def _left_behind(case: Case, window: float, reach: float) -> Finding:
-    return Finding(
-        "window-left-behind",
-        "remark",
-        f"{case.window_key} is {window:g}, factor x original {reach:g}",
-        "Qwen documents it so; what takes max_position_embeddings for its limit never uses the scaling",
-        f"write {reach:g}, or pass the longer context to the engine",
-        key=case.key(case.window_key),
-        value=shown(case.stated[case.window_key]),
-    )
-
-
-def small_factor(case: Case) -> Iterator[Finding]:
+def small_factor(case: Case, block: Block) -> Iterator[Finding]:
     """A factor below one, which compresses no position."""
-    for block in case.blocks:
-        factor = block.number("factor")
-        if block.kind in FACTOR_TYPES and factor is not None and 0 < factor < 1:
-            yield Finding(
-                "factor-below-one",
-                "error",
-                f"factor is {factor:g}",
-                "the rope turns faster than in pretraining; transformers only warns",
-                f"write the extension, perhaps {1 / factor:g}",
-                key=block.key("factor"),
-                value=shown(block.values["factor"]),
-                meant=(block.edit("factor", 1 / factor),),
-            )
+    key, factor = block.at("factor"), block.number("factor")
+    if block.kind in FACTOR_TYPES and factor is not None and 0 < factor < 1:
+        yield key.error(
+            "factor-below-one",
+            f"factor is {factor:g}",
+            "the rope turns faster than in pretraining; transformers only warns",
+            f"write the extension, perhaps {1 / factor:g}",
+            meant=(key.set(1 / factor),),
+        )
 
 
-def whole_factor(case: Case) -> Iterator[Finding]:
+def whole_factor(case: Case, block: Block) -> Iterator[Finding]:
     """A factor written as an integer, under the types where that breaks a reader."""
-    for block in case.blocks:
-        factor = block.values.get("factor")
-        if block.kind in ("linear", "dynamic") and isinstance(factor, int) and positive(factor):
-            yield Finding(
-                "factor-is-integer",
-                "warning",
-                f"factor is {factor}, an integer",
-                "vLLM tries to loop over it and stops (linear), early transformers 4 refuses to load",
-                f"write {factor}.0",
-                key=block.key("factor"),
-                value=shown(factor),
-                mend=Mend((block.edit("factor", float(factor)),)),
-            )
+    key = block.at("factor")
+    if block.kind in ("linear", "dynamic") and isinstance(key.value, int) and positive(key.value):
+        yield key.warning(
+            "factor-is-integer",
+            f"factor is {key.value}, an integer",
+            "vLLM tries to loop over it and stops (linear), early transformers 4 refuses to load",
+            f"write {key.value}.0",
+            mend=(key.set(float(key.value)),),
+        )
 
 
 def broken_windows(case: Case) -> Iterator[Finding]:
     """A window that is no whole number of tokens."""
-    places = [(case.stated, key, case.key(key), case.edit) for key in (case.window_key, ORIGINAL)]
-    places += [(block.values, ORIGINAL, block.key(ORIGINAL), block.edit) for block in case.blocks]
-    for values, key, dotted, edit in places:
-        value = values.get(key)
-        if not isinstance(value, float):
-            continue
-        found = positive(value)
-        whole = int(found) if found and found.is_integer() else None
-        yield Finding(
-            "window-not-integer",
-            "error",
-            f"{key} is {shown(value)}",
-            "transformers 5 refuses the configuration (expected int)"
-            if values is case.stated and key != ORIGINAL
-            else "strict readers expect an integer",
-            f"write {whole or 'the window in tokens'}",
-            key=dotted,
-            value=shown(value),
-            mend=Mend((edit(key, whole),)) if whole else None,
-        )
-
-
-def required_keys(case: Case) -> Iterator[Finding]:
-    """A key without which a type cannot be computed."""
-    for block in case.blocks:
-        kind = block.kind if isinstance(block.kind, str) else ""
-        for key in REQUIRED.get(kind, ()):
-            if block.values.get(key) is not None:
-                continue
-            original = case.original(block)
-            ratio = case.window / original if case.window and original else 0
-            edits = (block.edit("factor", ratio),) if kind == "yarn" and ratio > 1 else ()
-            yield Finding(
-                "key-missing",
-                "error",
-                f"{kind} scaling without {key}",
-                "transformers ends in a KeyError or a TypeError",
-                f'write "factor": {ratio:g}, the ratio of the windows' if edits else f"write {key}",
-                key=block.key(key),
-                mend=Mend(edits) if edits else None,
-                meant=edits or None,
+    for key in (case.at(case.window_key), case.at(ORIGINAL), *(block.at(ORIGINAL) for block in case.blocks)):
+        if isinstance(key.value, float):
+            window = positive(key.value)
+            whole = int(window) if window and window.is_integer() else None
+            yield key.error(
+                "window-not-integer",
+                f"{key.name} is {shown(key.value)}",
+                "strict readers expect an integer"
+                if key.name == ORIGINAL
+                else "transformers 5 refuses the configuration (expected int)",
+                f"write {whole or 'the window in tokens'}",
+                mend=(key.set(whole),) if whole else (),
             )
+
+
+def required_keys(case: Case, block: Block) -> Iterator[Finding]:
+    """A key without which a type cannot be computed."""
+    for key in map(block.at, REQUIRED.get(block.kind or "", ())):
+        if key.value is not None:
+            continue
+        original = case.original(block)
+        ratio = case.window / original if case.window and original else 0
+        edits = (block.at("factor").set(ratio),) if block.kind == "yarn" and ratio > 1 else ()
+        yield key.error(
+            "key-missing",
+            f"{block.kind} scaling without {key.name}",
+            "transformers ends in a KeyError or a TypeError",
+            f'write "factor": {ratio:g}, the ratio of the windows' if edits else f"write {key.name}",
+            mend=edits,
+            meant=edits or None,
+        )
 
 
 def broken_numbers(case: Case) -> Iterator[Finding]:
     """Values that are no numbers, or none that a rope can have."""
-    places = [(block.values, key, block.key(key), block.edit) for block in case.blocks for key in NUMBERS]
-    keys = [case.window_key, *([case.theta_key] if case.theta_key else []), ORIGINAL]
-    places += [(case.stated, key, case.key(key), case.edit) for key in keys]
-    for values, key, dotted, edit in places:
-        value = values.get(key)
-        least = 1.0 if key in ("rope_theta", "rotary_emb_base", case.window_key) else 0.0
-        strict = key in ABOVE_ZERO or least
-        if key in MSCALES:
-            least = _least_mscale(values)
-        if value is None:
-            continue
-        if (found := number(value)) is None:
-            meant = _number_in(value)
-            yield Finding(
-                "not-a-number",
-                "error",
-                f"{key} is {shown(value)}",
-                "readers compute with it and end in a TypeError",
-                f"write {meant:g} without quotes" if meant else "write a number",
-                key=dotted,
-                value=shown(value),
-                mend=Mend((edit(key, int(meant) if meant.is_integer() else meant),)) if meant else None,
-                meant=(edit(key, meant),) if meant else None,
-            )
-        elif found < min(least, 0) or (strict and found <= least):
-            yield Finding(
-                "impossible-value",
-                "error",
-                f"{key} is {shown(value)}",
-                "no rope has such a value",
-                f"write a number above {least:g}",
-                key=dotted,
-                value=shown(value),
-            )
+    for block in case.blocks:
+        factor = positive(block.values.get("factor")) or 1.0
+        # Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too.
+        least = -10 / math.log(factor) if factor > 1 else 0.0
+        for name in NUMBERS:
+            yield from _broken_number(block.at(name), least if name in MSCALES else 0.0)
+    for name in filter(None, (case.window_key, case.theta_key, ORIGINAL)):
+        yield from _broken_number(case.at(name))
 
 
-def _least_mscale(values: dict[str, Any]) -> float:
-    """Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too."""
-    factor = positive(values.get("factor")) or 1.0
-    return -10 / math.log(factor) if factor > 1 else 0.0
+def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
+    if key.value is None:
+        return
+    above = 1.0 if key.name in ABOVE_ONE else least
+    value = number(key.value)
+    if value is None:
+        meant = _number_in(key.value)
+        yield key.error(
+            "not-a-number",
+            f"{key.name} is {shown(key.value)}",
+            "readers compute with it and end in a TypeError",
+            f"write {meant:g} without quotes" if meant else "write a number",
+            mend=(key.set(int(meant) if meant.is_integer() else meant),) if meant else (),
+            meant=(key.set(meant),) if meant else None,
+        )
+    elif value < min(above, 0) or (key.name in (*ABOVE_ZERO, *ABOVE_ONE) and value <= above):
+        yield key.error(
+            "impossible-value",
+            f"{key.name} is {shown(key.value)}",
+            "no rope has such a value",
+            f"write a number above {above:g}",
+        )
 
 
 def _number_in(value: object) -> float | None:

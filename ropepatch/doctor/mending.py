@@ -48,23 +48,26 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
     after = mended(case)
     # By identity: what differs may be 4 and 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
-    without, reindex = frozenset().union(*(one.without for one in mends)), any(one.reindex for one in mends)
+    without, reindex = (
+        frozenset().union(*(mend.without for mend in mends)),
+        any(mend.reindex for mend in mends),
+    )
     record = after.files.get(RECORD, {})
     if "verified" in record and (CONFIG in changed or without or reindex):
         changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
-    files = [file for file in sorted(case.folder.iterdir()) if _carried(file)]
+    files = [file for file in sorted(case.folder.iterdir()) if _is_carried(file)]
     weights, _ = read_shards(case.folder)
     for file in files:
         if file.name not in weights:
             check_inside(file, case.folder)
+    unchanged = tuple(file for file in files if file.name not in changed)
     with new_folder(folder) as partial:
-        clone_files(
-            tuple(file for file in files if file.name not in changed), partial, link=False, progress=progress
-        )
+        clone_files(unchanged, partial, link=False, progress=progress)
         for name, content in changed.items():
             write_json(partial / name, content)
-        for name in _holding(partial, without):
-            _rewrite(partial / name, without)
+        for file in sorted(partial.glob("*.safetensors")) if without else ():
+            if without & read_header(file).tensors.keys():
+                _rewrite(file, without)
         if reindex:
             write_json(partial / INDEX, _index(sorted(partial.glob("model-*.safetensors"))))
         elif without and (partial / INDEX).exists():
@@ -73,15 +76,9 @@ def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = N
     return folder
 
 
-def _carried(file: Path) -> bool:
+def _is_carried(file: Path) -> bool:
     pickled = file.name in PICKLES or file.suffix in (".bin", ".pt", ".pth")
     return file.is_file() and not file.name.startswith(".") and not pickled
-
-
-def _holding(folder: Path, tensors: frozenset[str]) -> list[str]:
-    """The files that hold one of these tensors."""
-    files = sorted(folder.glob("*.safetensors")) if tensors else []
-    return [file.name for file in files if tensors & read_header(file).tensors.keys()]
 
 
 def _rewrite(file: Path, without: frozenset[str]) -> None:
@@ -90,9 +87,9 @@ def _rewrite(file: Path, without: frozenset[str]) -> None:
     from safetensors.torch import save_file
 
     with safe_open(file, framework="pt") as opened:
-        kept = {name: opened.get_tensor(name).clone() for name in set(opened.keys()) - without}
+        others = {name: opened.get_tensor(name).clone() for name in set(opened.keys()) - without}
         metadata = opened.metadata()
-    save_file(kept, file, metadata)
+    save_file(others, file, metadata)
 
 
 def _index(shards: list[Path]) -> dict[str, Any]:
@@ -105,12 +102,11 @@ def _index(shards: list[Path]) -> dict[str, Any]:
     total = 0
     for file in shards:
         header = read_header(file)
-        held = dict.fromkeys(header.tensors, file.name)
-        if twice := places.keys() & held.keys():
+        if twice := places.keys() & header.tensors.keys():
             raise RopepatchError(
                 f"{min(twice)} is in {places[min(twice)]} and in {file.name}",
                 hint="keep the files of one save, and copy its index too",
             )
-        places |= held
+        places |= dict.fromkeys(header.tensors, file.name)
         total += header.num_bytes
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
