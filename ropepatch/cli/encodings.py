@@ -14,7 +14,7 @@ from ropepatch.cli.listing import REQUIRED, print_table
 
 if TYPE_CHECKING:
     from ropepatch.encodings.encoding import Encoding
-    from ropepatch.gallery.properties import Finding
+    from ropepatch.gallery.properties import Property
 
 EXAMPLES = """\b
 Examples:
@@ -79,8 +79,8 @@ def _print_one(kind: type[Encoding], properties: bool) -> None:
     if properties:
         measured = properties_of(kind)
         rows = [
-            (_title(name), _word(finding), _number(finding), MEANINGS[name])
-            for name, finding in measured.findings().items()
+            (_title(name), _word(one), _number(one), MEANINGS[name])
+            for name, one in measured.findings().items()
         ]
         rows += [(_title(name), "", f"{getattr(measured, name):,}", MEANINGS[name]) for name in COUNTS]
         print()
@@ -88,7 +88,7 @@ def _print_one(kind: type[Encoding], properties: bool) -> None:
 
 
 def _print_properties(kinds: list[type[Encoding]]) -> None:
-    from ropepatch.gallery.bench import SHAPE
+    from ropepatch.gallery.identity_model import SHAPE
     from ropepatch.gallery.properties import MEANINGS, properties_of
 
     rows = []
@@ -110,9 +110,9 @@ def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _word(finding: Finding) -> str:
-    return {True: "yes", False: "no", None: "–"}[finding.holds]
+def _word(measured: Property) -> str:
+    return {True: "yes", False: "no", None: "–"}[measured.holds]
 
 
-def _number(finding: Finding) -> str:
-    return "" if finding.number is None else f"{finding.number:.2g}"
+def _number(measured: Property) -> str:
+    return "" if measured.number is None else f"{measured.number:.2g}"

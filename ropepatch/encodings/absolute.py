@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ropepatch.encodings.encoding import AbsoluteModule, Encoding, Shape
+from ropepatch.encodings.encoding import AbsoluteModule, Encoding, ModelShape
 from ropepatch.errors import RopepatchError
 
 
@@ -22,9 +22,9 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
     """sin(p / b^(2i/C)) in channels 2i, cos of the same in 2i + 1: [..., C] float32 (Vaswani et al. 2017).
 
     Args:
-        positions: [...], in tokens.
-        width: C, even.
-        base: b.
+        positions: Positions [...], in tokens.
+        width: C, the channels; even.
+        base: b, of the frequencies.
     """
     inv_freq = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
     angles = positions.float()[..., None] * inv_freq
@@ -32,7 +32,7 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Encoding):
+class TableEncoding(Encoding):
     """A fixed function from a position to a vector."""
 
     family = "absolute"
@@ -41,8 +41,7 @@ class Table(Encoding):
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         """The vectors [..., C] float32 of positions [...], before they are divided by sqrt(C)."""
 
-    def build(self, shape: Shape) -> AbsoluteModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AbsoluteModule:
         return FixedTable(self.vectors, shape.hidden_size)
 
 
@@ -54,24 +53,22 @@ class FixedTable(AbsoluteModule):
         self.vectors, self.width = vectors, width
 
     def forward(self, positions: Tensor) -> Tensor:
-        """The vectors [B, T, C] of positions [B, T]."""
         return self.vectors(positions, self.width) / math.sqrt(self.width)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Integer(Table):
+class Integer(TableEncoding):
     """The position itself in every channel; it outgrows the embedding, which is what it teaches."""
 
     name = "integer"
     formula = "x + p/√C"
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        """p in every channel."""
         return positions.float()[..., None].expand(*positions.shape, width)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Normalised(Table):
+class Normalised(TableEncoding):
     """The position as a share of the text's length: the same place gets another vector in another text.
 
     Args:
@@ -80,20 +77,16 @@ class Normalised(Table):
 
     name = "normalised"
     formula = "x + p/(N−1)/√C"
+    domains = (("length", "at least 2", lambda one: one.length >= 2),)
 
     length: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.length >= 2, "length", "at least 2")
-
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        """p / (N - 1) in every channel."""
         return (positions.float() / (self.length - 1))[..., None].expand(*positions.shape, width)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Binary(Table):
+class Binary(TableEncoding):
     """The digits of the position: the slowest digit of the sinusoid's idea, in steps."""
 
     name = "binary"
@@ -106,7 +99,7 @@ class Binary(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sinusoidal(Table):
+class Sinusoidal(TableEncoding):
     """Sines and cosines of geometrically falling frequency.
 
     Args:
@@ -116,32 +109,20 @@ class Sinusoidal(Table):
     name = "sinusoidal"
     formula = "x + (sin, cos)(p/b^(2i/C))/√C"
     paper = "arXiv:1706.03762"
+    domains = (("base", "above 1", lambda one: one.base > 1),)
 
     base: float = 10000.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.base > 1, "base", "above 1")
-
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        """sin in even channels, cos in odd ones."""
         return sinusoid(positions, width, self.base)
 
-    def build(self, shape: Shape) -> AbsoluteModule:
-        """A module without parameters.
-
-        Raises:
-            RopepatchError: If the residual stream has an odd number of channels.
-        """
-        if shape.hidden_size % 2:
-            raise RopepatchError(
-                f"sinusoidal needs an even hidden_size, got {shape.hidden_size}", hint="use learned"
-            )
+    def build(self, shape: ModelShape) -> AbsoluteModule:
+        self._require_even("hidden_size", shape.hidden_size, instead="learned")
         return super().build(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned(Encoding):
+class LearnedPositions(Encoding):
     """A vector per position that is trained like the embeddings (Gehring et al. 2017; BERT, GPT-2).
 
     Args:
@@ -152,31 +133,22 @@ class Learned(Encoding):
     family = "absolute"
     formula = "x + P_p, P trained, N rows"
     paper = "arXiv:1705.03122"
+    domains = (("rows", "at least 1", lambda one: one.rows is None or one.rows >= 1),)
 
     rows: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.rows is None or self.rows >= 1, "rows", "at least 1")
-
-    def build(self, shape: Shape) -> AbsoluteModule:
-        """A table of N rows."""
+    def build(self, shape: ModelShape) -> AbsoluteModule:
         return LearnedTable(shape, self.rows or shape.window)
 
 
 class LearnedTable(AbsoluteModule):
     """A table that is trained."""
 
-    def __init__(self, shape: Shape, rows: int) -> None:
+    def __init__(self, shape: ModelShape, rows: int) -> None:
         super().__init__()
         self.table = shape.parameter(rows, shape.hidden_size)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """The rows [B, T, C] of positions [B, T].
-
-        Raises:
-            RopepatchError: On a position without a row.
-        """
         if (last := int(positions.max())) >= len(self.table):
             raise RopepatchError(
                 f"learned positions end at {len(self.table) - 1}, got position {last}",

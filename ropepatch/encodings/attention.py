@@ -7,7 +7,8 @@ block is computed again in the backward pass instead of being kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,8 +76,19 @@ def attend(
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     places = places_of(query, key, attention_mask, position_ids)
-    attended = positions.attended(module.layer_idx, query, key, value, places, scaling)
-    output, weights = _output(module, attended, attention_mask, scaling, dropout, positions.wants_weights)
+    stock = Attended(query, key, value)
+    attended = positions.attended(stock, module.layer_idx, places, scaling)
+    weights = None
+    if attended.bias or attended.values or positions.wants_weights:
+        groups = attended.query.shape[1] // attended.key.shape[1]
+        key = attended.key if attended.bias is None else attended.key.float()
+        attended = replace(attended, key=repeat_kv(key, groups), value=repeat_kv(attended.value, groups))
+        scored = _ScoredAttention(attended, attention_mask, scaling, dropout)
+        output, weights = scored.output(positions.wants_weights)
+    else:
+        tensors = attended.query, attended.key, attended.value
+        output, _ = sdpa_attention_forward(module, *tensors, attention_mask, dropout, scaling, is_causal=True)
+        output = output.transpose(1, 2)
     if attended.finish is not None:
         output = attended.finish(output)
     return output.transpose(1, 2).contiguous(), weights
@@ -102,7 +114,9 @@ def places_of(
     if attention_mask is None:  # one query sees all keys; several are aligned with the first ones
         last = keys - 1 if queries == 1 else queries - 1
         return Places(position_ids, position_ids[:, -1:] - (last - columns[None]))
-    seen, rows = _visible(attention_mask[:, 0]), torch.arange(queries, device=query.device)
+    seen, rows = attention_mask[:, 0], torch.arange(queries, device=query.device)
+    if seen.dtype != torch.bool:
+        seen = seen > torch.finfo(seen.dtype).min / 2
     reached = torch.where(seen, columns, -1).amax(-1)  # a query that is a token sees its own column last
     own = (reached - rows).amax() + rows
     tokens = seen.any(1)  # the others are padding, or empty columns of a static cache
@@ -112,80 +126,58 @@ def places_of(
     return Places(position_ids, position_ids.expand(len(anchor), -1).gather(1, anchor) - behind)
 
 
-def _visible(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-
-
-def _output(
-    module: nn.Module,
-    attended: Attended,
-    mask: Tensor | None,
-    scaling: float,
-    dropout: float,
-    wants_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """The output [B, H, Q, F], and the weights where they are wanted."""
-    query, key, value = attended.query, attended.key, attended.value
-    if not attended.needs_scores and not wants_weights:
-        out = sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, is_causal=True)[0]
-        return out.transpose(1, 2), None
-    groups = query.shape[1] // key.shape[1]
-    sequences, heads, queries, _ = query.shape
-    reading = _Reading(
-        attended,
-        key=repeat_kv(key if attended.bias is None else key.float(), groups),
-        value=repeat_kv(value, groups),
-        mask=mask,
-        scaling=scaling,
-        dropout=dropout,
-        causal=mask is None and queries > 1,
-    )
-    size = max(1, SCORES // (sequences * heads * max(key.shape[2], attended.width)))
-    again = torch.is_grad_enabled() and queries > size
-    outputs, weights = [], []
-    for start in range(0, queries, size):
-        rows = slice(start, min(start + size, queries))
-        # The queries are an argument, by which `checkpoint` knows on which device to repeat dropout.
-        block = query[:, :, rows]
-        out, weight = checkpoint(reading, block, rows, use_reentrant=False) if again else reading(block, rows)
-        outputs.append(out)
-        if wants_weights:
-            weights.append(weight)
-    return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
-
-
 @dataclass(frozen=True, eq=False)
-class _Reading:
-    """What blocks of queries read from keys and values of as many heads, [B, H, T, E] and [B, H, T, F].
+class _ScoredAttention:
+    """Attention with its scores written down, for a block of queries at a time.
 
-    With a bias the keys are float32.
+    Args:
+        attended: With as many heads of keys and values as of queries; with a bias, with float32 keys.
+        mask: None for a causal one.
+        scaling: The factor of the scores.
+        dropout: The share of the weights that is dropped.
     """
 
     attended: Attended
-    key: Tensor
-    value: Tensor
     mask: Tensor | None
     scaling: float
     dropout: float
-    causal: bool
 
-    def __call__(self, query: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def output(self, wants_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """The output [B, H, Q, F], and the weights [B, H, Q, T] where they are wanted."""
+        query = self.attended.query
+        sequences, heads, queries, _ = query.shape
+        size = max(1, SCORES // (sequences * heads * max(self.attended.key.shape[2], self.attended.width)))
+        run: Any = self._block
+        if torch.is_grad_enabled() and queries > size:
+            run = partial(checkpoint, run, use_reentrant=False)
+        outputs, weights = [], []
+        for start in range(0, queries, size):
+            rows = slice(start, min(start + size, queries))
+            # The queries are an argument, by which `checkpoint` knows on which device to repeat dropout.
+            output, weight = run(query[:, :, rows], rows)
+            outputs.append(output)
+            if wants_weights:
+                weights.append(weight)
+        return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
+
+    def _block(self, query: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """What the queries [B, H, q, E] of some rows read: [B, H, q, F], and their weights [B, H, q, T]."""
+        value = self.attended.value
         with torch.autocast(query.device.type, enabled=False):
             weights = nn.functional.dropout(self._scores(query, rows).softmax(-1), self.dropout)
-            out = weights.to(self.value.dtype) @ self.value
+            output = weights.to(value.dtype) @ value
             if self.attended.values is not None:
-                out = out + self.attended.values(rows, weights).to(out.dtype)
-        return out, weights.to(self.value.dtype)
+                output = output + self.attended.values(rows, weights).to(output.dtype)
+        return output, weights.to(value.dtype)
 
     def _scores(self, query: Tensor, rows: slice) -> Tensor:
+        key = self.attended.key
         if self.attended.bias is None:  # as stock eager attention has them
-            scores = (query @ self.key.transpose(-1, -2)).float() * self.scaling
+            scores = (query @ key.mT).float() * self.scaling
         else:
-            scores = query.float() @ self.key.transpose(-1, -2) * self.scaling
-            scores = scores + self.attended.bias(rows)
-        if self.causal:
-            columns = torch.arange(self.key.shape[2], device=self.key.device)
+            scores = query.float() @ key.mT * self.scaling + self.attended.bias(rows)
+        if self.mask is None and self.attended.query.shape[2] > 1:
+            columns = torch.arange(key.shape[2], device=key.device)
             return scores.masked_fill(columns > columns[rows, None], -torch.inf)
         if self.mask is None:
             return scores

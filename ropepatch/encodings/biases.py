@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
 
 
 class Biased(AttentionModule):
@@ -19,11 +19,8 @@ class Biased(AttentionModule):
     def bias(self, distances: Tensor) -> Tensor:
         """What is added at distances [..., q, T] of i - j tokens, 0 or more: [..., H, q, T] float32."""
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """The same queries, keys and values, with a bias."""
-        return Attended(query, key, value, bias=lambda rows: self.bias(-places.offsets(rows).clamp(max=0)))
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
+        return replace(stock, bias=lambda rows: self.bias(-places.offsets(rows).clamp(max=0)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +32,7 @@ class ALiBi(Encoding):
     formula = "q·k − m_h·(i−j)"
     paper = "arXiv:2108.12409"
 
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return LinearBias(slopes(shape.heads))
 
 
@@ -59,7 +55,6 @@ class LinearBias(Biased):
         self.slopes = slopes
 
     def bias(self, distances: Tensor) -> Tensor:
-        """-m_h times the distance."""
         return -self.slopes.to(distances.device)[:, None, None] * distances[..., None, :, :].float()
 
 
@@ -76,17 +71,15 @@ class T5Bias(Encoding):
     family = "relative"
     formula = "q·k + B[bucket(i−j), h]"
     paper = "arXiv:1910.10683"
+    domains = (
+        ("buckets", "at least 2", lambda one: one.buckets >= 2),
+        ("max_distance", "above buckets/2", lambda one: one.max_distance > one.buckets // 2),
+    )
 
     buckets: int = 32
     max_distance: int = 128
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.buckets >= 2, "buckets", "at least 2")
-        self._require(self.max_distance > self.buckets // 2, "max_distance", "above buckets/2")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A table of so many rows."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return BucketBias(shape, self.buckets, self.max_distance)
 
 
@@ -107,12 +100,11 @@ def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
 class BucketBias(Biased):
     """A row of numbers per bucket, a column per head."""
 
-    def __init__(self, shape: Shape, buckets: int, max_distance: int) -> None:
+    def __init__(self, shape: ModelShape, buckets: int, max_distance: int) -> None:
         super().__init__()
         self.table = shape.parameter(buckets, shape.heads)
         self.max_distance = max_distance
 
     def bias(self, distances: Tensor) -> Tensor:
-        """The number of the distance's bucket."""
-        found = buckets_of(distances, len(self.table), self.max_distance)
-        return self.table.to(distances.device).float()[found].movedim(-1, -3)
+        rows = buckets_of(distances, len(self.table), self.max_distance)
+        return self.table.to(distances.device).float()[rows].movedim(-1, -3)

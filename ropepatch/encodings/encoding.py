@@ -14,16 +14,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ropepatch.errors import RopepatchError
 from ropepatch.scaling.parameters import Checked
 from ropepatch.scaling.rope import Rope
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What an encoding must know of a model.
 
     Args:
-        layers: Its layers.
+        layers: The number of layers.
         heads: H.
         key_value_heads: K.
         head_dim: D.
@@ -83,11 +84,6 @@ class Attended:
     finish: Callable[[Tensor], Tensor] | None = None
     width: int = 0
 
-    @property
-    def needs_scores(self) -> bool:
-        """Whether something happens between the scores and the output."""
-        return self.bias is not None or self.values is not None
-
 
 class AbsoluteModule(nn.Module, ABC):
     """Adds a vector to every token before the first layer."""
@@ -101,17 +97,13 @@ class AttentionModule(nn.Module, ABC):
     """Changes what attention works on, in every layer."""
 
     @abstractmethod
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
         """What attention works on.
 
         Args:
+            stock: The model's own queries, keys and values, of the cached tokens too; without any position.
             layer: Counted from 0.
-            query: [B, H, Q, D], without any position.
-            key: [B, K, T, D], likewise; of the cached tokens too.
-            value: [B, K, T, D].
-            places: Of queries and keys.
+            places: The positions of queries and keys.
             scaling: What the product of a query and a key is multiplied by, 1/sqrt(D).
         """
 
@@ -128,9 +120,16 @@ class Encoding(Checked, ABC):
     family: ClassVar[str]  # absolute, relative, rotary or none
     formula: ClassVar[str]  # one line, for tables
     paper: ClassVar[str] = "–"
+    # Of parameters, beyond their types: the name, the domain in words, and whether an encoding keeps to it.
+    domains: ClassVar[tuple[tuple[str, str, Callable[[Any], bool]], ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for parameter, domain, holds in self.domains:
+            self._require(holds(self), parameter, domain)
 
     @abstractmethod
-    def build(self, shape: Shape) -> AbsoluteModule | AttentionModule:
+    def build(self, shape: ModelShape) -> AbsoluteModule | AttentionModule:
         """The module for a model of this shape, its new parameters drawn from torch's generator.
 
         Raises:
@@ -140,3 +139,7 @@ class Encoding(Checked, ABC):
     def parameters(self) -> dict[str, Any]:
         """The parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _require_even(self, name: str, channels: int, instead: str) -> None:
+        if channels % 2:
+            raise RopepatchError(f"{self.name} needs an even {name}, got {channels}", hint=f"use {instead}")

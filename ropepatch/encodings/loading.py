@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ropepatch.encodings.saving import swap_again
+import torch
+from safetensors import safe_open
+
+from ropepatch.encodings.models import shape_of
+from ropepatch.encodings.registry import make_encoding
+from ropepatch.encodings.swapping import swap
+from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.record_file import needs_ropepatch, read_config
+from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapped
 from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey
+from ropepatch.model.weights import read_headers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +28,7 @@ def load(model: str | Path, revision: str | None = None) -> tuple[PreTrainedMode
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
-        revision: Of a Hub id.
+        revision: The revision of a Hub id.
 
     Raises:
         RopepatchError: If there is no such checkpoint, or transformers cannot load it.
@@ -33,10 +41,36 @@ def load_checkpoint(folder: Path) -> PreTrainedModel:
     """The model of a checkpoint folder; one that was saved with a swapped position encoding has it.
 
     Raises:
-        RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
+        RopepatchError: If transformers cannot load it, or its record or weights are not whole.
     """
     if not needs_ropepatch(folder):
         return load_model(folder)
     model = load_model(folder, load_config(read_config(folder)))
-    swap_again(model, folder)
+    _swap_again(model, folder)
     return model
+
+
+def _swap_again(model: Any, folder: Path) -> None:
+    """Give a model that was loaded from such a folder its encoding, with the folder's parameters."""
+    record = read_swapped(folder)
+    encoding = make_encoding(record.encoding, **record.parameters)
+    surveyed = survey(model.config.to_dict(), model)
+    prefix, weights = f"{surveyed.site.path}.module.", read_headers(folder)
+    with torch.device("meta"):
+        wanted = encoding.build(shape_of(model, surveyed)).state_dict()
+    expected = {f"{prefix}{name}": tuple(value.shape) for name, value in wanted.items()}
+    stored = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
+    if stored != expected:
+        raise RopepatchError(
+            f"the weights in {folder} are not those of {encoding.name}: expected "
+            f"{sorted(wanted) or 'no parameters'} at {prefix}*, "
+            f"got {sorted(name.removeprefix(prefix) for name in stored) or 'none'}",
+            hint="put ropepatch.json and the weights of the same checkpoint together",
+        )
+    with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced
+        handle = swap(model, encoding)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in wanted:
+        with safe_open(weights.tensors[f"{prefix}{name}"].file, "pt") as file:
+            tensors[name] = file.get_tensor(f"{prefix}{name}")
+    handle.module.load_state_dict(tensors)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ropepatch.encodings.attention import NAME, SLOT, uninterchangeable
-from ropepatch.encodings.encoding import Attended, Places, Shape
+from ropepatch.encodings.encoding import Attended, ModelShape
 from ropepatch.encodings.rotary import turned
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def shape_of(base: PreTrainedModel, survey: Survey) -> Shape:
+def shape_of(base: PreTrainedModel, survey: Survey) -> ModelShape:
     """What an encoding must know of a model."""
     config: Any = text_config(base.config)
-    return Shape(
+    return ModelShape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
@@ -38,11 +39,8 @@ def shape_of(base: PreTrainedModel, survey: Survey) -> Shape:
 
 def attentions_of(base: PreTrainedModel) -> list[Any]:
     """The attention modules, in the order of the layers."""
-    return [
-        one
-        for one in base.modules()
-        if hasattr(one, "layer_idx") and getattr(one, "q_proj", None) is not None
-    ]
+    layers = [module for module in base.modules() if hasattr(module, "layer_idx")]
+    return [module for module in layers if getattr(module, "q_proj", None) is not None]
 
 
 def check_model(base: PreTrainedModel, survey: Survey, attentions: Sequence[Any]) -> None:
@@ -87,11 +85,9 @@ def check_embeddings(base: PreTrainedModel) -> None:
         RopepatchError: With its model type.
     """
     config: Any = text_config(base.config)
-    scaled = config.model_type in SCALED_EMBEDDINGS or getattr(config, "embedding_multiplier", 1) not in (
-        None,
-        1,
-    )
-    if scaled or hasattr(base.get_input_embeddings(), "embed_scale"):
+    multiplied = getattr(config, "embedding_multiplier", None) not in (None, 1)
+    scaled = multiplied or hasattr(base.get_input_embeddings(), "embed_scale")
+    if scaled or config.model_type in SCALED_EMBEDDINGS:
         raise RopepatchError(
             f"{config.model_type} scales its embeddings: absolute positions would have another weight in it",
             hint="use a relative or rotary encoding, or a model of llama's type",
@@ -103,47 +99,33 @@ def _turns_halves(attention: nn.Module, survey: Survey) -> bool:
     apply = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         return False
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 1, 3, survey.head_dim, generator=draw)
-    angles = torch.randn(1, 3, survey.head_dim // 2, generator=draw)
-    both = torch.cat((angles, angles), -1)
+    x, angles = _draw(survey.head_dim, survey)
     try:
-        got, _ = apply(x, x, both.cos(), both.sin())
+        rotated, _ = apply(x, x, *_tables(angles))
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return False
-    return torch.equal(got, turned(x, angles))
-
-
-class _Recorder:
-    """Stands where an attention module finds its positions, and keeps what it is given."""
-
-    wants_weights = False
-    query: Tensor
-    key: Tensor
-
-    def attended(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """Queries, keys and values as they are."""
-        self.query, self.key = query, key
-        return Attended(query, key, value)
+    return torch.equal(rotated, turned(x, angles))
 
 
 @torch.no_grad()
 def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
     """Whether rotation is the last that happens to queries and keys, read off three like tokens."""
-    recorder, config, device = _Recorder(), attention.config, attention.q_proj.weight.device
-    draw = torch.Generator().manual_seed(0)
-    token = torch.randn(1, 1, survey.config.hidden_size, generator=draw).expand(1, 3, -1)
-    angles = torch.randn(1, 3, survey.head_dim // 2, generator=draw) * torch.tensor([[[0.0], [1.0], [1.0]]])
-    both = torch.cat((angles, angles), -1)
-    tables = both.cos().to(device, dtype), both.sin().to(device, dtype)
+    config, device = attention.config, attention.q_proj.weight.device
+    tokens, angles = _draw(survey.config.hidden_size, survey)
+    tokens, angles = tokens[0, :, :1].expand(1, 3, -1), angles * torch.tensor([[[0.0], [1.0], [1.0]]])
+    rotated: list[Tensor] = []
+
+    def attended(stock: Attended, *_: Any) -> Attended:
+        rotated.extend((stock.query, stock.key))
+        return stock
+
     before, modes = config._attn_implementation, [(part, part.training) for part in attention.modules()]
-    attention.__dict__[SLOT], config._attn_implementation_internal = recorder, NAME
+    attention.__dict__[SLOT] = SimpleNamespace(attended=attended, wants_weights=False)
+    config._attn_implementation_internal = NAME
     try:
         attention.eval()(
-            hidden_states=token.to(device, dtype),
-            position_embeddings=tables,
+            hidden_states=tokens.to(device, dtype),
+            position_embeddings=[table.to(device, dtype) for table in _tables(angles)],
             attention_mask=None,
             past_key_values=None,
         )
@@ -154,7 +136,21 @@ def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
         config._attn_implementation_internal = before
         for part, mode in modes:
             part.training = mode
-    return recorder.query.is_meta or all(
-        torch.allclose(turned(x[:, :, :1].expand_as(x), angles.to(x.device)), x, rtol=1e-2, atol=1e-2)
-        for x in (recorder.query, recorder.key)
+    return len(rotated) > 0 and all(
+        x.is_meta
+        or torch.allclose(turned(x[:, :, :1].expand_as(x), angles.to(x.device)), x, rtol=1e-2, atol=1e-2)
+        for x in rotated
     )
+
+
+def _draw(width: int, survey: Survey) -> tuple[Tensor, Tensor]:
+    """Random vectors [1, 1, 3, width] and angles [1, 3, D/2]."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1, 3, width, generator=draw)
+    return x, torch.randn(1, 3, survey.head_dim // 2, generator=draw)
+
+
+def _tables(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin as a rotary module returns them, [1, 3, D]."""
+    both = torch.cat((angles, angles), -1)
+    return both.cos(), both.sin()

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.encodings.absolute import sinusoid
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
-from ropepatch.errors import RopepatchError
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,24 +31,16 @@ class NEZHA(Encoding):
     formula = "q·(k + a_{j−i})/√D, v + a_{j−i}, a sinusoidal"
     paper = "arXiv:1909.00204"
 
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters.
-
-        Raises:
-            RopepatchError: If a head has an odd number of channels.
-        """
-        if shape.head_dim % 2:
-            raise RopepatchError(f"nezha needs an even head_dim, got {shape.head_dim}", hint="use shaw")
+    def build(self, shape: ModelShape) -> AttentionModule:
+        self._require_even("head_dim", shape.head_dim, instead="shaw")
         return FixedSinusoids()
 
 
 class FixedSinusoids(AttentionModule):
     """D more channels for queries, keys and values."""
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """Queries, keys and values of 2D channels, and the way back to D."""
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
+        query, key, value = stock.query, stock.key, stock.value
         width = query.shape[-1]
         of_queries, of_keys = (sinusoid(positions, width)[:, None] for positions in places)
         more = of_keys.to(key.dtype).expand_as(key)
@@ -61,21 +52,17 @@ class FixedSinusoids(AttentionModule):
         )
 
 
-def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x[..., 0::2].float(), x[..., 1::2].float()
-
-
-def _joined(even: Tensor, odd: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.stack((even, odd), -1).flatten(-2).to(dtype)
-
-
 def _turned(query: Tensor, of_queries: Tensor) -> Tensor:
     """What gives with a key's sinusoid the product of the query with that of the difference."""
     (x, y), (sin, cos) = _pairs(query), _pairs(of_queries)
-    return _joined(x * cos + y * sin, y * cos - x * sin, query.dtype)
+    return torch.stack((x * cos + y * sin, y * cos - x * sin), -1).flatten(-2).to(query.dtype)
 
 
 def _turned_back(summed: Tensor, of_queries: Tensor) -> Tensor:
     """A weighted sum of the keys' sinusoids as that of the differences."""
     (x, y), (sin, cos) = _pairs(summed), _pairs(of_queries)
-    return _joined(x * cos - y * sin, y * cos + x * sin, summed.dtype)
+    return torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2).to(summed.dtype)
+
+
+def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[..., 0::2].float(), x[..., 1::2].float()

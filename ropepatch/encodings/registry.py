@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ropepatch.encodings.absolute import Binary, Integer, Learned, Normalised, Sinusoidal
+from ropepatch.encodings.absolute import Binary, Integer, LearnedPositions, Normalised, Sinusoidal
 from ropepatch.encodings.biases import ALiBi, T5Bias
 from ropepatch.encodings.encoding import Encoding
 from ropepatch.encodings.nezha import NEZHA
@@ -21,7 +21,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "normalised": Normalised,
     "binary": Binary,
     "sinusoidal": Sinusoidal,
-    "learned": Learned,
+    "learned": LearnedPositions,
     "shaw": Shaw,
     "transformer-xl": TransformerXL,
     "nezha": NEZHA,

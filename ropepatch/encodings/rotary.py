@@ -6,13 +6,13 @@ Pairs are (x_i, x_{i + n}) for i < n in the first 2n channels, as LLaMA lays the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
 from ropepatch.errors import RopepatchError
 
 Angles = Callable[[Tensor], Tensor]  # positions [B, T] -> radians [B, T, n], float32
@@ -24,7 +24,7 @@ def turned(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     Args:
         x: Queries or keys.
         angles: Radians, float32.
-        scale: Of cos and sin: a number, or [B or 1, T, n].
+        scale: The factor of cos and sin: a number, or [B or 1, T, n].
     """
     cos, sin = (
         (table * scale).to(x.dtype).repeat(1, 1, 2)[:, None] for table in (angles.cos(), angles.sin())
@@ -39,8 +39,8 @@ class Turning(AttentionModule):
     """Turns queries and keys by the same angles.
 
     Args:
-        angles: Of positions.
-        scale: Of cos and sin.
+        angles: The angles of positions.
+        scale: The factor of cos and sin.
         groups: The first so many key-value heads, and their queries, turn; None for all.
         skipped: Layers that do not turn.
     """
@@ -55,17 +55,14 @@ class Turning(AttentionModule):
         super().__init__()
         self.angles, self.scale, self.groups, self.skipped = angles, scale, groups, skipped
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """Turned queries and keys."""
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
         if layer in self.skipped:
-            return Attended(query, key, value)
+            return stock
+        query, key = stock.query, stock.key
         groups = key.shape[1] if self.groups is None else self.groups
         heads = groups * (query.shape[1] // key.shape[1])
-        return Attended(
-            self._turned(query, heads, places.queries), self._turned(key, groups, places.keys), value
-        )
+        query, key = self._turned(query, heads, places.queries), self._turned(key, groups, places.keys)
+        return replace(stock, query=query, key=key)
 
     def _turned(self, x: Tensor, heads: int, positions: Tensor) -> Tensor:
         out = turned(x[:, :heads], self.angles(positions), self.scale)
@@ -82,49 +79,35 @@ def _climbed(inv_freq: Tensor, positions: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotaryEncoding(Encoding):
-    """One of the rotary family."""
-
-    family = "rotary"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoPE(RotaryEncoding):
+class RoPE(Encoding):
     """The model's own rope, on queries and keys at the time of attention: caches hold unturned keys."""
 
     name = "rope"
+    family = "rotary"
     formula = "pair i turns by p·b^(−2i/D)"
     paper = "arXiv:2104.09864"
 
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return Turning(ladder(shape.rope.inv_freq()), shape.rope.carried_attention_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialRotary(RotaryEncoding):
+class PartialRotary(Encoding):
     """Only the first channels of a head turn, through all frequencies (GPT-J, GPT-NeoX).
 
     Args:
-        share: Of the head's channels; the number that turns is cut to an even one.
+        share: The share of the head's channels; the number that turns is cut to an even one.
     """
 
     name = "partial"
+    family = "rotary"
     formula = "the first share·D channels are a rope of their own"
     paper = "arXiv:2204.06745"
+    domains = (("share", "above 0 and at most 1", lambda one: 0 < one.share <= 1),)
 
     share: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(0 < self.share <= 1, "share", "above 0 and at most 1")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters.
-
-        Raises:
-            RopepatchError: If not one pair turns.
-        """
+    def build(self, shape: ModelShape) -> AttentionModule:
         pairs = int(self.share * shape.head_dim) // 2
         if not pairs:
             raise RopepatchError(
@@ -136,32 +119,29 @@ class PartialRotary(RotaryEncoding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProportionalRotary(RotaryEncoding):
+class ProportionalRotary(Encoding):
     """The lowest frequencies do not turn (Barbero et al. 2024).
 
     Args:
-        share: Of the pairs; the fastest int(share * D/2) keep their frequencies.
+        share: The share of the pairs that turn; the fastest int(share * D/2) keep their frequencies.
     """
 
     name = "p-rope"
+    family = "rotary"
     formula = "the fastest share·D/2 pairs turn as in rope, the others stand"
     paper = "arXiv:2410.06205"
+    domains = (("share", "from 0 to 1", lambda one: 0 <= one.share <= 1),)
 
     share: float = 0.75
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(0 <= self.share <= 1, "share", "from 0 to 1")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         inv_freq = shape.rope.inv_freq()
-        kept = torch.arange(len(inv_freq)) < int(self.share * len(inv_freq))
-        return Turning(ladder(inv_freq * kept), shape.rope.carried_attention_factor)
+        turning = torch.arange(len(inv_freq)) < int(self.share * len(inv_freq))
+        return Turning(ladder(inv_freq * turning), shape.rope.carried_attention_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axial(RotaryEncoding):
+class Axial(Encoding):
     """A rope per axis, each on its own block of pairs: axial, and N-dimensional.
 
     A text is laid out on a grid, line by line; with a grid of (16,) the position p is at (p // 16, p % 16).
@@ -171,22 +151,20 @@ class Axial(RotaryEncoding):
     """
 
     name = "axial"
+    family = "rotary"
     formula = "block c of N: pair i turns by p^c·b^(−2i/(D/N))"
     paper = "arXiv:2403.13298"
+    domains = (
+        (
+            "grid",
+            "one or more whole numbers above 0",
+            lambda one: len(one.grid) > 0 and all(0 < extent < 2**31 for extent in one.grid),
+        ),
+    )
 
     grid: tuple[int, ...] = (16,)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fits = len(self.grid) > 0 and all(0 < extent < 2**31 for extent in self.grid)
-        self._require(fits, "grid", "one or more whole numbers above 0")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters.
-
-        Raises:
-            RopepatchError: If the pairs of a head cannot be shared equally among the axes.
-        """
+    def build(self, shape: ModelShape) -> AttentionModule:
         axes = len(self.grid) + 1
         if shape.head_dim % (2 * axes):
             raise RopepatchError(
@@ -201,11 +179,11 @@ class Axial(RotaryEncoding):
 
 def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Where positions [...] are on a grid that is filled line by line: [..., N] int64."""
-    found = []
+    where: list[Tensor] = []
     for extent in reversed(grid):
-        found.append(positions % extent)
+        where.insert(0, positions % extent)
         positions = positions // extent
-    return torch.stack((positions, *reversed(found)), -1)
+    return torch.stack((positions, *where), -1)
 
 
 def axial_angles(where: Tensor, head_dim: int, base: float) -> Tensor:
@@ -216,7 +194,7 @@ def axial_angles(where: Tensor, head_dim: int, base: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class XPos(RotaryEncoding):
+class XPos(Encoding):
     """A rope whose products decay with the distance, fast pairs faster (Sun et al. 2022).
 
     Args:
@@ -225,19 +203,18 @@ class XPos(RotaryEncoding):
     """
 
     name = "xpos"
+    family = "rotary"
     formula = "rope, times ζ_i^((m−n)/scale_base), ζ_i = (2i/D+γ)/(1+γ)"
     paper = "arXiv:2212.10554"
+    domains = (
+        ("scale_base", "above 0", lambda one: one.scale_base > 0),
+        ("gamma", "above 0", lambda one: one.gamma > 0),
+    )
 
     scale_base: float = 512.0
     gamma: float = 0.4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.scale_base > 0, "scale_base", "above 0")
-        self._require(self.gamma > 0, "gamma", "above 0")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return Decaying(shape, self.scale_base, self.gamma)
 
 
@@ -247,27 +224,21 @@ class Decaying(AttentionModule):
     Powers count from the farthest query: a key far behind it vanishes, and nothing overflows in one step.
     """
 
-    def __init__(self, shape: Shape, scale_base: float, gamma: float) -> None:
+    def __init__(self, shape: ModelShape, scale_base: float, gamma: float) -> None:
         super().__init__()
         self.angles = ladder(shape.rope.inv_freq())
         self.factor = shape.rope.carried_attention_factor
         self.decay = (shape.rope.exponents() + gamma) / (1 + gamma)
         self.scale_base = scale_base
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """Turned and scaled queries and keys.
-
-        Raises:
-            RopepatchError: If the scales leave the range of the dtype.
-        """
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
+        query, key = stock.query, stock.key
         origin = places.queries.amax(-1, keepdim=True)
         decay = self.decay.to(query.device)
         reach = (origin - places.queries).max() / self.scale_base
         largest = float(query.detach().abs().max() * key.detach().abs().max())
-        most = float(decay.min() ** -reach.float()) * 4 * query.shape[-1] * max(largest, 1.0)
-        if not most < torch.finfo(query.dtype).max:
+        bound = float(decay.min() ** -reach.float()) * 4 * query.shape[-1] * max(largest, 1.0)
+        if not bound < torch.finfo(query.dtype).max:
             raise RopepatchError(
                 f"xpos over {int(reach * self.scale_base)} tokens leaves the range of {query.dtype}",
                 hint="read in chunks through a cache, or give a larger scale_base",
@@ -278,8 +249,8 @@ class Decaying(AttentionModule):
             power: Tensor = self.factor * decay ** (sign * behind / self.scale_base)
             return power
 
-        return Attended(
-            turned(query, self.angles(places.queries), scale(places.queries, 1)),
-            turned(key, self.angles(places.keys), scale(places.keys, -1)),
-            value,
+        return replace(
+            stock,
+            query=turned(query, self.angles(places.queries), scale(places.queries, 1)),
+            key=turned(key, self.angles(places.keys), scale(places.keys, -1)),
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,31 +23,25 @@ class Shaw(Encoding):
     family = "relative"
     formula = "q·(k + w^K_t)/√D, v + w^V_t, t = min(i−j, k)"
     paper = "arXiv:1803.02155"
+    domains = (("clip", "at least 1", lambda one: one.clip >= 1),)
 
     clip: int = 16
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.clip >= 1, "clip", "at least 1")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """Two tables of k + 1 rows for each layer."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return RelativeVectors(shape, self.clip)
 
 
 class RelativeVectors(AttentionModule):
     """Row t of a layer's tables is for keys t tokens behind the query."""
 
-    def __init__(self, shape: Shape, clip: int) -> None:
+    def __init__(self, shape: ModelShape, clip: int) -> None:
         super().__init__()
         self.keys = shape.parameter(shape.layers, clip + 1, shape.head_dim)
         self.values = shape.parameter(shape.layers, clip + 1, shape.head_dim)
         self.clip = clip
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """The same queries, keys and values, with the vectors' share in scores and output."""
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
+        query = stock.query
         for_keys, for_values = (table[layer].to(query.device).float() for table in (self.keys, self.values))
 
         def rows_of(rows: slice) -> Tensor:
@@ -63,4 +57,4 @@ class RelativeVectors(AttentionModule):
             summed = weights.new_zeros(*weights.shape[:3], self.clip + 1)
             return summed.scatter_add(-1, index, weights) @ for_values
 
-        return Attended(query, key, value, bias=bias, values=values)
+        return replace(stock, bias=bias, values=values)

@@ -13,9 +13,13 @@ from transformers import PreTrainedModel
 from ropepatch.encodings.attention import NAME, SLOT
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
+from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.errors import RopepatchError
+from ropepatch.files import absent, new_folder
 from ropepatch.model.config import text_config
+from ropepatch.model.record_file import write_swapped
 from ropepatch.model.rotary import RotarySubstitute, Substitution, base_model, find_substitute, float32_on_cpu
+from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey
 
 if TYPE_CHECKING:
@@ -33,10 +37,11 @@ class SwappedPositions(RotarySubstitute):
         stock: The rotary module; not registered.
         encoding: What is in force.
         module: What it has built, registered as `module`, so that it is trained, moved and saved.
-        config: That of the language model.
+        config: The configuration of the language model.
 
     Attributes:
         implementation: The attention that the model was set to.
+        wants_weights: Whether that was eager attention, which returns its weights.
     """
 
     state = "the position encoding of this model is swapped"
@@ -48,12 +53,8 @@ class SwappedPositions(RotarySubstitute):
         super().__init__(stock)
         self.encoding, self.module, self.config = encoding, module, config
         self.implementation = config._attn_implementation
+        self.wants_weights = self.implementation == "eager"
         self.absolute = isinstance(module, AbsoluteModule)
-
-    @property
-    def wants_weights(self) -> bool:
-        """Whether the model was set to eager attention, which returns its weights."""
-        return bool(self.implementation == "eager")
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Ones and zeros in the shape of the stock module's cos and sin.
@@ -69,13 +70,9 @@ class SwappedPositions(RotarySubstitute):
         cos, _ = self.stock(x, position_ids)
         return torch.ones_like(cos), torch.zeros_like(cos)
 
-    def attended(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
+    def attended(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
         """What attention works on in a layer."""
-        if self.absolute:
-            return Attended(query, key, value)
-        attended: Attended = self.module(layer, query, key, value, places, scaling)
+        attended: Attended = stock if self.absolute else self.module(stock, layer, places, scaling)
         return attended
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
@@ -142,12 +139,35 @@ class Swap(Substitution[SwappedPositions]):
     def save(self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Write the model with this encoding into a new folder, which `ropepatch.load` loads again.
 
-        Raises:
-            RopepatchError: If the encoding has been taken out, or the folder exists or cannot be written.
-        """
-        from ropepatch.encodings.saving import save_swapped  # which swaps again what it has saved
+        Stock transformers would load such weights with the rope in place and answer nonsense. So config.json
+        names a model type that it refuses, and ropepatch.json says which one it was, and the encoding.
 
-        return save_swapped(self.model, self.encoding, out, tokenizer)
+        Args:
+            out: The folder to make.
+            tokenizer: Saved beside the model.
+
+        Raises:
+            RopepatchError: If the encoding has been taken out or could not be loaded again, the model holds
+                an adapter that is not merged, or the folder exists or cannot be written.
+        """
+        folder, encoding = absent(out), self.encoding
+        if ENCODINGS.get(encoding.name) is not type(encoding):
+            raise RopepatchError(
+                f"{encoding.name} is not registered: nothing could load it again",
+                hint=f"ropepatch.ENCODINGS[{encoding.name!r}] = {type(encoding).__name__}",
+            )
+        if any(".base_layer." in name or ".lora_" in name for name, _ in self.model.named_parameters()):
+            raise RopepatchError(
+                "this model holds an adapter that is not merged",
+                hint="model.merge_and_unload() first, or save the adapter by PEFT",
+            )
+        with new_folder(folder) as partial:
+            with no_progress_bars():
+                self.model.save_pretrained(partial)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
+            write_swapped(partial, encoding.name, encoding.parameters())
+        return folder
 
     def remove(self) -> None:
         """Put the same rotary module back, and the same attention; a second time does nothing."""
@@ -166,12 +186,28 @@ class Swap(Substitution[SwappedPositions]):
 
 
 @float32_on_cpu()
-def swap_encoding(model: nn.Module, encoding: Encoding) -> Swap:
-    """Put an encoding into a loaded model, in memory and reversibly; `ropepatch.swap` takes names too.
+def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
+    """Put another position encoding into one loaded model, in memory and reversibly.
+
+    A model that was trained with a rope has to learn the new one: its loss is that of a text in disorder
+    until it is trained. New parameters are drawn from torch's generator; seed it first. With PEFT swap first,
+    and train them by `modules_to_save=["rotary_emb.module"]`.
+
+    Args:
+        model: A LLaMA-like causal language model, possibly inside a PEFT model.
+        encoding: One of `ENCODINGS`, or what `make_encoding` returned.
+        parameters: The parameters of an encoding that is given by its name.
 
     Raises:
-        RopepatchError: If the model is patched or swapped already, or its attention is not LLaMA's.
+        RopepatchError: If there is no such encoding, or the model is patched, swapped or not LLaMA-like.
     """
+    if isinstance(encoding, str):
+        encoding = make_encoding(encoding, **parameters)
+    elif not isinstance(encoding, Encoding) or parameters:
+        raise RopepatchError(
+            f"swap takes a name with its parameters, or an encoding, got {encoding!r}",
+            hint="ropepatch.swap(model, 'alibi')",
+        )
     base = base_model(model)
     if swapped(base) is not None:
         raise RopepatchError(
@@ -204,10 +240,9 @@ def swapped(model: nn.Module) -> Swap | None:
     return None if place is None else Swap(base, *place)
 
 
-def _first_layer(base: PreTrainedModel, path: str) -> nn.Module:
+def _first_layer(base: PreTrainedModel, path: str) -> Any:
     decoder: Any = base.get_submodule(path.rpartition(".")[0])
-    first: nn.Module = decoder.layers[0]
-    return first
+    return decoder.layers[0]
 
 
 def _set_attention(base: PreTrainedModel, name: str | None) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ropepatch.encodings.absolute import sinusoid
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
-from ropepatch.errors import RopepatchError
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,32 +20,22 @@ class TransformerXL(Encoding):
     formula = "((q+u)·k + (q+v)·W R_{i−j})/√D, R sinusoidal"
     paper = "arXiv:1901.02860"
 
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module with W, u and v.
-
-        Raises:
-            RopepatchError: If the residual stream has an odd number of channels.
-        """
-        if shape.hidden_size % 2:
-            raise RopepatchError(
-                f"transformer-xl needs an even hidden_size, got {shape.hidden_size}", hint="use shaw"
-            )
+    def build(self, shape: ModelShape) -> AttentionModule:
+        self._require_even("hidden_size", shape.hidden_size, instead="shaw")
         return RelativeSinusoids(shape)
 
 
 class RelativeSinusoids(AttentionModule):
     """W [layers, H, D, C], u and v [H, D] for all layers."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.projection = shape.parameter(shape.layers, shape.heads, shape.head_dim, shape.hidden_size)
         self.u = shape.parameter(shape.heads, shape.head_dim)
         self.v = shape.parameter(shape.heads, shape.head_dim)
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """Queries with u, and the products with the sinusoids as a bias."""
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
+        query = stock.query
         reach = int((places.queries.max() - places.keys.min()).clamp(min=0)) + 1
         distances = torch.arange(reach, device=query.device)
         projection = self.projection[layer].to(query.device).float()
@@ -60,4 +49,4 @@ class RelativeSinusoids(AttentionModule):
             index = (-places.offsets(rows)).clamp(min=0)[:, None]
             return products.gather(-1, index.expand(*products.shape[:3], -1))
 
-        return Attended(query + self.u[:, None].to(query), key, value, bias=bias, width=reach)
+        return replace(stock, query=query + self.u[:, None].to(query), bias=bias, width=reach)

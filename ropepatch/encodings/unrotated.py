@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, Places, Shape
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
 from ropepatch.encodings.rotary import Turning, ladder
 from ropepatch.errors import RopepatchError
 
@@ -22,11 +20,8 @@ class Unpositioned(AttentionModule):
         super().__init__()
         self.temperature = temperature
 
-    def forward(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, places: Places, scaling: float
-    ) -> Attended:
-        """The same, at this temperature."""
-        return Attended(query if self.temperature == 1 else query * self.temperature, key, value)
+    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
+        return stock if self.temperature == 1 else replace(stock, query=stock.query * self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +33,7 @@ class NoPE(Encoding):
     formula = "q·k"
     paper = "arXiv:2305.19466"
 
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return Unpositioned()
 
 
@@ -48,22 +42,18 @@ class DroPE(Encoding):
     """A rope that is dropped after training, to be followed by a short training at L (Sakana AI, 2025).
 
     Args:
-        temperature: Of the scores, for texts beyond L; 1 while training.
+        temperature: The factor of the scores, for texts beyond L; 1 while training.
     """
 
     name = "drope"
     family = "none"
     formula = "q·k after training with rope, then a recalibration at L"
     paper = "arXiv:2512.12167"
+    domains = (("temperature", "above 0", lambda one: one.temperature > 0),)
 
     temperature: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.temperature > 0, "temperature", "above 0")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters."""
+    def build(self, shape: ModelShape) -> AttentionModule:
         return Unpositioned(self.temperature)
 
 
@@ -78,18 +68,10 @@ class NoPEHeads(Encoding):
     name = "nope-heads"
     family = "none"
     formula = "rope in the first rotated·K key-value heads"
+    domains = (("rotated", "from 0 to 1", lambda one: 0 <= one.rotated <= 1),)
     rotated: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(0 <= self.rotated <= 1, "rotated", "from 0 to 1")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters.
-
-        Raises:
-            RopepatchError: If all heads or none would turn though a part of them was asked for.
-        """
+    def build(self, shape: ModelShape) -> AttentionModule:
         groups = round(self.rotated * shape.key_value_heads)
         if 0 < self.rotated < 1 and groups in (0, shape.key_value_heads):
             raise RopepatchError(
@@ -112,19 +94,11 @@ class NoPELayers(Encoding):
     family = "none"
     formula = "rope, but not in every n-th layer"
     paper = "arXiv:2501.18795"
+    domains = (("every", "at least 1", lambda one: one.every >= 1),)
 
     every: int = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.every >= 1, "every", "at least 1")
-
-    def build(self, shape: Shape) -> AttentionModule:
-        """A module without parameters.
-
-        Raises:
-            RopepatchError: If the model has fewer layers than n, so that all of them would turn.
-        """
+    def build(self, shape: ModelShape) -> AttentionModule:
         if self.every > shape.layers:
             raise RopepatchError(
                 f"nope-layers: of {shape.layers} layers none is number {self.every}",

@@ -1,25 +1,21 @@
-"""Position encodings as curves: distances of vectors, turns of rotary pairs, and decay."""
+"""Position encodings as curves: distances of vectors, turns of rotary pairs, and decay.
+
+Every plot raises a RopepatchError if matplotlib is not installed.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ropepatch.encodings.absolute import Sinusoidal
 from ropepatch.encodings.registry import ENCODINGS
-from ropepatch.gallery.bench import SHAPE, Bench
-from ropepatch.gallery.maps import CHANNELS, POSITIONS
-from ropepatch.report.plots.style import (
-    COLOURS,
-    FAINT,
-    GRID,
-    INK,
-    QUIET,
-    canvas,
-)
+from ropepatch.gallery.identity_model import SHAPE, IdentityModel
+from ropepatch.gallery.maps import CHANNELS, POSITIONS, write_beside
+from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, QUIET, canvas
 from ropepatch.scaling.rope import Rope
 
 if TYPE_CHECKING:
@@ -30,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def plot_distances(origins: Sequence[int] = (1, 48, 96)) -> Figure:
-    """Distance and product of a few sinusoidal vectors with those of all positions: one curve, moved.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """Distance and product of a few sinusoidal vectors with those of all positions: one curve, moved."""
     table = Sinusoidal().vectors(torch.arange(POSITIONS), CHANNELS)
     with canvas(2.7, width=8.4) as figure:
         left, right = figure.subplots(1, 2)
@@ -53,38 +45,18 @@ def plot_distances(origins: Sequence[int] = (1, 48, 96)) -> Figure:
 
 
 def plot_turns(positions: Sequence[int] = (1, 8, 64), head_dim: int = 16) -> Figure:
-    """How far the rotary pairs have turned at some positions, the fastest pair on the left.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """How far the rotary pairs have turned at some positions, the fastest pair on the left."""
     inv_freq = Rope(head_dim, 10000.0, 128).inv_freq().tolist()
     with canvas(0.55 + 1.2 * len(positions), width=8.4) as figure:
         grid = figure.subplots(len(positions), len(inv_freq), squeeze=False)
         for row, position in zip(grid, positions, strict=True):
             for axes, frequency in zip(row, inv_freq, strict=True):
                 _dial(axes, position * frequency)
-            row[0].annotate(
-                f"p = {position}",
-                (0, 0.5),
-                (-8, 0),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                color=INK,
-            )
+            write_beside(row[0], f"p = {position}", -8)
         for pair, (axes, frequency) in enumerate(zip(grid[0], inv_freq, strict=True)):
             axes.set_title(f"pair {pair}\n{_tokens(2 * math.pi / frequency)}", loc="center")
-        grid[0][0].annotate(
-            "tokens per turn",
-            (0, 1),
-            (-8, 5),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="right",
-            color=QUIET,
-        )
+        where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        grid[0][0].annotate("tokens per turn", (0, 1), (-8, 5), ha="right", color=QUIET, **where)
     return figure
 
 
@@ -94,13 +66,8 @@ def _dial(axes: Axes, angle: float) -> None:
     way = [angle % (2 * math.pi) * k / 60 for k in range(61)]
     axes.plot([math.cos(a) for a in circle], [math.sin(a) for a in circle], color=GRID, linewidth=1)
     axes.plot([0, 1], [0, 0], color=FAINT, linewidth=0.8)
-    axes.fill(
-        [0, *(0.55 * math.cos(a) for a in way)],
-        [0, *(0.55 * math.sin(a) for a in way)],
-        color=COLOURS[0],
-        alpha=0.25,
-        linewidth=0,
-    )
+    x, y = ([0, *(0.55 * part(a) for a in way)] for part in (math.cos, math.sin))
+    axes.fill(x, y, color=COLOURS[0], alpha=0.25, linewidth=0)
     axes.plot([0, math.cos(angle)], [0, math.sin(angle)], color=COLOURS[0], linewidth=1.8)
     axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal")
     axes.set_axis_off()
@@ -121,41 +88,27 @@ def plot_decay(
     """The mean score of a token with itself by distance, in one layer, over contents of unit variance.
 
     Args:
-        names: Of encodings.
+        names: The names of encodings.
         tokens: The longest distance, and the window.
         head_dim: D; the score at no distance is its root, without an encoding.
 
     Raises:
-        RopepatchError: If there is no such encoding, or matplotlib is not installed.
+        RopepatchError: If there is no such encoding.
     """
-    shape = replace(
-        SHAPE,
-        layers=1,
-        heads=4,
-        key_value_heads=4,
-        head_dim=head_dim,
-        hidden_size=4 * head_dim,
-        rope=Rope(head_dim, 10000.0, tokens),
-    )
+    rope = Rope(head_dim, 10000.0, tokens)
+    shape = replace(SHAPE, layers=1, head_dim=head_dim, hidden_size=4 * head_dim, rope=rope)
     with canvas(4.2, width=8.4) as figure:
         panels = figure.subplots(math.ceil(len(names) / 2), 2, sharex=True, squeeze=False).flat
         for axes, name in zip(panels, names, strict=True):
-            means = Bench.of(ENCODINGS[name], tokens, shape).mean_scores(1, tokens).tolist()
+            means = IdentityModel.of(ENCODINGS[name], tokens, shape).mean_scores(1, tokens).tolist()
             axes.plot(means, color=COLOURS[0], linewidth=1)
             axes.axhline(math.sqrt(head_dim), color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)))
             axes.set_title(name, color=INK)
             axes.set_xlim(0, tokens)
-            above = sum(axes.get_ylim()) / 2 > math.sqrt(head_dim)
-            axes.annotate(
-                "without positions",
-                (tokens, math.sqrt(head_dim)),
-                (-2, 3 if above else -3),
-                textcoords="offset points",
-                ha="right",
-                va="bottom" if above else "top",
-                color=QUIET,
-                fontsize=8,
-            )
+            end = (tokens, math.sqrt(head_dim))
+            offset, side = ((-2, 3), "bottom") if sum(axes.get_ylim()) / 2 > end[1] else ((-2, -3), "top")
+            look: Any = {"ha": "right", "va": side, "color": QUIET, "fontsize": 8}
+            axes.annotate("without positions", end, offset, textcoords="offset points", **look)
         figure.supxlabel("distance, tokens", color=QUIET, fontsize=9)
         figure.supylabel("mean score of a token with itself", color=QUIET, fontsize=9)
     return figure

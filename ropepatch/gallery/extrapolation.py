@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STUDY = "encodings.json"  # in eval/results
 TRAINED = 128  # tokens, in the study
 HEADROOM = 2.5  # nats by which the picture goes on above its best value
-LABEL = 0.14  # inches between the names beside the lines
+LABEL = 0.14 / 1.8  # inches between the names beside the lines, of those of an axis
 
 Curve = dict[int, float]
 
@@ -35,9 +35,9 @@ def measured_curves() -> tuple[dict[str, Curve], Curve]:
 def from_scratch(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """The runs of each encoding that was trained from scratch, one per seed, in the order of the registry."""
     for name in ENCODINGS:
-        found = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
-        if found:
-            yield name, sorted(found, key=lambda row: row["seed"])
+        runs = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
+        if runs:
+            yield name, sorted(runs, key=lambda row: row["seed"])
 
 
 def mean_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Curve], Curve]:
@@ -55,7 +55,6 @@ def plot_extrapolation(
     curves: Mapping[str, Mapping[int, float]],
     trained: int,
     floor: Mapping[int, float] | None = None,
-    families: Mapping[str, str] | None = None,
 ) -> Figure:
     """Train short, test long: the loss by length, a panel per family with all others in grey.
 
@@ -63,27 +62,24 @@ def plot_extrapolation(
     ends early, because the encoding is not defined any further, ends with a cross.
 
     Args:
-        curves: Nats per token by length in tokens, by name of the encoding.
+        curves: Nats per token by length in tokens, by name of a registered encoding.
         trained: The length of training, in tokens; marked.
         floor: The loss that no model can beat, where it is known; dotted.
-        families: Of the encodings, by name; of the registry if None.
 
     Raises:
-        RopepatchError: If there are no curves, or matplotlib is not installed.
+        RopepatchError: If there are no losses, or matplotlib is not installed.
     """
     lines = {name: _line(curve) for name, curve in curves.items()}
     if not lines or not all(lines.values()):
         raise RopepatchError("no losses to draw", hint="pass a loss by length for every encoding")
-    families = families or {name: ENCODINGS[name].family for name in curves}
     groups: dict[str, list[str]] = {}
     for name in curves:
-        groups.setdefault(families[name], []).append(name)
+        groups.setdefault(ENCODINGS[name].family, []).append(name)
     low, high = _span([y for line in lines.values() for y in line.values()], floor)
     lengths = sorted({length for line in lines.values() for length in line})
     rows = math.ceil(len(groups) / 2)
     with canvas(0.4 + 2.3 * rows, width=8.4) as figure:
         grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
-        room = 2.3 - 0.5  # inches of an axis, about
         for axes in grid.flat[len(groups) :]:
             axes.set_visible(False)
         for axes, (family, names) in zip(grid.flat, groups.items(), strict=False):
@@ -91,7 +87,7 @@ def plot_extrapolation(
             axes.set(xlim=(lengths[0] / 1.04, lengths[-1] * 1.04), ylim=(low, high))
             for name in (name for name in lines if name not in names):
                 axes.plot(*_points(lines[name]), color=GRID, linewidth=0.9, zorder=1.5, label="_other")
-            _draw(axes, {name: lines[name] for name in names}, _line(floor or {}), lengths[-1], LABEL / room)
+            _draw(axes, {name: lines[name] for name in names}, _line(floor or {}), lengths[-1], LABEL)
             length_axis(axes, lengths, trained=trained, label="")
             axes.tick_params(labelbottom=True, labelleft=axes in grid[:, 0])
         figure.supxlabel("length of the text, tokens", color=QUIET, fontsize=9)
@@ -111,8 +107,9 @@ def _points(line: Mapping[int, float]) -> tuple[list[int], list[float]]:
 def _span(losses: Sequence[float], floor: Mapping[int, float] | None) -> tuple[float, float]:
     """The axis: from the best loss, or the floor, to `HEADROOM` above, or to the worst loss."""
     least = min([*losses, *_line(floor or {}).values()])
-    most = min(max(losses), least + HEADROOM)
-    return least - 0.04 * (most - least or 1), most + 0.04 * (most - least or 1)
+    greatest = min(max(losses), least + HEADROOM)
+    margin = 0.04 * (greatest - least or 1)
+    return least - margin, greatest + margin
 
 
 def _draw(
@@ -120,34 +117,20 @@ def _draw(
 ) -> None:
     """Lines in colours and the floor, named at the right in the order of their last values."""
     low, high = axes.get_ylim()
-    found = looks(lines)
+    styles = looks(lines)
     for name, line in lines.items():
-        style = found[name]
-        axes.plot(
-            *_points(line),
-            color=style.colour,
-            linestyle=style.dash,
-            linewidth=1.6,
-            marker="o",
-            markersize=2.5,
-            label=name,
-        )
+        colour, dash = styles[name]
+        axes.plot(*_points(line), "o", color=colour, ls=dash, linewidth=1.6, markersize=2.5, label=name)
         if max(line) < end:
-            axes.plot(max(line), line[max(line)], "x", color=style.colour, markersize=7, label="_end")
+            axes.plot(max(line), line[max(line)], "x", color=colour, markersize=7, label="_end")
     if floor:
         axes.plot(*_points(floor), color=PLAIN, linestyle=":", linewidth=1.2, label="floor")
-        lines, found = {**lines, "floor": floor}, {**found, "floor": Look(PLAIN)}
+        lines, styles = {**lines, "floor": floor}, {**styles, "floor": Look(PLAIN)}
     last = {name: line[max(line)] for name, line in lines.items()}
     wanted = [min(max((value - low) / (high - low), 0), 1) for value in last.values()]
     for (name, value), place in zip(last.items(), spread(wanted, gap), strict=True):
         words = f"{name}, to {short_length(max(lines[name]))}" if max(lines[name]) < end else name
         words += f" ↑ {value:.1f}" if value > high else ""
-        axes.text(
-            1.02,
-            place,
-            words,
-            transform=axes.transAxes,
-            va="center_baseline",
-            color=found[name].colour,
-            clip_on=False,
+        axes.annotate(
+            words, (1.02, place), xycoords="axes fraction", va="center_baseline", color=styles[name].colour
         )

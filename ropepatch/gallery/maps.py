@@ -1,8 +1,10 @@
-"""Tables, distances and biases of position encodings as maps of colour."""
+"""Tables, distances and biases of position encodings as maps of colour.
+
+Every plot raises a RopepatchError if matplotlib is not installed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,48 +38,22 @@ HEADINGS = {  # of the properties
     "order": "order with-\nout a mask",
 }
 POSITIONS, CHANNELS = 128, 128  # of the tables that are drawn
+UNTRAINED = "learned, untrained"
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The tables of absolute encodings, [POSITIONS, CHANNELS] each."""
-
-    sinusoidal: Tensor
-    binary: Tensor
-    integer: Tensor
-    drawn: Tensor  # what a learned table is before training
-
-    @classmethod
-    def of(cls, seed: int = 0) -> Tables:
-        """All of them; the learned one from a seed."""
-        positions = torch.arange(POSITIONS)
-        draw = torch.Generator().manual_seed(seed)
-        return cls(
-            Sinusoidal().vectors(positions, CHANNELS),
-            Binary().vectors(positions, CHANNELS),
-            Integer().vectors(positions, CHANNELS),
-            torch.randn(POSITIONS, CHANNELS, generator=draw),
-        )
-
-    def named(self) -> dict[str, Tensor]:
-        """The tables by the titles of their panels."""
-        return {
-            "sinusoidal": self.sinusoidal,
-            "binary": self.binary,
-            "integer": self.integer,
-            "learned, untrained": self.drawn,
-        }
+def _tables() -> dict[str, Tensor]:
+    """The tables of absolute encodings [POSITIONS, CHANNELS], by the titles of their panels."""
+    kinds = {"sinusoidal": Sinusoidal(), "binary": Binary(), "integer": Integer()}
+    tables = {title: kind.vectors(torch.arange(POSITIONS), CHANNELS) for title, kind in kinds.items()}
+    draw = torch.Generator().manual_seed(0)
+    return tables | {UNTRAINED: torch.randn(POSITIONS, CHANNELS, generator=draw)}
 
 
 def plot_sinusoidal_table() -> Figure:
-    """The sinusoidal table: a row per position, a column per channel.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """The sinusoidal table: a row per position, a column per channel."""
     with canvas(4.2) as figure:
         axes = figure.subplots()
-        image = _map(axes, Tables.of().sinusoidal, SIGNED, -1, 1)
+        image = _map(axes, _tables()["sinusoidal"], SIGNED, -1, 1)
         axes.set(xlabel="channel: sin in even ones, cos in odd ones", ylabel="position")
         axes.set_title("sinusoidal: every channel is a wave over the positions, the last ones the slowest")
         figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.6)
@@ -85,22 +61,16 @@ def plot_sinusoidal_table() -> Figure:
 
 
 def plot_teaching_tables(positions: int = 16, channels: int = 8) -> Figure:
-    """Integer, normalised and binary positions, with their numbers.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """Integer, normalised and binary positions, with their numbers."""
     places = torch.arange(positions)
     tables = {
-        "integer: p": (Integer().vectors(places, channels), "{:.0f}"),
-        f"normalised: p / {positions - 1}": (
-            Normalised(length=positions).vectors(places, channels),
-            "{:.2f}",
-        ),
-        "binary: the digits of p": (Binary().vectors(places, channels), "{:.0f}"),
+        "integer: p": (Integer(), "{:.0f}"),
+        f"normalised: p / {positions - 1}": (Normalised(length=positions), "{:.2f}"),
+        "binary: the digits of p": (Binary(), "{:.0f}"),
     }
     with canvas(4.2, width=8.4) as figure:
-        for axes, (title, (table, digits)) in zip(figure.subplots(1, 3), tables.items(), strict=True):
+        for axes, (title, (encoding, digits)) in zip(figure.subplots(1, 3), tables.items(), strict=True):
+            table = encoding.vectors(places, channels)
             _map(axes, table, RISING, 0, 1.25 * float(table.max()))
             _write(axes, table, digits)
             axes.set(xlabel="channel", title=title)
@@ -110,14 +80,10 @@ def plot_teaching_tables(positions: int = 16, channels: int = 8) -> Figure:
 
 
 def plot_distance_matrices() -> Figure:
-    """The distance between the vectors of any two positions, in four absolute encodings.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """The distance between the vectors of any two positions, in four absolute encodings."""
     with canvas(2.5, width=8.4) as figure:
         panels = figure.subplots(1, 4, sharey=True)
-        for axes, (name, table) in zip(panels, Tables.of().named().items(), strict=True):
+        for axes, (name, table) in zip(panels, _tables().items(), strict=True):
             distances = torch.cdist(table, table, compute_mode=EXACTLY)
             image = _map(axes, distances / distances.max(), ORDER, 0, 1)
             axes.set(title=name, xlabel="position")
@@ -127,18 +93,12 @@ def plot_distance_matrices() -> Figure:
 
 
 def plot_projection() -> Figure:
-    """The vectors of all positions in the directions in which they differ most, coloured by position.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """The vectors of all positions in the directions in which they differ most, coloured by position."""
     with canvas(2.6, width=8.4) as figure:
         panels = figure.subplots(1, 4)
-        tables = Tables.of()
-        views = [("sinusoidal", tables.sinusoidal, first) for first in (0, 2, 4)]
-        views.append(("learned, untrained", tables.drawn, 0))
-        for axes, (name, table, first) in zip(panels, views, strict=True):
-            where, shares = principal(table)
+        tables, views = _tables(), (("sinusoidal", 0), ("sinusoidal", 2), ("sinusoidal", 4), (UNTRAINED, 0))
+        for axes, (name, first) in zip(panels, views, strict=True):
+            where, shares = principal(tables[name])
             x, y = where[:, first].tolist(), where[:, first + 1].tolist()
             axes.plot(x, y, color=QUIET, linewidth=0.5, alpha=0.5)
             dots = axes.scatter(x, y, c=range(len(where)), cmap=ORDER, s=9, zorder=3)
@@ -162,11 +122,8 @@ def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int
 
     Args:
         heads: H.
-        shown: Heads, from 1.
+        shown: The heads that are drawn, counted from 1.
         tokens: The length of the text.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     positions = torch.arange(tokens)
     distances = positions[:, None] - positions
@@ -190,16 +147,7 @@ def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int
         bar = figure.colorbar(image, ax=lower, ticks=[-2.5, 0, 2.5], shrink=0.8)
         for axes, name in ((upper[0], "ALiBi"), (lower[0], "T5")):
             axes.set_ylabel("query")
-            axes.annotate(
-                name,
-                (0, 0.5),
-                (-42, 0),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                color=INK,
-            )
+            write_beside(axes, name, -42)
         for axes in lower:
             axes.set_xlabel("key")
     return figure
@@ -211,21 +159,15 @@ def plot_clipping(clip: int = 4, tokens: int = 10) -> Figure:
     Args:
         clip: k, in tokens.
         tokens: The length of the text.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     positions = torch.arange(tokens)
     distances = positions[:, None] - positions
     with canvas(3.4) as figure:
-        for axes, (title, index) in zip(
-            figure.subplots(1, 2, sharey=True),
-            {
-                "the distance i − j": distances,
-                f"Shaw: the vector t = min(i − j, {clip})": distances.clamp(max=clip),
-            }.items(),
-            strict=True,
-        ):
+        panels = {
+            "the distance i − j": distances,
+            f"Shaw: the vector t = min(i − j, {clip})": distances.clamp(max=clip),
+        }
+        for axes, (title, index) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
             values = _behind(index, distances)
             _map(axes, values, RISING, -1, 1.5 * (tokens - 1))
             _write(axes, values, "{:.0f}")
@@ -238,21 +180,18 @@ def plot_properties(measured: Mapping[str, Properties]) -> Figure:
     """Which properties each encoding was found to have.
 
     Args:
-        measured: By name of the encoding.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
+        measured: The properties of encodings, by their names.
     """
     looks = {True: (COLOURS[0], "yes"), False: ("#f3d9c8", "no"), None: ("white", "–")}
     with canvas(0.9 + 0.24 * len(measured), width=8.4) as figure:
         from matplotlib.patches import Rectangle
 
         axes = figure.subplots()
-        for row, found in enumerate(measured.values()):
-            for column, finding in enumerate(found.findings().values()):
-                colour, word = looks[finding.holds]
+        for row, properties in enumerate(measured.values()):
+            for column, one in enumerate(properties.findings().values()):
+                colour, word = looks[one.holds]
                 axes.add_patch(Rectangle((column - 0.46, row - 0.44), 0.92, 0.88, color=colour, linewidth=0))
-                ink = "white" if finding.holds else QUIET
+                ink = "white" if one.holds else QUIET
                 axes.text(column, row, word, ha="center", va="center_baseline", color=ink, fontsize=8)
         columns = [HEADINGS[name] for name in next(iter(measured.values())).findings()]
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(measured) - 0.5, -0.5))
@@ -262,6 +201,12 @@ def plot_properties(measured: Mapping[str, Properties]) -> Figure:
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     return figure
+
+
+def write_beside(axes: Axes, words: str, offset: float) -> None:
+    """Words at the left of a panel, so many points from its edge."""
+    where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(words, (0, 0.5), (offset, 0), ha="right", va="center", color=INK, **where)
 
 
 def _map(axes: Axes, values: Tensor, colours: str, low: float, high: float) -> Any:
@@ -277,15 +222,9 @@ def _write(axes: Axes, values: Tensor, digits: str) -> None:
     for row, line in enumerate(values.tolist()):
         for column, value in enumerate(line):
             if value == value:  # a number
-                axes.text(
-                    column,
-                    row,
-                    digits.format(value),
-                    ha="center",
-                    va="center_baseline",
-                    fontsize=7,
-                    color="white" if (value - low) / (high - low) > DARK else INK,
-                )
+                ink = "white" if (value - low) / (high - low) > DARK else INK
+                look: Any = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": ink}
+                axes.text(column, row, digits.format(value), **look)
 
 
 def _behind(values: Tensor, distances: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropepatch.encodings.encoding import AbsoluteModule, Encoding, Places
 from ropepatch.errors import RopepatchError
-from ropepatch.gallery.bench import SHAPE, Bench, by_distance, contents, text
+from ropepatch.gallery.identity_model import SHAPE, IdentityModel, by_distance, contents, text
 
 TOLERANCE = 1e-4  # of what is compared; float32 keeps a hundredth of it
 FEW = 4  # contents whose scores are compared
@@ -40,7 +40,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Property:
     """Whether a property holds, and the number that says so.
 
     Attributes:
@@ -56,26 +56,25 @@ class Finding:
 
 @dataclass(frozen=True)
 class Properties:
-    """The properties of an encoding, as `MEANINGS` defines them; the counts are of `bench.SHAPE`."""
+    """The properties of an encoding, as `MEANINGS` defines them; the counts are of a model of `SHAPE`."""
 
-    unique: Finding
-    length_free: Finding
-    linear: Finding
-    norm_kept: Finding
-    products: Finding
-    relative: Finding
-    decays: Finding
-    beyond: Finding
-    grid: Finding
-    order: Finding
+    unique: Property
+    length_free: Property
+    linear: Property
+    norm_kept: Property
+    products: Property
+    relative: Property
+    decays: Property
+    beyond: Property
+    grid: Property
+    order: Property
     parameters: int
     per_token: int
     per_pair: int
 
-    def findings(self) -> dict[str, Finding]:
-        """Those that hold or not, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Finding)}
+    def findings(self) -> dict[str, Property]:
+        """Those that hold or not; the counts do neither."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Property)}
 
 
 @cache
@@ -84,29 +83,29 @@ def properties_of(kind: type[Encoding]) -> Properties:
     """Measure one encoding with its default parameters; the same numbers every time.
 
     Args:
-        kind: Of `ENCODINGS`, or another; `length` is the one parameter that may be without a default.
+        kind: One of `ENCODINGS`, or another; `length` is the one parameter that may be without a default.
     """
-    bench, window = Bench.of(kind), SHAPE.window
+    model, window = IdentityModel.of(kind), SHAPE.window
     query, key = contents(1)[:FEW], contents(2)[:FEW]
-    scores = bench.scores(query, key, text(window))
-    shorter = Bench.of(kind, window // 2).scores(query, key, text(window // 2))
-    carried, plain = bench.carried(contents(2))
+    scores = model.scores(query, key, text(window))
+    shorter = IdentityModel.of(kind, window // 2).scores(query, key, text(window // 2))
+    carried, plain = model.carried(contents(2))
     moves = not _equal(carried - carried[..., :1, :], carried).holds
-    vectors = bench.module(text(window).keys) if isinstance(bench.module, AbsoluteModule) else None
-    reach, fall, difference = _reach(kind, query, key), _fall(bench), _difference(bench, causal=False)
-    per_token, per_pair = bench.cost()
+    vectors = model.module(text(window).keys) if isinstance(model.module, AbsoluteModule) else None
+    reach, fall, difference = _reach(kind, query, key), _fall(model), _difference(model, causal=False)
+    per_token, per_pair = model.cost()
     return Properties(
         unique=_apart(scores[..., -1, :]),
         length_free=_equal(scores[..., : window // 2, : window // 2] - shorter, scores),
-        linear=_linear(carried if vectors is None else vectors[:, None, None]) if moves else Finding(),
-        norm_kept=_equal(carried.norm(dim=-1) - plain, plain) if moves else Finding(),
-        products=Finding() if vectors is None else _shift_free(vectors @ vectors.mT),
+        linear=_linear(carried if vectors is None else vectors[:, None, None]) if moves else Property(),
+        norm_kept=_equal(carried.norm(dim=-1) - plain, plain) if moves else Property(),
+        products=Property() if vectors is None else _shift_free(vectors @ vectors.mT),
         relative=_shift_free(scores),
-        decays=Finding(fall > STEADY, fall),
-        beyond=Finding(reach == REACH, reach),
+        decays=Property(fall > STEADY, fall),
+        beyond=Property(reach == REACH, reach),
         grid=_apart(_on_a_grid(kind)),
-        order=Finding(difference > TOLERANCE, difference),
-        parameters=sum(parameter.numel() for parameter in bench.module.parameters()),
+        order=Property(difference > TOLERANCE, difference),
+        parameters=sum(parameter.numel() for parameter in model.module.parameters()),
         per_token=per_token,
         per_pair=per_pair,
     )
@@ -120,7 +119,7 @@ def identical_tokens_agree(kind: type[Encoding], *, causal: bool = False) -> boo
         kind: The encoding, with its default parameters.
         causal: Whether a token reads only those up to itself; otherwise it reads all.
     """
-    return _difference(Bench.of(kind), causal=causal) <= TOLERANCE
+    return _difference(IdentityModel.of(kind), causal=causal) <= TOLERANCE
 
 
 def _share(difference: Tensor, compared: Tensor) -> float:
@@ -129,27 +128,27 @@ def _share(difference: Tensor, compared: Tensor) -> float:
     return float(difference.abs().max() / compared.abs().max().clamp(min=tiny))
 
 
-def _equal(difference: Tensor, compared: Tensor) -> Finding:
+def _equal(difference: Tensor, compared: Tensor) -> Property:
     share = _share(difference, compared)
-    return Finding(share <= TOLERANCE, share)
+    return Property(share <= TOLERANCE, share)
 
 
-def _apart(scores: Tensor) -> Finding:
+def _apart(scores: Tensor) -> Property:
     """Whether no two keys have the same scores [layers, B, H, T]."""
     keys = scores.flatten(0, -2).T.double()
     distances = torch.cdist(keys, keys, compute_mode="donot_use_mm_for_euclid_dist")
     others = ~torch.eye(len(keys), dtype=torch.bool)
     share = _share(distances[others].min(), distances)
-    return Finding(share > TOLERANCE, share)
+    return Property(share > TOLERANCE, share)
 
 
-def _shift_free(matrix: Tensor) -> Finding:
+def _shift_free(matrix: Tensor) -> Property:
     """Whether [..., T, T] has one value on each diagonal, from the main one down."""
-    most, least = by_distance(matrix, -torch.inf).amax(-2), by_distance(matrix, torch.inf).amin(-2)
-    return _equal(most - least, matrix)
+    greatest, least = by_distance(matrix, -torch.inf).amax(-2), by_distance(matrix, torch.inf).amin(-2)
+    return _equal(greatest - least, matrix)
 
 
-def _linear(carried: Tensor) -> Finding:
+def _linear(carried: Tensor) -> Property:
     """Whether one matrix for each layer and head of [layers, B, H, T, E] leads k positions on."""
     rows = carried.transpose(1, 2).double()
     worst = 0.0
@@ -157,12 +156,12 @@ def _linear(carried: Tensor) -> Finding:
         before, after = rows[..., :-shift, :].flatten(2, 3), rows[..., shift:, :].flatten(2, 3)
         matrix = torch.linalg.lstsq(before, after, driver="gelsd").solution
         worst = max(worst, float((before @ matrix - after).norm() / after.norm()))
-    return Finding(worst <= TOLERANCE, worst)
+    return Property(worst <= TOLERANCE, worst)
 
 
-def _fall(bench: Bench) -> float:
+def _fall(model: IdentityModel) -> float:
     """The least fall of the mean score from a stretch of distances to the next, over its whole change."""
-    means = bench.mean_scores(SHAPE.window // 2, SHAPE.window)
+    means = model.mean_scores(SHAPE.window // 2, SHAPE.window)
     stretches = torch.stack([means[start:end].mean() for start, end in pairwise(NEAR)])
     change = stretches.max() - stretches.min()
     return float(-stretches.diff().max() / change) if _share(change, means) > TOLERANCE else 0.0
@@ -170,16 +169,14 @@ def _fall(bench: Bench) -> float:
 
 def _reach(kind: type[Encoding], query: Tensor, key: Tensor) -> int:
     """How many windows may be read, of 1, 2, 4 ... REACH; 0 for none."""
-    windows = REACH
-    while windows:
+    for windows in (REACH, 8, 4, 2, 1):
         positions = torch.arange(windows * SHAPE.window)[None]
         try:
-            bench = Bench.of(kind, positions.numel())
-            if bench.scores(query, key, Places(positions[:, -1:], positions)).isfinite().all():
+            model = IdentityModel.of(kind, positions.numel())
+            if model.scores(query, key, Places(positions[:, -1:], positions)).isfinite().all():
                 return windows
         except RopepatchError:
             pass  # it is not defined there
-        windows //= 2
     return 0
 
 
@@ -189,22 +186,22 @@ def _on_a_grid(kind: type[Encoding]) -> Tensor:
     rope = replace(SHAPE.rope, rotary_dim=half)
     shape = replace(SHAPE, head_dim=half, hidden_size=SHAPE.hidden_size // 2, rope=rope)
     places = torch.cartesian_prod(*map(torch.arange, GRID))[: 1 - GRID[1] // 2]
-    found = []
+    scores = []
     for axis, extent in enumerate(GRID):
         where = Places(places[None, -1:, axis], places[None, :, axis])
-        bench = Bench.of(kind, extent, shape, seed=axis)
+        model = IdentityModel.of(kind, extent, shape, seed=axis)
         query, key = contents(3 + axis, shape)[:FEW], contents(5 + axis, shape)[:FEW]
-        found.append(bench.scores(query, key, where)[..., 0, :])
-    return found[0] + found[1]
+        scores.append(model.scores(query, key, where)[..., 0, :])
+    return scores[0] + scores[1]
 
 
-def _difference(bench: Bench, *, causal: bool) -> float:
+def _difference(model: IdentityModel, *, causal: bool) -> float:
     """The greatest difference between outputs of equal tokens in a text with repeats, over the outputs."""
     draw = torch.Generator().manual_seed(7)
     tokens = SHAPE.window // 2
     words = torch.randint(WORDS, (tokens,), generator=draw)
     content = torch.randn(WORDS, SHAPE.heads, SHAPE.head_dim, generator=draw)[words].transpose(0, 1)[None]
     mask = None if causal else torch.ones(1, 1, tokens, tokens, dtype=torch.bool)
-    outputs = bench.outputs(content, mask)[:, 0].flatten(2)  # [layers, T, C]
+    outputs = model.outputs(content, mask)[:, 0].flatten(2)  # [layers, T, C]
     same = (words[:, None] == words)[..., None]
     return _share((outputs[:, :, None] - outputs[:, None]) * same, outputs)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
 from ropepatch.encodings import ENCODINGS, attention, biases, make_encoding, rotary
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.attention import SLOT, attend
-from ropepatch.encodings.encoding import Attended, Encoding, Places, Shape
+from ropepatch.encodings.encoding import Attended, Encoding, ModelShape, Places
 from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
@@ -105,7 +105,7 @@ class Layer(NamedTuple):
 
 
 @lru_cache
-def shape_of_model(model: LlamaForCausalLM) -> Shape:
+def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
     return shape_of(model, survey(model.config.to_dict(), model))
 
 
@@ -342,7 +342,7 @@ def test_queries_and_keys_are_turned_as_by_stock_llama(name, parameters, width, 
     turning = apply_rotary_pos_emb(q[..., :width], k[..., :width], *stock_tables(width, **stock)(q, JUMPING))
     wanted = [torch.cat((x, old[..., width:]), -1) for x, old in zip(turning, (q, k), strict=True)]
     with swapped_layer(make_encoding(name, **parameters), model_of(3)) as layer:
-        got = layer.module(0, q, k, v, Places(JUMPING, JUMPING), 1.0)
+        got = layer.module(Attended(q, k, v), 0, Places(JUMPING, JUMPING), 1.0)
     assert_close(got.query, wanted[0], atol=1e-6)
     assert_close(got.key, wanted[1], atol=1e-6)
     assert got.value is v
@@ -442,7 +442,7 @@ def test_the_vector_of_nezha_is_that_of_the_paper_not_of_the_released_code():
     )
     module, nothing = encoding_of("nezha").build(shape(head_dim=8)), torch.zeros(1, 1, 1, 8)
     places = Places(torch.tensor([[20]]), torch.tensor([[17]]))
-    attended = module(0, nothing, nothing, nothing, places, 1.0)
+    attended = module(Attended(nothing, nothing, nothing), 0, places, 1.0)
     got = attended.finish(attended.value).flatten()
     assert_close(got, [float(number) for number in paper.split()], atol=1e-6)
     assert off(got, [float(number) for number in code.split()]) > 0.5
@@ -457,7 +457,7 @@ def test_the_axes_of_axial_turn_by_1_and_a_hundredth():
 # Properties
 
 
-def shape(**changes: Any) -> Shape:
+def shape(**changes: Any) -> ModelShape:
     known = {
         "layers": LAYERS,
         "heads": HEADS,
@@ -465,7 +465,7 @@ def shape(**changes: Any) -> Shape:
         "head_dim": HEAD_DIM,
         "hidden_size": HIDDEN,
     } | changes
-    return Shape(**known, rope=Rope(known["head_dim"], BASE, WINDOW))
+    return ModelShape(**known, rope=Rope(known["head_dim"], BASE, WINDOW))
 
 
 increasing = st.lists(st.integers(1, 12), min_size=TOKENS, max_size=TOKENS).map(
@@ -557,28 +557,23 @@ def bias_before_the_scaling(module: Any, patch: pytest.MonkeyPatch) -> None:
 @mistaken("nezha")
 def phase_of_the_released_nezha(module: Any, patch: pytest.MonkeyPatch) -> None:
     right = module.forward
-    module.forward = lambda layer, q, k, v, places, scaling: right(
-        layer, q, k, v, Places(places.queries, places.keys + 64), scaling
+    module.forward = lambda stock, layer, places, scaling: right(
+        stock, layer, Places(places.queries, places.keys + 64), scaling
     )
 
 
 @mistaken("nezha")
 def nezha_with_i_minus_j(module: Any, patch: pytest.MonkeyPatch) -> None:
     right = module.forward
-    module.forward = lambda layer, q, k, v, places, scaling: right(
-        layer, q, k, v, Places(-places.queries, -places.keys), scaling
+    module.forward = lambda stock, layer, places, scaling: right(
+        stock, layer, Places(-places.queries, -places.keys), scaling
     )
 
 
 @mistaken("nezha")
 def nezha_without_values(module: Any, patch: pytest.MonkeyPatch) -> None:
     right = module.forward
-
-    def forward(layer, q, k, v, places, scaling):
-        attended = right(layer, q, k, v, places, scaling)
-        return Attended(attended.query, attended.key, v)
-
-    module.forward = forward
+    module.forward = lambda stock, *call: replace(right(stock, *call), value=stock.value, finish=None)
 
 
 @mistaken("sinusoidal")
@@ -622,11 +617,9 @@ def growth_instead_of_decay(module: Any, patch: pytest.MonkeyPatch) -> None:
 def the_same_power_for_queries_and_keys(module: Any, patch: pytest.MonkeyPatch) -> None:
     right = module.forward
 
-    def forward(layer, q, k, v, places, scaling):
-        alike = Places(places.keys, places.keys)
-        return Attended(
-            right(layer, q, k, v, places, scaling).query, right(layer, k, k, v, alike, 1).query, v
-        )
+    def forward(stock, layer, places, scaling):
+        keys = right(replace(stock, query=stock.key), layer, Places(places.keys, places.keys), scaling)
+        return replace(right(stock, layer, places, scaling), key=keys.query)
 
     module.forward = forward
 
@@ -659,9 +652,7 @@ def u_and_v_exchanged(module: Any, patch: pytest.MonkeyPatch) -> None:
 @mistaken("rope")
 def queries_alone_turned(module: Any, patch: pytest.MonkeyPatch) -> None:
     right = module.forward
-    module.forward = lambda layer, q, k, v, places, scaling: Attended(
-        right(layer, q, k, v, places, scaling).query, k, v
-    )
+    module.forward = lambda stock, *call: replace(right(stock, *call), key=stock.key)
 
 
 @mistaken("rope")
@@ -700,11 +691,12 @@ def axes_exchanged(module: Any, patch: pytest.MonkeyPatch) -> None:
 @mistaken("nope-heads", rotated=0.3)
 def last_heads_turned(module: Any, patch: pytest.MonkeyPatch) -> None:
     right = module.forward
-    module.forward = lambda layer, q, k, v, places, scaling: Attended(
-        right(layer, q.flip(1), k.flip(1), v, places, scaling).query.flip(1),
-        right(layer, q.flip(1), k.flip(1), v, places, scaling).key.flip(1),
-        v,
-    )
+
+    def forward(stock, *call):
+        flipped = right(replace(stock, query=stock.query.flip(1), key=stock.key.flip(1)), *call)
+        return replace(stock, query=flipped.query.flip(1), key=flipped.key.flip(1))
+
+    module.forward = forward
 
 
 @mistaken("nope-layers", every=2)
@@ -995,7 +987,7 @@ def test_xpos_in_half_precision_is_finite_or_refused(tokens):
     module = encoding_of("xpos").build(shape(heads=1, key_value_heads=1))
     positions = torch.arange(tokens)[None]
     try:
-        attended = module(0, *inputs, Places(positions, positions), 0.3)
+        attended = module(Attended(*inputs), 0, Places(positions, positions), 0.3)
     except RopepatchError:
         return
     assert attended.query.isfinite().all()

@@ -396,7 +396,7 @@ def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
         layer.self_attn.scaling = scale
     seen: list[tuple[int, float]] = []
     handle = put(model, "shaw")
-    handle.module.register_forward_pre_hook(lambda _, given: seen.append((given[0], given[-1])))
+    handle.module.register_forward_pre_hook(lambda _, call: seen.append((call[1], call[-1])))
     logits(model)
     assert seen == [(0, 0.3), (1, 0.4)]
 

@@ -80,13 +80,13 @@ def test_large_scores_in_half_precision_stay_finite(ids, name):
 @torch.no_grad()
 def test_biases_are_float32_under_autocast(model, ids, name, monkeypatch):
     seen = []
-    scores = ropepatch.encodings.attention._Reading._scores
+    scores = ropepatch.encodings.attention._ScoredAttention._scores
 
-    def recorded(reading, query, rows):
-        seen.append(reading.attended.bias(rows).dtype)
-        return scores(reading, query, rows)
+    def recorded(attention, query, rows):
+        seen.append(attention.attended.bias(rows).dtype)
+        return scores(attention, query, rows)
 
-    monkeypatch.setattr(ropepatch.encodings.attention._Reading, "_scores", recorded)
+    monkeypatch.setattr(ropepatch.encodings.attention._ScoredAttention, "_scores", recorded)
     with ropepatch.swap(model, name), torch.autocast("cpu", torch.bfloat16):
         model(ids)
     assert set(seen) == {torch.float32}

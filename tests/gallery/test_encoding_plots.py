@@ -228,11 +228,6 @@ def test_names_beside_the_lines_do_not_overlap():
         assert all(lower.y1 <= upper.y0 + 2 for lower, upper in pairwise(boxes))
 
 
-def test_families_may_be_other_ones():
-    figure = plot_extrapolation({"a": curve(2.1), "b": curve(2.2)}, 256, families={"a": "one", "b": "two"})
-    assert list(coloured(panel(figure, "two"))) == ["b"]
-
-
 @pytest.mark.parametrize("curves", [{}, {"rope": {}}, {"rope": {256: math.nan}}])
 def test_without_losses_nothing_is_drawn(curves):
     with pytest.raises(RopepatchError, match="no losses to draw"):

@@ -17,7 +17,7 @@ from ropepatch.encodings.biases import ALiBi, LinearBias
 from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.encodings.rotary import RoPE, Turning, ladder
 from ropepatch.encodings.unrotated import NoPE
-from ropepatch.gallery.bench import SHAPE, Bench, by_distance
+from ropepatch.gallery.identity_model import SHAPE, IdentityModel, by_distance
 from ropepatch.gallery.properties import MEANINGS, identical_tokens_agree, properties_of
 
 pytestmark = pytest.mark.sweep
@@ -229,14 +229,14 @@ def test_the_reach_is_said_in_windows_of_1_2_4_and_so_on():
 
 
 def test_mean_scores_are_the_sum_of_the_cosines():
-    means = Bench.of(RoPE).mean_scores(queries=5, tokens=40)
+    means = IdentityModel.of(RoPE).mean_scores(queries=5, tokens=40)
     angles = torch.arange(40)[:, None] * SHAPE.rope.inv_freq()
     expected = 2 * angles.cos().sum(-1) / math.sqrt(16)
     torch.testing.assert_close(means, expected, atol=2e-5, rtol=0)
 
 
 def test_sinusoidal_vectors_stand_to_contents_as_in_the_paper():
-    means = Bench.of(Sinusoidal).mean_scores(queries=1, tokens=40)
+    means = IdentityModel.of(Sinusoidal).mean_scores(queries=1, tokens=40)
     angles = torch.arange(40)[:, None] / 10000 ** (torch.arange(32) / 32)
     # content of variance 1 in each of 16 channels; 32 pairs of sin and cos, shared out among 4 heads
     expected = (16 + angles.cos().sum(-1) / 4) / math.sqrt(16)
@@ -250,7 +250,7 @@ def test_scores_by_distance_are_read_backwards_from_the_query():
 
 def test_measuring_leaves_the_generator_as_it_was():
     state = torch.get_rng_state()
-    Bench.of(ENCODINGS["learned"])
+    IdentityModel.of(ENCODINGS["learned"])
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,14 +26,14 @@ from ropepatch.encodings.encoding import (
     Attended,
     AttentionModule,
     Encoding,
+    ModelShape,
     Places,
-    Shape,
 )
 from ropepatch.encodings.unrotated import Unpositioned
 from ropepatch.scaling.parameters import required
 from ropepatch.scaling.rope import Rope
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     layers=4,
     heads=4,
     key_value_heads=4,
@@ -47,23 +46,23 @@ ELEMENTWISE = "add sub rsub mul div neg pow reciprocal sin cos log"  # those tha
 
 
 @dataclass(frozen=True)
-class Bench:
+class IdentityModel:
     """What an encoding has built, in such a model.
 
     Args:
-        module: Of the encoding.
-        shape: Of the model, with as many key-value heads as heads and C = H * D.
+        module: What the encoding has built.
+        shape: That of the model, with as many key-value heads as heads and C = H * D.
     """
 
     module: AbsoluteModule | AttentionModule
-    shape: Shape
+    shape: ModelShape
 
     @classmethod
     def of(
-        cls, kind: type[Encoding], length: int = SHAPE.window, shape: Shape = SHAPE, seed: int = 0
-    ) -> Bench:
-        """An encoding with its default parameters; one that has to know the length of the text is told."""
-        encoding = kind(**({"length": length} if "length" in required(kind) else {}))
+        cls, kind: type[Encoding], length: int = SHAPE.window, shape: ModelShape = SHAPE, seed: int = 0
+    ) -> IdentityModel:
+        """An encoding with its default parameters, and with the length of the text where it needs that."""
+        encoding = kind(**dict.fromkeys(required(kind), length))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(encoding.build(shape), shape)
@@ -80,16 +79,16 @@ class Bench:
         if isinstance(self.module, AbsoluteModule):
             query, key = query + self._vectors(places.queries), key + self._vectors(places.keys)
             return Attended(query, key, key)
-        return self.module.forward(layer, query, key, key, places, self.shape.head_dim**-0.5)
+        return self.module.forward(Attended(query, key, key), layer, places, self.shape.head_dim**-0.5)
 
     def scores(self, query: Tensor, key: Tensor, places: Places) -> Tensor:
         """The scores of these contents, before the softmax and with the future: [layers, B, H, Q, T]."""
-        found = []
+        layers = []
         for layer in self.layers:
             attended = self.attended(layer, query, key, places)
             scores = attended.query @ attended.key.mT * self.shape.head_dim**-0.5
-            found.append(scores if attended.bias is None else scores + attended.bias(slice(None)))
-        return torch.stack(found)
+            layers.append(scores if attended.bias is None else scores + attended.bias(slice(None)))
+        return torch.stack(layers)
 
     @torch.no_grad()
     def mean_scores(self, queries: int, tokens: int) -> Tensor:
@@ -113,10 +112,10 @@ class Bench:
         Hidden states [1, B, 1, L, C] of an absolute encoding, otherwise keys [layers, B, H, L, E].
         """
         places = text(self.shape.window)
-        found = torch.stack([self.attended(layer, key, key, places).key for layer in self.layers])
+        carried = torch.stack([self.attended(layer, key, key, places).key for layer in self.layers])
         if isinstance(self.module, AbsoluteModule):
-            found, key = (x.transpose(-3, -2).flatten(-2).unsqueeze(-3) for x in (found, key))
-        return found, key.norm(dim=-1)
+            carried, key = (x.transpose(-3, -2).flatten(-2).unsqueeze(-3) for x in (carried, key))
+        return carried, key.norm(dim=-1)
 
     def outputs(self, content: Tensor, mask: Tensor | None) -> Tensor:
         """What every layer by itself makes of a text of contents [B, H, T, D]: [layers, B, T, H, D].
@@ -138,16 +137,12 @@ class Bench:
             hidden = torch.ones(1, tokens, self.shape.hidden_size)
             content = hidden.view(1, self.shape.heads, tokens, self.shape.head_dim)
             if isinstance(self.module, AbsoluteModule):
-                counts.append(_operations(partial(self._added, hidden)))
+                counts.append(_operations(lambda x: x + self.module(text(x.shape[1]).keys), hidden))
             else:
-                plain = len(self.layers) * _of_plain_attention(self.shape.heads, tokens, self.shape.head_dim)
-                counts.append(_operations(partial(self.outputs, content, None)) - plain)
+                plain = _operations(IdentityModel(Unpositioned(), self.shape).outputs, content, None)
+                counts.append(_operations(self.outputs, content, None) - plain)
         per_pair = (counts[2] - 2 * counts[1] + counts[0]) // (2 * step**2)
         return (counts[1] - counts[0]) // step - 3 * step * per_pair, per_pair
-
-    def _added(self, hidden: Tensor) -> Tensor:
-        vectors: Tensor = self.module(text(hidden.shape[1]).keys)
-        return hidden + vectors
 
     def _vectors(self, positions: Tensor) -> Tensor:
         """sqrt(C) times the vectors of positions [B, T], shared out among the heads: [B, H, T, D]."""
@@ -161,24 +156,23 @@ def text(tokens: int) -> Places:
     return Places(positions, positions)
 
 
-def contents(seed: int, shape: Shape = SHAPE) -> Tensor:
+def contents(seed: int, shape: ModelShape = SHAPE) -> Tensor:
     """D orthogonal contents of norm sqrt(D), the same in all heads: [D, H, 1, D]."""
     drawn = torch.randn(shape.head_dim, shape.head_dim, generator=torch.Generator().manual_seed(seed))
-    found: Tensor = torch.linalg.qr(drawn).Q * math.sqrt(shape.head_dim)
-    return found[:, None, None].expand(-1, shape.heads, -1, -1)
+    orthogonal: Tensor = torch.linalg.qr(drawn).Q * math.sqrt(shape.head_dim)
+    return orthogonal[:, None, None].expand(-1, shape.heads, -1, -1)
 
 
 def by_distance(scores: Tensor, nothing: float) -> Tensor:
     """The scores [..., Q, T] of the last queries with the keys 0, 1, ... T - 1 tokens behind them.
 
     Args:
-        scores: Of any heads.
+        scores: The scores of any number of heads.
         nothing: What stands where a text has not begun.
     """
     queries, tokens = scores.shape[-2:]
     columns = torch.arange(tokens - queries, tokens)[:, None] - torch.arange(tokens)
-    found = scores.gather(-1, columns.clamp(min=0).expand_as(scores))
-    return found.masked_fill(columns < 0, nothing)
+    return scores.gather(-1, columns.clamp(min=0).expand_as(scores)).masked_fill(columns < 0, nothing)
 
 
 def _attention(module: AttentionModule, layer: int, content: Tensor, mask: Tensor | None) -> Tensor:
@@ -190,24 +184,17 @@ def _attention(module: AttentionModule, layer: int, content: Tensor, mask: Tenso
     return output
 
 
-def _operations(run: Callable[[], object]) -> int:
-    with _Counter() as counter:
-        run()
-    return int(counter.count)
+def _operations(run: Callable[..., object], *arguments: Any) -> int:
+    counter = _Counter()  # type: ignore[no-untyped-call]  # torch
+    with counter:
+        run(*arguments)
+    return counter.count
 
 
-@cache
-def _of_plain_attention(heads: int, tokens: int, head_dim: int) -> int:
-    content = torch.ones(1, heads, tokens, head_dim)
-    return _operations(lambda: _attention(Unpositioned(), 0, content, None))
-
-
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Counts floating-point operations: two per number and column in a product of matrices."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
