@@ -1,18 +1,25 @@
 """What the attention of a swapped model makes of masks, precisions, adapters and unlike models."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from swaps import IDS, ONE, PARAMETERS, apart, cast, every_encoding, logits, put
 from tiny_models import tiny_model
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
-import ropepatch
-from ropepatch import ENCODINGS, RopepatchError
+import ropepatch.encodings.attention
+from ropepatch import ENCODINGS, RopepatchError, swap
+from ropepatch.encodings import swapped
 from ropepatch.encodings.attention import places_of
+from ropepatch.encodings.encoding import Places
+from ropepatch.evaluation.prefixes import read_in_batches
 
-REQUIRED = {"normalised": {"length": 64}, "nope-layers": {"every": 2}}
 # Of the second half of a row, after a first half in the cache.
 MASKS = {
     "padded behind": [[1] * 12, [1] * 9 + [0] * 3],
@@ -22,24 +29,13 @@ MASKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model():
-    """Whoever changes it changes it back."""
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def ids():
-    return torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", [*ENCODINGS])
 @torch.no_grad()
-def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, ids, name, mask):
-    mask = torch.tensor(mask)
+def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
+    mask, ids = torch.tensor(mask), IDS[:, :12]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with ropepatch.swap(model, name, **REQUIRED.get(name, {})):
+    with swap(model, name, **PARAMETERS.get(name, {})):
         cache = DynamicCache(config=model.config)
         parts = [
             model(
@@ -67,18 +63,18 @@ def test_an_empty_row_and_a_static_cache_leave_the_other_rows_alone():
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer-xl"])
 @torch.no_grad()
-def test_large_scores_in_half_precision_stay_finite(ids, name):
+def test_large_scores_in_half_precision_stay_finite(name):
     model = tiny_model("llama").half()
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.mul_(60)
         layer.self_attn.k_proj.weight.mul_(60)
     with ropepatch.swap(model, name):
-        assert model(ids).logits.isfinite().all()
+        assert model(IDS).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer-xl"])
 @torch.no_grad()
-def test_biases_are_float32_under_autocast(model, ids, name, monkeypatch):
+def test_biases_are_float32_under_autocast(model, name, monkeypatch):
     seen = []
     scores = ropepatch.encodings.attention._ScoredAttention._scores
 
@@ -88,7 +84,7 @@ def test_biases_are_float32_under_autocast(model, ids, name, monkeypatch):
 
     monkeypatch.setattr(ropepatch.encodings.attention._ScoredAttention, "_scores", recorded)
     with ropepatch.swap(model, name), torch.autocast("cpu", torch.bfloat16):
-        model(ids)
+        model(IDS)
     assert set(seen) == {torch.float32}
 
 
@@ -98,17 +94,6 @@ def test_peft_cannot_train_a_copy_that_attention_does_not_see():
     with pytest.raises(RopepatchError, match="not copied without it") as error:
         get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"]))
     assert "rotary_emb.module" in error.value.hint
-
-
-def test_the_positions_of_a_copied_model_are_its_own(ids):
-    model = tiny_model("llama")
-    ropepatch.swap(model, "t5")
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        before = model(ids).logits
-        twin.model.rotary_emb.module.table.add_(3 * torch.randn(32, 4))
-        assert torch.equal(model(ids).logits, before)
-        assert not torch.allclose(twin(ids).logits, before, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["gemma", "granite"])
@@ -127,3 +112,214 @@ def test_parameters_follow_the_tokens_to_another_device():
     ropepatch.swap(model, "t5")
     module = model.model.rotary_emb.module
     assert module.bias(torch.zeros(2, 2, dtype=torch.long, device="meta")).device.type == "meta"
+
+
+# Cached equals full, generation
+
+
+def cached(model: PreTrainedModel, sizes: list[int], cache: Any) -> Tensor:
+    """The logits of `ONE` that is read in pieces."""
+    pieces = [logits(model, piece, past_key_values=cache, use_cache=True) for piece in ONE.split(sizes, 1)]
+    return torch.cat(pieces, 1)
+
+
+CHUNKS = [13, 1, 1, 9, 16]
+
+
+@every_encoding
+def test_reading_through_a_cache_equals_reading_at_once(model, name):
+    put(model, name)
+    expected = logits(model)
+    for sizes in (CHUNKS, [1] * 40):
+        assert apart(cached(model, sizes, DynamicCache(config=model.config)), expected) < 5e-5
+    static = StaticCache(config=model.config, max_cache_len=56)
+    assert apart(cached(model, CHUNKS, static), expected) < 5e-5
+
+
+@every_encoding
+def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
+    """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
+    put(model, name)
+    mask = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
+    for cache in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        out = model.generate(
+            IDS[:, :24] * mask, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None,
+            pad_token_id=0, output_logits=True, return_dict_in_generate=True, **cache,
+        )  # fmt: skip
+        said = torch.stack(out.logits, 1)
+        for row, padding in enumerate((7, 0)):
+            alone = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
+            assert apart(said[row], alone) < 5e-5
+            assert torch.equal(alone.argmax(-1), out.sequences[row, -9:])
+
+
+def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
+    def shifted(places: Places, tokens: int) -> Places:
+        return places._replace(keys=places.keys - tokens)
+
+    put(model, "rope")
+    expected = logits(model)
+    places_of = ropepatch.encodings.attention.places_of
+    monkeypatch.setattr(
+        ropepatch.encodings.attention,
+        "places_of",
+        lambda query, *rest: shifted(places_of(query, *rest), int(query.shape[2] == 1)),
+    )
+    assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) > 1e-2
+
+
+# Eager attention, sliding windows, blocks
+
+
+@every_encoding
+def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name):
+    put(model, name)
+    expected = logits(model)
+    swapped(model).remove()
+    model.set_attn_implementation("eager")
+    put(model, name)
+    with torch.no_grad():
+        out = model(ONE, output_attentions=True)
+    assert apart(out.logits, expected) < 1e-5
+    assert [weights.shape for weights in out.attentions] == [(1, 4, 40, 40)] * 2
+    for weights in out.attentions:
+        assert apart(weights.sum(-1), torch.ones(1, 4, 40)) < 1e-5
+        assert weights.triu(1).abs().max() == 0
+
+
+def mistral(window: int | None) -> PreTrainedModel:
+    model = tiny_model("mistral")
+    config = model.config
+    config.sliding_window = window
+    twin = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+@every_encoding
+def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
+    age = torch.arange(40)[:, None] - torch.arange(40)
+    mask = ((age >= 0) & (age < 7))[None, None]
+    whole = mistral(None)
+    put(whole, name)
+    expected = logits(whole, attention_mask=mask)
+    assert apart(logits(whole), expected) > 1e-2
+    model = mistral(7)
+    put(model, name)
+    assert apart(logits(model), expected) < 1e-5
+    assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) < 5e-5
+
+
+def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
+    for scale, layer in zip((0.3, 0.4), model.model.layers, strict=True):
+        layer.self_attn.scaling = scale
+    seen: list[tuple[int, float]] = []
+    handle = put(model, "shaw")
+    handle.module.register_forward_pre_hook(lambda _, call: seen.append((call[1], call[-1])))
+    logits(model)
+    assert seen == [(0, 0.3), (1, 0.4)]
+
+
+# Precision
+
+
+@contextmanager
+def angles_seen(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """The sines of all sinusoids and angles that a forward pass computes."""
+    seen: list[Tensor] = []
+    sin = Tensor.sin
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Tensor, "sin", lambda self: seen.append(self) or sin(self))
+        yield seen
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["sinusoidal", "transformer-xl", "nezha", "rope", "xpos", "p-rope", "partial", "axial"]
+)
+def test_casting_the_model_leaves_the_angles_alone(model, name, dtype):
+    put(model, name)
+    with angles_seen(model) as before:
+        logits(model)
+    model.to(dtype)
+    with angles_seen(model) as after:
+        assert logits(model).dtype == dtype
+    assert len(before) == len(after) > 0
+    for one, other in zip(before, after, strict=True):
+        assert other.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos"])
+def test_a_model_that_is_cast_before_or_after_the_swap_is_the_same(name):
+    one, other = tiny_model("llama"), cast(tiny_model("llama"), torch.bfloat16)
+    put(one, name)
+    put(other, name).module.load_state_dict(swapped(one).module.state_dict())
+    one.bfloat16()
+    assert torch.equal(logits(one), logits(other))
+
+
+def test_the_stock_module_comes_back_with_float32_frequencies_after_a_cast_while_swapped(model):
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    with put(model, "alibi"):
+        model.bfloat16()
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+
+
+@every_encoding
+def test_the_default_dtype_and_device_change_no_table(model, name):
+    put(model, name)
+    expected = logits(model)
+    parameters = swapped(model).module.state_dict()
+    swapped(model).remove()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            handle = swap(model, name, **PARAMETERS.get(name, {}))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    handle.module.load_state_dict(parameters)
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "learned", "t5", "alibi", "rope", "xpos"])
+def test_a_swapped_model_moves_to_meta_and_back_into_memory(model, name):
+    stock = logits(model)
+    put(model, name)
+    expected, weights = logits(model), copy.deepcopy(model.state_dict())
+    model.to("meta")
+    assert all(table.is_meta for table in (*model.parameters(), *model.model.rotary_emb.stock.buffers()))
+    model.to_empty(device="cpu").load_state_dict(weights)
+    assert torch.equal(logits(model), expected)
+    swapped(model).remove()
+    assert torch.equal(logits(model), stock)
+
+
+# Evaluation
+
+
+@every_encoding
+def test_prompts_that_share_their_beginning_are_read_once_without_another_result(model, name, caplog):
+    """The shared reader would fall back, with a warning, if the cache gave other logits."""
+    rows = ONE.repeat(6, 1)
+    for row, start in enumerate((16, 20, 24, 28, 33)):
+        rows[row, start:] = IDS[1, start:]
+    put(model, name)
+    calls: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, __, options: calls.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+
+    def read(share: bool) -> Tensor:
+        calls.clear()
+        with torch.inference_mode():
+            batches = list(read_in_batches(model, rows, 3, rows=2, share=share))
+        found = {row: out for batch, outs in batches for row, out in zip(batch, outs, strict=True)}
+        return torch.stack([found[row] for row in range(6)])
+
+    shared = read(True)
+    assert min(calls[3:]) < 40 == max(calls)
+    whole = read(False)
+    assert set(calls) == {40}
+    assert apart(shared, whole) < 5e-5
+    assert caplog.messages == [] or all("positions" in message for message in caplog.messages)

@@ -13,11 +13,7 @@ from typer.testing import CliRunner
 
 from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.gallery.curves import (
-    plot_decay,
-    plot_distances,
-    plot_turns,
-)
+from ropepatch.gallery.curves import plot_decay, plot_distances, plot_turns
 from ropepatch.gallery.extrapolation import HEADROOM, plot_extrapolation
 from ropepatch.gallery.maps import (
     plot_biases,
@@ -100,7 +96,7 @@ def test_distance_matrices_are_bands_only_where_the_distance_is_all_that_counts(
         assert np.allclose(matrix[1:, 1:], matrix[:-1, :-1], atol=1e-4) == banded, title
 
 
-def test_the_projection_is_along_the_directions_of_most_variance():
+def test_the_projection_is_along_the_directions_of_most_variance_and_coloured_by_position():
     draw = torch.Generator().manual_seed(0)
     turned = torch.linalg.qr(torch.randn(5, 5, generator=draw)).Q
     table = torch.randn(400, 5, generator=draw) * torch.tensor([1.0, 5.0, 0.1, 3.0, 0.1]) @ turned + 7
@@ -108,9 +104,6 @@ def test_the_projection_is_along_the_directions_of_most_variance():
     expected = np.sort(np.linalg.eigvalsh(np.cov(table.double().numpy().T, bias=True)))[::-1]
     np.testing.assert_allclose(where.var(0, unbiased=False).numpy(), expected, rtol=1e-9)
     np.testing.assert_allclose(shares.numpy(), expected / expected.sum(), rtol=1e-9)
-
-
-def test_the_projection_names_the_share_of_the_variance_and_colours_by_position():
     axes = plot_projection().axes[0]
     (dots,) = axes.collections
     assert list(dots.get_array()) == list(range(128))
@@ -199,15 +192,12 @@ def test_lengths_are_drawn_in_order_and_the_trained_one_is_marked():
     assert "256\ntrained" in [label.get_text() for label in axes.get_xticklabels()]
 
 
-def test_a_collapse_leaves_the_picture_and_is_named_with_its_value():
+def test_a_collapse_leaves_the_picture_which_ends_at_the_worst_loss_otherwise_and_is_named_with_its_value():
     (axes, *_) = plot_extrapolation({"rope": curve(9.0), "xpos": curve(1.9)}, 256).axes
     low, high = axes.get_ylim()
     assert low < 1.9
     assert 1.9 + HEADROOM <= high < 1.9 + 1.1 * HEADROOM
     assert words(axes) == ["rope ↑ 9.0", "xpos"]
-
-
-def test_without_a_collapse_the_picture_ends_at_the_worst_loss():
     (axes, *_) = plot_extrapolation({"rope": curve(2.4), "xpos": curve(1.9)}, 256).axes
     assert 2.4 < axes.get_ylim()[1] < 2.5
 
@@ -257,28 +247,26 @@ def test_the_notebook_runs_and_shows_the_whole_gallery(monkeypatch, tmp_path, ca
     assert not list(tmp_path.iterdir())
 
 
-def test_plot_encodings_writes_the_gallery(monkeypatch, tmp_path):
+@pytest.fixture
+def plot(monkeypatch, tmp_path):
     import typer
 
     import ropepatch.gallery.figures as gallery
-    from ropepatch.cli import plot
+    from ropepatch.cli.plot import plot
 
     monkeypatch.setattr(gallery, "plot_encoding_gallery", lambda: {"clip": plot_clipping(tokens=3)})
-    app = typer.Typer()
-    app.command()(plot.plot)
-    done = CliRunner().invoke(app, ["encodings", "--out", str(tmp_path / "new")], catch_exceptions=False)
-    assert done.stdout == f"{tmp_path / 'new' / 'clip'}.png, .svg\n"
-    assert {file.name for file in (tmp_path / "new").iterdir()} == {"clip.png", "clip.svg"}
-
-
-def test_a_file_called_encodings_is_read_when_its_folder_is_named(monkeypatch, tmp_path):
-    import typer
-
-    from ropepatch.cli import plot
-
     monkeypatch.chdir(tmp_path)
-    Path("encodings").write_text("{}")
     app = typer.Typer()
-    app.command()(plot.plot)
+    app.command()(plot)
+    return lambda *words: CliRunner().invoke(app, [*words, "--out", "new"], catch_exceptions=False)
+
+
+def test_plot_encodings_writes_the_gallery(plot):
+    assert plot("encodings").stdout == "new/clip.png, .svg\n"
+    assert {file.name for file in Path("new").iterdir()} == {"clip.png", "clip.svg"}
+
+
+def test_a_file_called_encodings_is_read_when_its_folder_is_named(plot):
+    Path("encodings").write_text("{}")
     with pytest.raises(RopepatchError, match="encodings"):
-        CliRunner().invoke(app, ["./encodings", "--out", "new"], catch_exceptions=False)
+        plot("./encodings")

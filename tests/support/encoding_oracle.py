@@ -42,13 +42,8 @@ def ladder(b: float, width: int) -> Array:
 
 
 def sinusoid(t: float, width: int, b: float = 10000.0) -> Array:
-    found = np.empty(width)
-    for i in range(width // 2):
-        found[2 * i], found[2 * i + 1] = (
-            math.sin(t / b ** (2 * i / width)),
-            math.cos(t / b ** (2 * i / width)),
-        )
-    return found
+    angles = [t / b ** (2 * i / width) for i in range(width // 2)]
+    return np.array([part(angle) for angle in angles for part in (math.sin, math.cos)])
 
 
 # Absolute: what is added to the embedding of the token at p, which nobody multiplies by sqrt(C)
@@ -76,11 +71,7 @@ def learned(c: Case, p: int) -> Array:
 
 
 TABLES: dict[str, Callable[[Case, int], Array]] = {
-    "integer": integer,
-    "normalised": normalised,
-    "binary": binary,
-    "sinusoidal": sinusoidal,
-    "learned": learned,
+    table.__name__: table for table in (integer, normalised, binary, sinusoidal, learned)
 }
 
 
@@ -155,12 +146,12 @@ def p_rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 def place(p: int, grid: tuple[int, ...]) -> list[int]:
     """Where p is on a grid that is filled line by line."""
-    found = []
+    where = []
     for axis in range(len(grid)):
         below = math.prod(grid[axis:])
-        found.append(p // below)
+        where.append(p // below)
         p %= below
-    return [*found, p]
+    return [*where, p]
 
 
 def axial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
@@ -187,20 +178,11 @@ def nope_layers(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 SCORES: dict[str, Callable[[Case, int, Array, int, Array, int], float]] = {
-    "shaw": shaw,
-    "transformer-xl": transformer_xl,
-    "nezha": nezha,
-    "t5": t5,
-    "alibi": alibi,
-    "rope": rope,
-    "xpos": xpos,
-    "p-rope": p_rope,
-    "partial": partial,
-    "axial": axial,
-    "nope": nope,
-    "nope-heads": nope_heads,
-    "nope-layers": nope_layers,
-    "drope": drope,
+    score.__name__.replace("_", "-"): score
+    for score in (
+        *(shaw, transformer_xl, nezha, t5, alibi, rope, xpos, p_rope, partial, axial),
+        *(nope, nope_heads, nope_layers, drope),
+    )
 }
 
 

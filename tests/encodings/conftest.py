@@ -1,0 +1,10 @@
+"""What the tests of position encodings share."""
+
+import pytest
+from tiny_models import tiny_model
+from transformers import PreTrainedModel
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return tiny_model("llama")

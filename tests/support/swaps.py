@@ -1,0 +1,62 @@
+"""Tiny models with swapped encodings, whose parameters matter to a text of 40 tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropepatch.encodings import ENCODINGS, Swap, swap
+
+# Values at which every part of an encoding matters to a model of two layers that reads some 40 tokens.
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "normalised": {"length": 48},
+    "learned": {"rows": 48},
+    "shaw": {"clip": 5},
+    "t5": {"buckets": 8, "max_distance": 24},
+    "xpos": {"scale_base": 32.0},
+    "axial": {"grid": (5,)},
+    "nope-layers": {"every": 2},
+    "drope": {"temperature": 1.5},
+}
+TRAINED = ["learned", "shaw", "transformer-xl", "t5"]
+IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
+ONE = IDS[:1]
+
+# The first of every module, and those with parameters to train; the others in the sweep.
+FIRST = {kind.__module__: name for name, kind in reversed(ENCODINGS.items())}.values()
+every_encoding = pytest.mark.parametrize(
+    "name",
+    [
+        name if name in {*FIRST, *TRAINED} else pytest.param(name, marks=pytest.mark.sweep)
+        for name in ENCODINGS
+    ],
+)
+
+
+def put(model: nn.Module, name: str) -> Swap:
+    """Swap an encoding in, its new parameters always the same, and large enough to matter."""
+    torch.manual_seed(3)
+    handle = swap(model, name, **PARAMETERS.get(name, {}))
+    with torch.no_grad():
+        for parameter in handle.module.parameters():
+            parameter.mul_(20)
+    return handle
+
+
+@torch.no_grad()
+def logits(model: nn.Module, ids: Tensor = ONE, **inputs: Any) -> Tensor:
+    return model(ids, **inputs).logits
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one.float() - other.float()).abs().max())
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """As `from_pretrained` would have loaded it: the frequencies stay float32."""
+    inv_freq = model.model.rotary_emb.inv_freq.clone()
+    model.to(dtype)
+    model.model.rotary_emb.inv_freq = inv_freq
+    return model
