@@ -85,7 +85,7 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
     for word in shlex.split(command):
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
     monkeypatch.chdir(workplace)
-    for limit, number in {"material.TALES": 8, "material.HELD_OUT": 2, "course.MIXTURES": 2}.items():
+    for limit, number in {"examples.TALES": 8, "examples.HELD_OUT": 2, "course.MIXTURES": 2}.items():
         monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
     monkeypatch.setattr("ropepatch.fitting.course.BATCH_TOKENS", 512)
     monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))

@@ -62,10 +62,10 @@ class Document:
                 f"window must be at least {self.reach} tokens, got {window}",
                 hint="a shorter one does not hold the sentence that it is to continue",
             )
-        known = self.distance > 0
+        certain = self.distance > 0
         if window is not None:
-            known &= self.distance <= window
-        return self.prior.masked_fill(known, 0.0)
+            certain &= self.distance <= window
+        return self.prior.masked_fill(certain, 0.0)
 
 
 def copying(length: int, vocab_size: int, seed: int) -> Document:

@@ -155,10 +155,10 @@ def _is_saved(folder: Path) -> bool:
 
 def _files_in(folder: Path) -> list[Path]:
     patterns = ["*.arrow", "*.json"] if _is_saved(folder) else IN_FOLDERS
-    found = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
-    if not found:
+    files = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
+    if not files:
         raise RopepatchError(f"no text in {folder}: it has no *.txt or *.jsonl file", hint=EXPECTED)
-    return sorted(found)
+    return sorted(files)
 
 
 def _read_folder(folder: Path, field: str, split: str) -> Iterator[Read]:

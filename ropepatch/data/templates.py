@@ -1,4 +1,4 @@
-"""The words of a pass key prompt, as data."""
+"""The words of a passkey prompt, as data."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 64  # texts that the tokenizer is given at one time; it splits them in parallel
 
-Document = str | Sequence[int] | Tensor
+TextOrIds = str | Sequence[int] | Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Texts(Settings):
     Args:
         text: A file, a folder, a `datasets` id or a saved set.
         field: The column or key of a document's text, or of its token ids.
-        split: Of a `datasets` id or a saved set.
+        split: The split of a `datasets` id or a saved set.
         min_tokens: Documents with fewer are left out.
         weight: Its share of the batches, relative to the other sources.
     """
@@ -61,7 +61,7 @@ def read_documents(path: Path) -> list[str]:
 
 
 def token_ids(
-    tokenizer: PreTrainedTokenizerBase | None, documents: Iterable[Document], *, bos: bool = True
+    tokenizer: PreTrainedTokenizerBase | None, documents: Iterable[TextOrIds], *, bos: bool = True
 ) -> list[Tensor]:
     """Token ids [T] of each document, on the CPU.
 
@@ -71,12 +71,12 @@ def token_ids(
     Raises:
         RopepatchError: A bare text in place of documents, or a text without a tokenizer.
     """
-    return list(_split(tokenizer, documents, _beginning(tokenizer) if bos else None, AT_ONCE))
+    return list(_split(tokenizer, documents, _bos(tokenizer) if bos else None, AT_ONCE))
 
 
 def first_documents(
     tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[Document],
+    documents: Iterable[TextOrIds],
     *,
     length: int,
     count: int | None,
@@ -98,7 +98,7 @@ def first_documents(
     """
     _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
-    for ids in _split(tokenizer, documents, _beginning(tokenizer) if bos else None, 1):
+    for ids in _split(tokenizer, documents, _bos(tokenizer) if bos else None, 1):
         longest, read = max(longest, len(ids)), read + 1
         if len(ids) >= length:
             taken.append(ids[:length].clone())  # a view would keep the whole document
@@ -116,7 +116,7 @@ def first_documents(
 
 def windows(
     tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[Document],
+    documents: Iterable[TextOrIds],
     *,
     length: int,
     count: int | None,
@@ -139,11 +139,8 @@ def windows(
         RopepatchError: The documents have fewer than ``length`` tokens.
     """
     _check_cut(length, count)
-    first = _beginning(tokenizer)
-    if first is None and tokenizer is not None:
-        first = tokenizer.eos_token_id
     stream = array("q")
-    for ids in _split(tokenizer, documents, first, AT_ONCE):
+    for ids in _split(tokenizer, documents, first_token(tokenizer), AT_ONCE):
         stream.extend(ids.tolist())
     available = len(stream) // length
     if not available:
@@ -173,13 +170,19 @@ def _check_cut(length: int, count: int | None) -> None:
         raise RopepatchError(f"length and count must be at least 1, got length {length}, count {count}")
 
 
-def _beginning(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+def first_token(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    """The token before each text of a stream: beginning of sequence, else end of sequence, else none."""
+    first = _bos(tokenizer)
+    return tokenizer.eos_token_id if tokenizer is not None and first is None else first
+
+
+def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     return tokenizer.bos_token_id if tokenizer is not None else None
 
 
 def _split(
     tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[Document],
+    documents: Iterable[TextOrIds],
     first: int | None,
     at_once: int,
 ) -> Iterator[Tensor]:

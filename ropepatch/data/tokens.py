@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from huggingface_hub import HfApi
 from torch import Tensor
 
 from ropepatch.data.sources import local_files, stream_documents
-from ropepatch.data.texts import token_ids
+from ropepatch.data.texts import first_token, token_ids
 from ropepatch.data.token_store import CHUNK, Reading, TokenStore, find, write
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import relative_length
@@ -76,7 +77,7 @@ def tokenised(
     min_tokens = max(relative_length(source.min_tokens, trained), 1)
     name, revision = _identity(source.text)
     settings = (FORMAT, name, source.field, source.split, min_tokens)
-    file = _entry(cache, (*settings, tokenizer_digest(tokenizer), _beginning(tokenizer)), revision)
+    file = _entry(cache, (*settings, tokenizer_digest(tokenizer), first_token(tokenizer)), revision)
     store = find(file, tokens)
     if store is None:
         reader = _Reader(source, tokenizer, min_tokens, vocabulary, tokens, progress)
@@ -109,27 +110,26 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashed.hexdigest()
 
 
+@dataclass
 class _Reader:
     """Reads a source until it has enough, and counts what it leaves out."""
 
-    def __init__(
-        self,
-        source: Texts,
-        tokenizer: PreTrainedTokenizerBase,
-        min_tokens: int,
-        vocabulary: int,
-        tokens: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self.source, self.tokenizer, self.min_tokens = source, tokenizer, min_tokens
-        self.vocabulary, self.tokens, self.progress = vocabulary, tokens, progress
-        self.bad, self.first_bad, self.short, self.longest = 0, "", 0, 0
-        self.complete = False
+    source: Texts
+    tokenizer: PreTrainedTokenizerBase
+    min_tokens: int
+    vocabulary: int
+    tokens: int
+    progress: Callable[[int], None] | None
+    bad: int = 0
+    first_bad: str = ""
+    short: int = 0
+    longest: int = 0
+    complete: bool = False
 
     def read(self) -> Iterator[Tensor]:
         """The token ids [T], int32, of one document after the other."""
         source, taken, count = self.source, 0, 0
-        first = _beginning(self.tokenizer)
+        first = first_token(self.tokenizer)
         prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
         documents = stream_documents(
             source.text, field=source.field, split=source.split, on_bad=self._leave_out
@@ -184,11 +184,6 @@ def _batch(documents: Iterator[str | list[int]], size: int) -> list[str | list[i
     return batch
 
 
-def _beginning(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    first: int | None = tokenizer.bos_token_id
-    return tokenizer.eos_token_id if first is None else first
-
-
 def _beyond(source: str, document: int, token: int, vocabulary: int) -> RopepatchError:
     return RopepatchError(
         f"{source}: document {document} of those taken holds token id {token}, expected 0 to "
@@ -214,10 +209,11 @@ def _entry(cache: Path, decisive: tuple[object, ...], revision: str | None) -> P
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
     if revision is not None:
         return cache / f"{key}-{revision[:24]}.safetensors"
-    kept = sorted(cache.glob(f"{key}-*.safetensors"), key=lambda file: file.stat().st_mtime)
-    if kept:
-        logger.warning("the Hub does not say which revision it has; using what was read before: %s", kept[-1])
-    return kept[-1] if kept else cache / f"{key}-unknown.safetensors"
+    earlier = max(cache.glob(f"{key}-*.safetensors"), key=lambda file: file.stat().st_mtime, default=None)
+    if earlier is None:
+        return cache / f"{key}-unknown.safetensors"
+    logger.warning("the Hub does not say which revision it has; using what was read before: %s", earlier)
+    return earlier
 
 
 def _read_and_keep(file: Path, reader: _Reader, revision: str | None) -> TokenStore:

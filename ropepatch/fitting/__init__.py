@@ -1,8 +1,7 @@
 """Frequencies learned from text, with the weights frozen."""
 
-from ropepatch.fitting.examples import Objective
-from ropepatch.fitting.fitted import Fitted
-from ropepatch.fitting.fitting import fit
+from ropepatch.fitting.fitting import Fitted, fit
+from ropepatch.fitting.settings import Objective
 from ropepatch.fitting.starts import published
 
 __all__ = ["Fitted", "Objective", "fit", "published"]

@@ -22,7 +22,7 @@ from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
 
 if TYPE_CHECKING:
-    from ropepatch.fitting.fitted import Fitted
+    from ropepatch.fitting.fitting import Fitted
 
 ALL = "all"  # stands for every candidate that the model allows
 WINDOWS, TRIALS = 24, 4  # of text, and passkeys per length and depth
@@ -47,7 +47,7 @@ def participants(
         names: From `METHODS`, or scaling files, all of which the model must allow; `all` for those of
             `candidates` that it allows.
         to: The target, in tokens.
-        revision: Of a Hub id.
+        revision: The revision of a Hub id.
 
     Returns:
         The methods, and of `all` the names that the model does not allow, with the reason.
@@ -83,14 +83,14 @@ def fit_beside(
     """Fit the model of a suite to its target on that part of its text that the suite does not read.
 
     Args:
-        suite: Of one model, one target in tokens and a first task that reads windows.
+        suite: It has one model, one target in tokens and a first task that reads windows.
         folder: Where `fit.json` is written, and the state of the fit is kept.
-        revision: Of a Hub id.
+        revision: The revision of a Hub id.
         device: Where the model is put.
         progress: As in `measure`.
 
     Returns:
-        The method, labelled `fit`, and what was found.
+        The method, labelled `fit`, and the fit itself.
 
     Raises:
         RopepatchError: Too little text, several processes, or what `ropepatch.fit` refuses.
@@ -142,10 +142,10 @@ def ranking_suite(
         to: The target, in tokens.
         text: As in `PerplexityTask`, with `field`, `split` and `windows`.
         field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
+        split: The split of a `datasets` id or a saved set.
         windows: So many windows of the target's length are read, if the text has them.
         trials: Passkeys per length and depth; 0 for none.
-        revision: Of a Hub id.
+        revision: The revision of a Hub id.
 
     Returns:
         The suite, and why no passkeys are asked for where the tokenizer cannot write them.
@@ -159,8 +159,8 @@ def ranking_suite(
     if trials:
         folder = find_source(model, revision, weights=True).folder
         lengths = doublings(survey_folder(folder).rope.original_max_position_embeddings, to)
-        written, reason = askable(PasskeyTask(), PasskeyTemplate(), load_tokenizer(folder), lengths)
-        if written:
-            tasks.append(PasskeyTask(lengths=tuple(written), trials=trials))
+        lengths, reason = askable(PasskeyTask(), PasskeyTemplate(), load_tokenizer(folder), lengths)
+        if lengths:
+            tasks.append(PasskeyTask(lengths=tuple(lengths), trials=trials))
             reason = None
     return Suite(models=(str(model),), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason

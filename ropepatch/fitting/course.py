@@ -12,14 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
+from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.fitting.descent import Descent, step
 from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.settings import FitSettings
-from ropepatch.fitting.shapes import project
 from ropepatch.fitting.starts import mixtures, named, published
-from ropepatch.fitting.vectors import Vector
+from ropepatch.fitting.vectors import Vector, project
+from ropepatch.scaling.rope import rotations
 from ropepatch.settings import seed_of
 
 MIXTURES = 160  # random starts beside the published ones
@@ -30,14 +31,54 @@ RACE = 5  # of all steps, one in so many
 CHECKS = 15  # how often the held-out windows are read on the way
 PATIENCE = 8  # checks without a new best, after which it stops
 
+LEARNING_RATE = 0.08  # in logarithms: a step moves the divisor of a slow pair by up to 8 %
+ATTENTION_SCALE = 0.3  # of its step against those of the divisors: it moves every logit by its square
+BETAS = (0.9, 0.99)
+WARMUP = 5  # steps
+LEAST = 0.02  # of the learning rate, at the end
+AVERAGED = 0.93  # decay of the running mean of the vectors
+
 
 @dataclass(frozen=True)
-class Found:
+class Descent:
+    """Where a descent stands after a step; small, and JSON-ready.
+
+    Args:
+        step: Steps taken.
+        vector: [P + 1], in the order of `Vector.flat`.
+        mean: The running mean of the vectors [P + 1]: what is judged and kept.
+        first: Adam's first moments [P + 1].
+        second: Adam's second moments [P + 1].
+        loss: The objective of the last step's windows; None before the first, and where it is not finite.
+    """
+
+    step: int
+    vector: tuple[float, ...]
+    mean: tuple[float, ...]
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    loss: float | None = None
+
+    @classmethod
+    def at(cls, start: Vector) -> Descent:
+        """Before the first step."""
+        values = start.numbers()
+        zeros = (0.0,) * len(values)
+        return cls(0, values, values, zeros, zeros)
+
+    @property
+    def averaged(self) -> Vector:
+        """The running mean."""
+        return Vector.from_flat(self.mean)
+
+
+@dataclass(frozen=True)
+class JudgedVector:
     """A vector, and how well it reads the held-out windows.
 
     Args:
-        vector: [P + 1].
-        loss: The objective on them.
+        vector: [P + 1], in the order of `Vector.flat`.
+        loss: The objective on the held-out windows.
         start: The start it came from.
         step: After so many steps.
     """
@@ -46,6 +87,11 @@ class Found:
     loss: float
     start: str
     step: int = 0
+
+    @property
+    def point(self) -> Vector:
+        """The vector in tensors."""
+        return Vector.from_flat(self.vector)
 
 
 @dataclass(frozen=True)
@@ -65,8 +111,8 @@ class Course:
     """
 
     racers: dict[str, Descent]
-    first: Found
-    best: Found
+    first: JudgedVector
+    best: JudgedVector
     raced: int
     spent: int = 0
     taken: int = 0
@@ -81,22 +127,15 @@ class Course:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Course:
         """The inverse of `to_dict`, also after JSON."""
-        racers = {name: _rebuilt(Descent, one) for name, one in content["racers"].items()}
-        ends = {key: _rebuilt(Found, content[key]) for key in ("first", "best")}
-        history = tuple(content["history"])
-        return cls(**content | ends | {"racers": racers, "history": history})
-
-
-def _rebuilt(kind: Any, content: dict[str, Any]) -> Any:
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()})
+        return TypeAdapter(cls).validate_python(content)
 
 
 def steps_in_all(settings: FitSettings, course: Course) -> int:
     """Steps of the long descent and of those that lose the race."""
-    return settings.steps + (course.raced - 1) * race_of(settings)
+    return settings.steps + (course.raced - 1) * _race(settings)
 
 
-def race_of(settings: FitSettings) -> int:
+def _race(settings: FitSettings) -> int:
     """Steps of a race; fewer than in all."""
     return settings.steps // RACE
 
@@ -124,9 +163,10 @@ def screened(problem: Problem, starts: dict[str, Vector], settings: FitSettings)
     generator = torch.Generator().manual_seed(seed_of("screen", settings.seed) % 2**63)
     windows = torch.randperm(problem.num_windows, generator=generator).tolist()
     order = list(starts)
-    for count, kept in ((max(1, batch_of(problem) // 2), SCREENED), (2 * batch_of(problem), None)):
+    for count, places in ((max(1, batch_of(problem) // 2), SCREENED), (2 * batch_of(problem), None)):
         scores = {name: problem.score(starts[name], windows[:count]) for name in order}
-        order = sorted(filter(lambda name: math.isfinite(scores[name]), order), key=scores.__getitem__)[:kept]
+        finite = [name for name in order if math.isfinite(scores[name])]
+        order = sorted(finite, key=scores.__getitem__)[:places]
     return {name: starts[name] for name in order}
 
 
@@ -136,24 +176,24 @@ def begin(problem: Problem, held_out: Problem, settings: FitSettings) -> Course:
     Raises:
         RopepatchError: An unknown method among those that are named, or no loss that is finite.
     """
-    given = starts_of(problem, settings)
-    starts = dict(given)
+    methods = starts_of(problem, settings)
+    starts = dict(methods)
     if settings.init == "auto":
-        more = mixtures(given, count=MIXTURES, seed=settings.seed)
+        more = mixtures(methods, count=MIXTURES, seed=settings.seed)
         starts |= {name: project(start, settings.shape, settings.keep) for name, start in more.items()}
-    racing = list(screened(problem, starts, settings))[: RACERS if race_of(settings) else 1]
+    racing = list(screened(problem, starts, settings))[: RACERS if _race(settings) else 1]
     if not racing:
         raise RopepatchError(
             "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
         )
     judged = {
-        name: Found(tuple(starts[name].flat().tolist()), _judged(held_out, starts[name]), name)
-        for name in dict.fromkeys([*given, *racing])
+        name: JudgedVector(starts[name].numbers(), _judged(held_out, starts[name]), name)
+        for name in dict.fromkeys([*methods, *racing])
     }
-    first = min((judged[name] for name in given), key=lambda found: found.loss)
-    best = min(judged.values(), key=lambda found: found.loss)
+    first = min((judged[name] for name in methods), key=lambda start: start.loss)
+    best = min(judged.values(), key=lambda start: start.loss)
     racers = {name: Descent.at(starts[name]) for name in racing}
-    return Course(racers, first, best, len(racers), spent=_spent(problem, held_out))
+    return Course(racers, first, best, len(racers), spent=problem.spent + held_out.spent)
 
 
 def proceed(problem: Problem, held_out: Problem, settings: FitSettings, course: Course) -> Iterator[Course]:
@@ -162,9 +202,9 @@ def proceed(problem: Problem, held_out: Problem, settings: FitSettings, course: 
     The starts race; then the one whose descent reads the held-out windows best goes on alone. It is judged by
     the running mean of its vectors.
     """
-    earlier = course.spent - _spent(problem, held_out)
+    earlier = course.spent - problem.spent - held_out.spent
     every = max(1, settings.steps // CHECKS)
-    race = race_of(settings) if course.raced > 1 else 0
+    race = _race(settings) if course.raced > 1 else 0
     while not course.finished:
         name = next((name for name, racer in course.racers.items() if racer.step < race), None)
         if name is None:
@@ -176,7 +216,8 @@ def proceed(problem: Problem, held_out: Problem, settings: FitSettings, course: 
             course = _checked(course, name, _judged(held_out, racer.averaged))
         alone = len(course.racers) == 1
         over = racer.step >= settings.steps or course.unchanged >= PATIENCE
-        yield (course := replace(course, spent=earlier + _spent(problem, held_out), finished=alone and over))
+        course = replace(course, spent=earlier + problem.spent + held_out.spent, finished=alone and over)
+        yield course
 
 
 def _decided(course: Course) -> Course:
@@ -199,10 +240,57 @@ def _checked(course: Course, name: str, loss: float) -> Course:
     row = {"start": name, "step": racer.step, "train": racer.loss, "held_out": loss}
     course = replace(course, history=(*course.history, row), unchanged=course.unchanged + 1)
     if loss < course.best.loss:
-        best = Found(racer.mean, loss, name, racer.step)
-        course = replace(course, best=best, unchanged=0)
+        course = replace(course, best=JudgedVector(racer.mean, loss, name, racer.step), unchanged=0)
     return course
 
 
-def _spent(problem: Problem, held_out: Problem) -> int:
-    return problem.spent + held_out.spent
+def step(problem: Problem, state: Descent, *, batch: int, settings: FitSettings) -> Descent:
+    """The state after one more step of gradient descent.
+
+    Adam (arXiv:1412.6980) with a cosine to `LEAST` of its rate; every vector is projected onto the shape. The
+    windows follow from the seed and the number of the step, so that a descent goes on from any state. Pairs
+    that turn r > 1 times inside L move by steps smaller by sqrt(r): the loss has more valleys along them.
+
+    Args:
+        problem: What is minimised.
+        state: Where the descent stands.
+        batch: Windows of the step.
+        settings: How many steps there are in all, shape and seed.
+    """
+    turns = rotations(problem.rope.inv_freq(), problem.rope.original_max_position_embeddings)
+    scale = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
+    values = (torch.tensor(state.vector) / scale).requires_grad_()
+    decayed = 0.5 * (1 + math.cos(math.pi * state.step / settings.steps))
+    rate = LEARNING_RATE * (min(1.0, (state.step + 1) / WARMUP) * max(LEAST, decayed))
+    optimizer = torch.optim.Adam([values], lr=rate, betas=BETAS)
+    optimizer.state[values] = {
+        "step": torch.tensor(float(state.step)),
+        "exp_avg": torch.tensor(state.first),
+        "exp_avg_sq": torch.tensor(state.second),
+    }
+    windows = draw_windows(problem.num_windows, batch, state.step, settings.seed)
+    loss, gradient = problem.gradient(Vector.from_flat(values.detach() * scale), windows)
+    sound = math.isfinite(loss) and bool(gradient.isfinite().all())
+    values.grad = gradient * scale if sound else torch.zeros_like(gradient)
+    optimizer.step()
+    moments: dict[str, Tensor] = optimizer.state[values]
+    vector = project(Vector.from_flat(values.detach() * scale), settings.shape, settings.keep).flat()
+    mean = torch.tensor(state.mean).lerp(vector, 1 - AVERAGED)
+    return Descent(
+        step=state.step + 1,
+        vector=tuple(vector.tolist()),
+        mean=tuple(mean.tolist()),
+        first=tuple(moments["exp_avg"].tolist()),
+        second=tuple(moments["exp_avg_sq"].tolist()),
+        loss=loss if sound else None,
+    )
+
+
+def draw_windows(available: int, batch: int, step: int, seed: int) -> list[int]:
+    """The windows of a step: all of them in one random order before any comes again, in another."""
+    indices = range(step * batch, (step + 1) * batch)
+    orders = {}
+    for lap in {index // available for index in indices}:
+        generator = torch.Generator().manual_seed(seed_of("windows", seed, lap) % 2**63)
+        orders[lap] = torch.randperm(available, generator=generator).tolist()
+    return [orders[index // available][index % available] for index in indices]

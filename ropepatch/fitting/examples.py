@@ -1,4 +1,4 @@
-"""What a vector is judged by: rows of tokens, and how much the loss of each token counts.
+"""The windows of a fit: what a vector is judged by, and how much the loss of each token counts.
 
 Shapes: N rows of T tokens; M passkey prompts of as many. Losses are in nats.
 """
@@ -7,62 +7,115 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ropepatch.data.sources import stream_documents
 from ropepatch.data.templates import bundled
+from ropepatch.data.texts import digest, windows
+from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
-from ropepatch.settings import OneOf, Settings, Weight
+from ropepatch.fitting.settings import Objective
+from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+HELD_OUT = 16  # windows, at most, that decide, and as many that are read once at the end; else 1 in 6
+FEWEST = 10  # windows without which nothing is learned
+TALES = 200  # that tiny learns from
 # A key token, by LongPPL (arXiv:2410.23771): the long context makes it e^2 times as likely, and likely.
 GAIN, LIKELY = 2.0, -2.0
 
 
-class Objective(Settings):
-    """What is minimised: a weighted mean over tokens, in nats.
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Windows, all of one length, and the name of the text they are from.
 
     Args:
-        short: The weight of a token within the trained context, against 1 beyond it.
-        keys: Added to the weight of a key token, one that needs far context: by the loss difference between a
-            long and a short window.
-        needles: The weight of the loss of passkeys, asked for in prompts of the target's length, against 1
-            for the text.
-        lengths: `target`: all tokens of a window count alike. `all`: one vector for all lengths; the means
-            over the first L, 2 L ... tokens up to the target count alike.
-        text: The weight of the text; 0 to be driven by passkeys alone.
+        train: What the fit learns from.
+        held_out: What decides.
+        unseen: What tells at the end what came out: neither learned from nor decided by.
+        text: The name of the source.
     """
 
-    short: Weight = 1.0
-    keys: Weight = 0.0
-    needles: Weight = 0.0
-    lengths: Annotated[str, OneOf(("target", "all"))] = "target"
-    text: Weight = 1.0
+    train: Sequence[Tensor]
+    held_out: Sequence[Tensor]
+    unseen: Sequence[Tensor]
+    text: str
 
-    def check(self) -> None:
-        """Refuse what counts nothing."""
-        if not self.text and not self.needles:
-            raise RopepatchError("neither text nor needles count: both are 0", hint="needles=1.0")
+    @property
+    def windows(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.train, *self.held_out, *self.unseen]
 
-    def weights(self, length: int, trained: int) -> Tensor:
-        """The weights [T - 1] of the tokens of a window from the second on; their mean is 1."""
-        ends = [length]
-        while self.lengths == "all" and ends[-1] > trained:
-            ends.append(max(ends[-1] // 2, trained))
-        weights = torch.zeros(length - 1)
-        for end in ends:
-            weights[: end - 1] += 1 / (end - 1)
-        weights[: trained - 1] *= self.short
-        if weights.sum() == 0:
-            raise RopepatchError(
-                "no token counts: short is 0 and the windows end there", hint="raise --short"
-            )
-        return weights / weights.mean()
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all their tokens."""
+        return digest(self.windows)
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Refuse token ids that a model does not have.
+
+        Raises:
+            RopepatchError: With the first.
+        """
+        for ids in self.windows:
+            if ids.min() < 0 or ids.max() >= vocabulary:
+                raise RopepatchError(
+                    f"{self.text} holds token id {ids.max().item()}, the model has {vocabulary}",
+                    hint="give texts, or ids of the model's own tokenizer",
+                )
+
+
+def read_material(
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Path | None,
+    *,
+    field: str,
+    split: str,
+    length: int,
+    spare: int,
+) -> Material:
+    """Windows cut from a text, joined as `ropepatch.data.texts.windows` joins it; or tales of tiny.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        text: A file, a folder, a `datasets` id or a saved set; None for tales.
+        field: The column or key of a document's text.
+        split: The split of a `datasets` id or a saved set.
+        length: Tokens of a window.
+        spare: Leave out the windows that a perplexity task with so many would read.
+
+    Raises:
+        RopepatchError: No such text, or too little of it.
+    """
+    if text is None:
+        narrator = Narrator(tokenizer)
+        tales = [narrator.tale(length, seed_of("fit", i)).ids for i in range(TALES + 2 * HELD_OUT)]
+        return Material(tales[2 * HELD_OUT :], tales[:HELD_OUT], tales[HELD_OUT : 2 * HELD_OUT], "tales")
+    documents = stream_documents(text, field=field, split=split)
+    cut = [torch.tensor(window) for window in windows(tokenizer, documents, length=length, count=None)]
+    spared = {index * len(cut) // spare for index in range(spare)}
+    left = [window for index, window in enumerate(cut) if index not in spared]
+    if len(left) < FEWEST:
+        less = f", {len(spared)} of them left out," if spared else ""
+        raise RopepatchError(
+            f"{text} makes {len(cut)} windows of {length} tokens{less} and a fit needs {FEWEST}",
+            hint="give more text",
+        )
+    held = 2 * min(HELD_OUT, max(2, len(left) // 6))
+    apart = [index * len(left) // held for index in range(held)]
+    return Material(
+        [window for index, window in enumerate(left) if index not in set(apart)],
+        [left[index] for index in apart[::2]],
+        [left[index] for index in apart[1::2]],
+        str(text),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +144,9 @@ class Examples:
         return Examples(self.ids[chosen], self.weights[chosen])
 
 
-def text_examples(windows: Sequence[Sequence[int] | Tensor], objective: Objective, trained: int) -> Examples:
+def text_examples(pieces: Sequence[Sequence[int] | Tensor], objective: Objective, trained: int) -> Examples:
     """Windows of text under an objective, but for its key tokens."""
-    ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
+    ids = torch.stack([torch.as_tensor(piece, dtype=torch.long) for piece in pieces])
     weights = objective.weights(ids.shape[1], trained)
     return Examples(ids, weights.expand(len(ids), -1).clone())
 
@@ -102,7 +155,7 @@ def with_keys(examples: Examples, far: Tensor, near: Tensor, weight: float) -> E
     """The same with more weight on key tokens.
 
     Args:
-        examples: Text.
+        examples: Windows of text.
         far: The losses [N, T - 1] with all of the window before each token.
         near: The same tokens' losses with the trained context alone.
         weight: What is added to a key token's weight.

@@ -5,49 +5,89 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.results import environment
-from ropepatch.extension.planning import plan_scaling
+from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.files import check_resumed, read_json, whole_file, write_json
-from ropepatch.fitting.bench import Bench
+from ropepatch.fitting.bench import FitBench
 from ropepatch.fitting.course import (
     Course,
-    Found,
+    JudgedVector,
     batch_of,
     begin,
+    draw_windows,
     proceed,
     starts_of,
     steps_in_all,
 )
-from ropepatch.fitting.descent import drawn
-from ropepatch.fitting.examples import Objective
-from ropepatch.fitting.fitted import Fitted
-from ropepatch.fitting.material import Material, read_material
+from ropepatch.fitting.examples import Material, read_material
 from ropepatch.fitting.problem import BACKWARD, reading
-from ropepatch.fitting.searches import SEARCHES
-from ropepatch.fitting.settings import FitSettings
+from ropepatch.fitting.searches import run_search
+from ropepatch.fitting.settings import FitSettings, Objective
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.scaling.file import write_scaling
 
 if TYPE_CHECKING:
-    pass
+    from ropepatch.scaling.searched import CustomDivisors
 
 STATE = "fit.json"  # in the work folder
 SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
 JUDGED = 30  # of the best vectors of a search, the last so many: as often as a descent is judged
 
-Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted scaling, how it was found, and how sure it is that it is better.
+
+    Args:
+        plan: The scaling on the model it was fitted on; what `ropepatch.patch` and `extend` take.
+        record: How it was found, JSON-ready.
+    """
+
+    plan: Plan
+    record: dict[str, Any]
+
+    @property
+    def scaling(self) -> CustomDivisors:
+        """The divisors and the attention factor."""
+        return cast("CustomDivisors", self.plan.scaling)
+
+    def save(self, file: str | Path) -> Path:
+        """Write the small JSON that every command takes for a method.
+
+        Raises:
+            RopepatchError: If the file exists or cannot be written.
+        """
+        return write_scaling(file, self.plan, fit=self.record)
+
+    def __str__(self) -> str:
+        held, window = self.record["held_out"], self.plan.rope.original_max_position_embeddings
+        low, high = held["gain_interval"]
+        divisors = ", ".join(f"{divisor:.3g}" for divisor in self.scaling.divisors)
+        return "\n".join(
+            [
+                f"{self.plan.model}: {window} -> {self.plan.target} tokens",
+                f"divisors, fastest pair first: {divisors}",
+                f"attention factor: {self.scaling.attention_factor:.4g}",
+                "loss of windows that decided nothing, nats per token: "
+                f"{held['before']:.4f} ({self.record['start']}) -> {held['after']:.4f}, "
+                f"gain {held['gain']:.4f} (95 % interval {low:.4f} to {high:.4f}, "
+                f"{held['windows']} windows)",
+                f"the model as it is, through its own window: {held['own_window']:.4f}",
+                f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",
+                f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, {self.record['seconds']:.0f} s",
+            ]
+        )
 
 
 def fit(
@@ -81,16 +121,16 @@ def fit(
         to: The target context in tokens.
         text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
         field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
-        steps: Of gradient descent; a search is given as many forward tokens.
+        split: The split of a `datasets` id or a saved set.
+        steps: Steps of gradient descent; a search is given as many forward tokens.
         init: `auto`, or methods to start from, separated by commas.
         search: `descent`, or a name of `SEARCHES`.
         objective: What is minimised; None for the mean over all tokens.
         shape: `free`, `monotone` or `smooth` divisors.
-        keep: So many of the fastest pairs keep their frequencies.
-        seed: Of the order of the windows, and of random starts.
+        keep: How many of the fastest pairs keep their frequencies.
+        seed: Decides the order of the windows and the random starts.
         spare: Leave out the windows that a perplexity task with so many windows of the target would read.
-        revision: Of a Hub id.
+        revision: The revision of a Hub id.
         device: Where the model is put.
         work: A folder for the state of a descent: the same call goes on from it after an interruption.
         progress: Called with the name of each stage; gives a context manager around a callback that takes how
@@ -112,13 +152,13 @@ def fit(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RopepatchError("a fit runs in one process", hint="start it without torchrun or accelerate")
     source = find_source(model, revision, weights=True)
-    found = survey_folder(source.folder)
-    if keep >= found.rope.num_pairs:
+    survey = survey_folder(source.folder)
+    if keep >= survey.rope.num_pairs:
         raise RopepatchError(
-            f"keep must be below the {found.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
+            f"keep must be below the {survey.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
             hint="--keep 0",
         )
-    window = found.rope.original_max_position_embeddings
+    window = survey.rope.original_max_position_embeddings
     if to <= window:
         raise RopepatchError(
             f"{source.name} already covers {window} tokens; nothing to fit at {to}", hint=f"--to {4 * window}"
@@ -130,12 +170,12 @@ def fit(
     tokenizer = load_tokenizer(source.folder)
     material = read_material(tokenizer, text, field=field, split=split, length=to, spare=spare)
     loaded: Any = load_model(source.folder)
-    _check_ids(material, loaded.config.get_text_config().vocab_size)
-    with reading(loaded.to(device), found) as module:
-        bench = Bench.of(loaded, tokenizer, module, found, material, settings)
-        asked = _asked(source, to, material, settings)
-        course, seconds = _run(bench, settings, asked, work, progress, began)
-        record = asked | {
+    material.check_ids(loaded.config.get_text_config().vocab_size)
+    request = _request(source, to, material, settings)
+    with reading(loaded.to(device), survey) as module:
+        bench = FitBench.of(loaded, tokenizer, module, survey, material, settings)
+        course, seconds = _run(bench, settings, request, work, progress, began)
+        record = request | {
             "start": course.first.start,
             "found": {"start": course.best.start, "step": course.best.step},
             "decided_by": {
@@ -149,11 +189,11 @@ def fit(
             "seconds": round(seconds, 1),
             "env": environment(loaded),
         }
-    scaling = Vector.from_flat(torch.tensor(course.best.vector)).scaling(to / window)
-    return Fitted(plan_scaling(found, source.name, source.revision, scaling, to), record)
+    scaling = course.best.point.scaling(to / window)
+    return Fitted(plan_scaling(survey, source.name, source.revision, scaling, to), record)
 
 
-def _asked(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
+def _request(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
     """All that decides the outcome."""
     return {
         "model": source.name,
@@ -168,17 +208,25 @@ def _asked(source: Source, to: int, material: Material, settings: FitSettings) -
 
 
 def _run(
-    bench: Bench,
+    bench: FitBench,
     settings: FitSettings,
-    asked: dict[str, Any],
+    request: dict[str, Any],
     work: Path | None,
     progress: Progress,
     began: float,
 ) -> tuple[Course, float]:
-    """The course to its end, and the seconds it took since it began, over all calls."""
+    """The course to its end, and the seconds it took since it began, over all calls.
+
+    Raises:
+        RopepatchError: The work folder holds another fit.
+    """
     file = None if work is None else work / STATE
-    course, earlier = _resumed(file, asked)
-    if course is None:
+    if file is not None and file.exists():
+        state = read_json(file)
+        hint = "remove it, or choose another --out"
+        check_resumed(f"{file} is of another fit", state.get("asked", {}), request, hint=hint)
+        course, began = Course.from_dict(state["course"]), began - state["seconds"]
+    else:
         with progress("starts"):
             course = begin(bench.train, bench.held_out, settings)
     if settings.search != "descent":
@@ -187,63 +235,31 @@ def _run(
         for now in proceed(bench.train, bench.held_out, settings, course):
             advance(now.taken, steps_in_all(settings, now))
             if file is not None and len(now.history) > len(course.history):
-                seconds = earlier + time.perf_counter() - began
-                _keep(file, {"asked": asked, "course": now.to_dict(), "seconds": seconds})
+                seconds = time.perf_counter() - began
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(file) as partial:
+                    state = {"asked": request, "course": now.to_dict(), "seconds": seconds}
+                    write_json(partial, state, indent=None)
             course = now
-    return course, earlier + time.perf_counter() - began
+    return course, time.perf_counter() - began
 
 
-def _searched(bench: Bench, settings: FitSettings, course: Course, progress: Progress) -> Course:
+def _searched(bench: FitBench, settings: FitSettings, course: Course, progress: Progress) -> Course:
     """The best that a search finds for the forward tokens of the descent."""
     train = bench.train
     budget = steps_in_all(settings, course) * train.cost(batch_of(train)) * (1 + BACKWARD)
-    starts = [Vector.from_flat(torch.tensor(course.first.vector)), *starts_of(train, settings).values()]
-    windows = drawn(train.num_windows, max(batch_of(train), SEARCHED), 0, settings.seed)
+    starts = [course.first.point, *starts_of(train, settings).values()]
+    windows = draw_windows(train.num_windows, max(batch_of(train), SEARCHED), 0, settings.seed)
     spent = train.spent
     latest: deque[Vector] = deque(maxlen=JUDGED)
     with progress(settings.search) as advance:
-        found = SEARCHES[settings.search](
-            train, starts, budget=spent + budget, seed=settings.seed, windows=windows
-        )
-        for better in found:
-            latest.append(better.vector)
-            advance(better.spent - spent, budget)
+        for improvement in run_search(
+            settings.search, train, starts, budget=spent + budget, seed=settings.seed, windows=windows
+        ):
+            latest.append(improvement.vector)
+            advance(improvement.spent - spent, budget)
     for vector in latest:
         loss = bench.held_out.by_window(vector).mean().item()
         if loss < course.best.loss:
-            course = replace(course, best=Found(tuple(vector.flat().tolist()), loss, settings.search))
+            course = replace(course, best=JudgedVector(vector.numbers(), loss, settings.search))
     return replace(course, spent=train.spent + bench.held_out.spent, finished=True)
-
-
-def _check_ids(material: Material, vocabulary: int) -> None:
-    """Refuse token ids that the model does not have.
-
-    Raises:
-        RopepatchError: With the first.
-    """
-    for ids in (*material.train, *material.held_out, *material.unseen):
-        if ids.min() < 0 or ids.max() >= vocabulary:
-            raise RopepatchError(
-                f"{material.text} holds token id {ids.max().item()}, the model has {vocabulary}",
-                hint="give texts, or ids of the model's own tokenizer",
-            )
-
-
-def _resumed(file: Path | None, asked: dict[str, Any]) -> tuple[Course | None, float]:
-    """Where an earlier call stopped, and the seconds it had taken.
-
-    Raises:
-        RopepatchError: The folder holds another fit.
-    """
-    if file is None or not file.exists():
-        return None, 0.0
-    kept = read_json(file)
-    hint = "remove it, or choose another --out"
-    check_resumed(f"{file} is of another fit", kept.get("asked", {}), asked, hint=hint)
-    return Course.from_dict(kept["course"]), kept["seconds"]
-
-
-def _keep(file: Path, content: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(file) as partial:
-        write_json(partial, content, indent=None)

@@ -38,8 +38,7 @@ class LearnableRope(RotarySubstitute):
         self.site = site
         self.carried_attention_factor = rope.carried_attention_factor
         self.__dict__["inv_freq"] = rope.inv_freq()
-        pairs = torch.zeros(rope.num_pairs)
-        self.vector = Vector(pairs, torch.zeros(()))
+        self.vector = Vector.unscaled(rope)
         unwrapped: Callable[..., Any] = inspect.unwrap(site.rotary_class.forward)
         self.__dict__["compute"] = unwrapped
 

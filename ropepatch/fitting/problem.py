@@ -1,4 +1,4 @@
-"""A model that is asked how well it reads under any vector, and what every question cost.
+"""How well a model reads under any vector, and what each reading cost.
 
 Shapes: B rows of T tokens; P rotary pairs; C positions of a chunk.
 """
@@ -6,17 +6,20 @@ Shapes: B rows of T tokens; P rotary pairs; C positions of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropepatch.fitting.examples import Examples
 from ropepatch.fitting.learnable import LearnableRope, learnable
-from ropepatch.fitting.recomputing import recomputing
+from ropepatch.fitting.settings import Objective
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
+from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # positions whose logits are held at a time
 AT_ONCE = 8192  # tokens of a forward pass, unless one row is longer
+ACTIVATIONS = 4 << 30  # bytes of them that are held
+VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
 BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
 
 
@@ -37,10 +42,9 @@ class Problem:
         module: The rotary module in it.
         rope: Its rope.
         factor: s, the target over the original window.
-        examples: Text.
+        examples: Windows of text.
+        objective: What is minimised; here the shares of text and needles count.
         needles: Passkey prompts; None for none.
-        needle_weight: Of their mean loss, against that of the text.
-        text_weight: 0 to be driven by needles alone.
     """
 
     def __init__(
@@ -50,21 +54,18 @@ class Problem:
         rope: Rope,
         factor: float,
         examples: Examples,
-        *,
+        objective: Objective = Objective(),  # noqa: B008 (frozen)
         needles: Examples | None = None,
-        needle_weight: float = 0.0,
-        text_weight: float = 1.0,
     ) -> None:
         self.model = model
         self.rope = rope
         self.factor = factor
         self.examples = examples
         self.needles = needles
+        self.objective = objective
         self.spent = 0
         self._module = module
         self._decoder = decoder_of(model)
-        self._needle_weight = needle_weight if needles is not None else 0.0
-        self._text_weight = text_weight
 
     @property
     def num_windows(self) -> int:
@@ -73,10 +74,7 @@ class Problem:
 
     def cost(self, windows: int) -> int:
         """Forward tokens of `score` on so many windows."""
-        per_window = self.examples.length if self._text_weight else 0
-        if self.needles is not None and self._needle_weight:
-            per_window += self.needles.length
-        return windows * per_window
+        return windows * sum(examples.length for examples, _ in self._parts(range(1)))
 
     def score(self, vector: Vector, windows: Sequence[int]) -> float:
         """The objective over some windows, nats per token, from forward passes alone."""
@@ -94,13 +92,11 @@ class Problem:
 
     def by_window(self, vector: Vector) -> Tensor:
         """The objective of every window on its own, float64 [N]; their mean is the objective over all."""
-        with torch.no_grad():
-            totals = torch.zeros(self.num_windows, dtype=torch.float64)
-            for examples, share in self._parts(range(self.num_windows)):
-                losses = torch.cat([self._read(vector, batch)[0].cpu() for batch in _batches(examples)])
-                self.spent += examples.ids.numel()
-                weights = examples.weights.double()
-                totals += (losses.double() * weights).sum(dim=1) * share * len(weights) / weights.sum()
+        totals = torch.zeros(self.num_windows, dtype=torch.float64)
+        for examples, share in self._parts(range(self.num_windows)):
+            weights = examples.weights.double()
+            losses = self.losses(vector, examples).double()
+            totals += (losses * weights).sum(dim=1) * share * len(weights) / weights.sum()
         return totals
 
     def losses(self, vector: Vector, examples: Examples) -> Tensor:
@@ -111,10 +107,11 @@ class Problem:
 
     def _parts(self, windows: Sequence[int]) -> Iterator[tuple[Examples, float]]:
         """What is read for some windows, and the share of each in the objective."""
-        if self._text_weight:
-            yield self.examples.rows(windows), self._text_weight
-        if self.needles is not None and self._needle_weight:
-            yield self.needles.rows([index % len(self.needles) for index in windows]), self._needle_weight
+        if self.objective.text:
+            yield self.examples.rows(windows), self.objective.text
+        if self.needles is not None and self.objective.needles:
+            rows = [index % len(self.needles) for index in windows]
+            yield self.needles.rows(rows), self.objective.needles
 
     def _sum(self, vector: Vector, windows: Sequence[int], magnified: float = 0.0) -> float:
         """The objective; after a backward pass of so many times it, if that is above 0."""
@@ -139,7 +136,8 @@ class Problem:
         self._module.vector = vector
         ids = batch.ids.to(input_device(self.model))
         if self._decoder is None:
-            return self._read_whole(ids, weights)
+            logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
+            return _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights), lambda: None
         whole: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
@@ -156,11 +154,6 @@ class Problem:
                 torch.autograd.backward(whole[0], leaves[0].grad)
 
         return torch.cat(losses, dim=1), finish
-
-    def _read_whole(self, ids: Tensor, weights: Tensor | None) -> tuple[Tensor, Any]:
-        logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
-        losses = _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights)
-        return losses, lambda: None
 
 
 def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
@@ -188,3 +181,21 @@ def reading(model: PreTrainedModel, survey: Survey) -> Iterator[LearnableRope]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def recomputing(model: PreTrainedModel, tokens: int) -> Iterator[None]:
+    """Of each layer only its input is held within the block, if so many tokens leave more than `ACTIVATIONS`.
+
+    A backward pass then takes a forward pass more. The model is in eval mode, in which transformers' own
+    switch does nothing.
+    """
+    config: Any = model.config.get_text_config()
+    held = VALUES * config.hidden_size * config.num_hidden_layers * tokens * model.dtype.itemsize
+    with ExitStack() as stack:
+        if held > ACTIVATIONS:
+            for layer in model.modules():
+                if isinstance(layer, GradientCheckpointingLayer):
+                    again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+                    stack.enter_context(shadowed(layer, again))
+        yield

@@ -3,7 +3,7 @@
 Letters, as in the papers: P rotary pairs, s factor, L trained window, a attention factor; a divisor is
 lambda_i = theta_i / theta'_i, fastest pair first.
 
-A strategy proposes vectors and is told their scores; `_searched` scores all of them on the same windows, so
+A strategy proposes vectors and learns their scores; `run_search` scores all of them on the same windows, so
 that no draw of windows decides between them, and stops before the budget is exceeded.
 """
 
@@ -31,7 +31,7 @@ MUTATED = 0.3  # the chance of every pair to be redrawn in a mutation
 EXCHANGED = 0.15  # of every pair to be exchanged in a crossover: 0.3 to be visited times 0.5 to be taken
 ATTEMPTS = 20  # passes over the pairs until a crossover gives up and a mutation takes its place
 PER_UNIT = 100  # values of a divisor from one whole number to the next: a step of 0.01
-EXHAUSTED = 1000  # mutations in a row that are all known: nothing new is left
+EXHAUSTED = 1000  # mutations in a row of which none is new
 
 # Of the coordinate search, in logarithms
 FIRST_STEP = 0.25  # of a divisor
@@ -41,7 +41,7 @@ LAST_STEP = 0.001
 Proposals = Generator[Vector, float, None]
 
 
-class Found(NamedTuple):
+class Improvement(NamedTuple):
     """A vector better than all before it."""
 
     vector: Vector
@@ -49,12 +49,52 @@ class Found(NamedTuple):
     spent: int  # forward tokens of the problem until then
 
 
-Search = Callable[..., Iterator[Found]]
+def run_search(
+    name: str,
+    problem: Problem,
+    starts: Sequence[Vector],
+    *,
+    budget: int,
+    seed: int,
+    windows: Sequence[int],
+) -> Iterator[Improvement]:
+    """Score what a strategy proposes, until the budget is spent or nothing is left to propose.
+
+    Args:
+        name: A name of `SEARCHES`.
+        problem: What scores a vector.
+        starts: At least one.
+        budget: What `problem.spent` may come to, in forward tokens.
+        seed: Decides all that the strategy draws.
+        windows: The windows on which every candidate is scored.
+
+    Yields:
+        Each vector that is better than all before it.
+
+    Raises:
+        RopepatchError: The budget does not pay one candidate.
+    """
+    price, left = problem.cost(len(windows)), budget - problem.spent
+    if left < price:
+        raise RopepatchError(
+            f"a search scores its candidates on {len(windows)} windows, {price} forward tokens each, and has "
+            f"{max(left, 0)} left",
+            hint="give it a larger budget or fewer windows",
+        )
+    proposals, best = SEARCHES[name](problem, starts, seed, left // price), math.inf
+    vector = next(proposals)
+    while problem.spent + price <= budget:
+        score = problem.score(vector, windows)
+        if score < best:
+            best = score
+            yield Improvement(vector, score, problem.spent)
+        try:
+            vector = proposals.send(math.inf if math.isnan(score) else score)
+        except StopIteration:
+            return
 
 
-def evolution(
-    problem: Problem, starts: Sequence[Vector], *, budget: int, seed: int, windows: Sequence[int]
-) -> Iterator[Found]:
+def evolution(problem: Problem, starts: Sequence[Vector], seed: int, candidates: int) -> Proposals:
     """LongRoPE's search (Ding et al. 2024, arXiv:2402.13753, section 3.2).
 
     Divisors do not decrease from pair to pair and lie from 1 to 1.25 s, in steps of 0.01 (the released code
@@ -62,53 +102,23 @@ def evolution(
     Of a start only the divisors are taken, brought into that space: a = sqrt(1 + ln s / ln L) is LongRoPE's
     own and not searched. Nor is the number of first tokens that are left unscaled, which no engine reads.
     `Sizes` has the numbers. Generations go on until the budget is spent; the paper stops after 40.
-
-    Args:
-        problem: What scores a vector.
-        starts: At least one.
-        budget: What `problem.spent` may come to, in forward tokens.
-        seed: Of all draws.
-        windows: The windows on which every candidate is scored.
-
-    Returns:
-        The vectors that were the best so far, as they are found.
-
-    Raises:
-        RopepatchError: The budget does not pay one candidate.
     """
-    sizes = Sizes.within(_affordable(problem, budget, windows))
     breeding = _Breeding(Random(seed_of("evolution", seed)), low=1.0, high=1.25 * problem.factor)
     founders = [_Candidate(0, breeding.inside(start)) for start in starts]
-    return _searched(problem, _evolved(breeding, founders, problem, sizes), budget, windows)
+    return _evolved(breeding, founders, problem, Sizes.within(candidates))
 
 
-def longrope2(
-    problem: Problem, starts: Sequence[Vector], *, budget: int, seed: int, windows: Sequence[int]
-) -> Iterator[Found]:
+def longrope2(problem: Problem, starts: Sequence[Vector], seed: int, candidates: int) -> Proposals:
     """LongRoPE2's search (Shang et al. 2025, arXiv:2502.20082, algorithms 1 and 2).
 
     Every candidate has a critical pair, from the first that turns at most ten times inside L to the
     theoretical one. From it on divisors do not decrease and lie from s to 2 s; below it they follow the NTK
     curve lambda_i = lambda_c^(i / c) that meets them there (algorithm 2 and the released code; line 6 of
     algorithm 1 has another pair in its place). The first population has one constant for each critical pair,
-    then mutations of these. Sizes, steps and a are those of `evolution`.
+    then mutations of these; the starts are not used. Sizes, steps and a are those of `evolution`.
 
     The authors judge by the answer tokens of needles alone: give a problem whose objective reads these.
-
-    Args:
-        problem: What scores a vector.
-        starts: Not used: the authors draw their own.
-        budget: What `problem.spent` may come to, in forward tokens.
-        seed: Of all draws.
-        windows: The windows on which every candidate is scored.
-
-    Returns:
-        The vectors that were the best so far, as they are found.
-
-    Raises:
-        RopepatchError: The budget does not pay one candidate.
     """
-    sizes = Sizes.within(_affordable(problem, budget, windows))
     s, rope = problem.factor, problem.rope
     breeding = _Breeding(Random(seed_of("longrope2", seed)), low=s, high=2 * s)
     slowest = rope.num_pairs - 1
@@ -117,44 +127,44 @@ def longrope2(
         _Candidate(pair, (breeding.drawn(s, 2 * s),) * (rope.num_pairs - pair))
         for pair in range(first, last + 1)
     ]
-    return _searched(problem, _evolved(breeding, founders, problem, sizes), budget, windows)
+    return _evolved(breeding, founders, problem, Sizes.within(candidates))
 
 
-def coordinates(
-    problem: Problem, starts: Sequence[Vector], *, budget: int, seed: int, windows: Sequence[int]
-) -> Iterator[Found]:
+def coordinates(problem: Problem, starts: Sequence[Vector], seed: int, candidates: int) -> Proposals:
     """Pattern search: one log-divisor, or the log attention factor, at a time, from the best of the starts.
 
     A step that helps is doubled, one that helps in neither direction halved, until none is above 0.001. Every
     sweep takes the coordinates in another order.
-
-    Args:
-        problem: What scores a vector.
-        starts: At least one.
-        budget: What `problem.spent` may come to, in forward tokens.
-        seed: Of the order.
-        windows: The windows on which every candidate is scored.
-
-    Returns:
-        The vectors that were the best so far, as they are found.
-
-    Raises:
-        RopepatchError: The budget does not pay one candidate.
     """
-    _affordable(problem, budget, windows)
-    proposals = _stepped(Random(seed_of("coordinates", seed)), starts)
-    return _searched(problem, proposals, budget, windows)
+    random = Random(seed_of("coordinates", seed))
+    best, here = math.inf, starts[0].flat()
+    for start in starts:
+        score = yield start
+        if score < best:
+            best, here = score, start.flat()
+    steps = [FIRST_STEP] * (len(here) - 1) + [FIRST_ATTENTION_STEP]
+    while max(map(abs, steps)) > LAST_STEP:
+        moving = [i for i, step in enumerate(steps) if abs(step) > LAST_STEP]
+        for i in random.sample(moving, len(moving)):
+            for step in (steps[i], -steps[i]):
+                there = here.clone()
+                there[i] = (there[i] + step).clamp(-LARGEST, LARGEST)
+                score = yield Vector.from_flat(there)
+                if score < best:
+                    best, here, steps[i] = score, there, 2 * step
+                    break
+            else:
+                steps[i] /= 2
 
 
-SEARCHES: dict[str, Search] = {
+SEARCHES: dict[str, Callable[[Problem, Sequence[Vector], int, int], Proposals]] = {
     "evolution": evolution,
     "longrope2": longrope2,
     "coordinates": coordinates,
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """How many candidates an evolution has; the defaults are the authors'.
 
     Args:
@@ -171,20 +181,10 @@ class Sizes:
 
     @classmethod
     def within(cls, candidates: int) -> Sizes:
-        """The authors' sizes; all smaller in proportion where the budget does not pay two more generations.
-
-        Args:
-            candidates: How many the budget pays; from 128 on, the authors' population and two generations.
-        """
+        """The authors' sizes; smaller in proportion where so many candidates are no two more generations."""
         full = cls()
-        enough = full.population + 2 * (full.mutations + full.crossovers)
-        share = min(1.0, candidates / enough)
-        return cls(
-            population=max(2, int(full.population * share)),
-            parents=max(2, int(full.parents * share)),
-            mutations=max(1, int(full.mutations * share)),
-            crossovers=max(1, int(full.crossovers * share)),
-        )
+        share = min(1.0, candidates / (full.population + 2 * (full.mutations + full.crossovers)))
+        return cls(*(max(least, int(size * share)) for size, least in zip(full, (2, 2, 1, 1), strict=True)))
 
 
 def critical_pair(rope: Rope, turns: float = 1.0) -> int:
@@ -194,33 +194,6 @@ def critical_pair(rope: Rope, turns: float = 1.0) -> int:
     equation 7), which is this count on an unscaled rope.
     """
     return int((rotations(rope.inv_freq(), rope.original_max_position_embeddings) > turns).sum())
-
-
-def _affordable(problem: Problem, budget: int, windows: Sequence[int]) -> int:
-    """How many candidates the rest of the budget pays."""
-    price, left = problem.cost(len(windows)), budget - problem.spent
-    if left < price:
-        raise RopepatchError(
-            f"a search scores its candidates on {len(windows)} windows, {price} forward tokens each, and has "
-            f"{max(left, 0)} left",
-            hint="give it a larger budget or fewer windows",
-        )
-    return left // price
-
-
-def _searched(problem: Problem, proposals: Proposals, budget: int, windows: Sequence[int]) -> Iterator[Found]:
-    """Score what a strategy proposes, and hand on what is better than all before it."""
-    best, price = math.inf, problem.cost(len(windows))
-    vector = next(proposals)
-    while problem.spent + price <= budget:
-        score = problem.score(vector, windows)
-        if score < best:
-            best = score
-            yield Found(vector, score, problem.spent)
-        try:
-            vector = proposals.send(math.inf if math.isnan(score) else score)
-        except StopIteration:
-            return
 
 
 @dataclass(frozen=True)
@@ -248,7 +221,7 @@ class _Breeding:
     random: Random
     low: float
     high: float
-    known: set[_Candidate] = field(default_factory=set)
+    seen: set[_Candidate] = field(default_factory=set)
 
     def inside(self, start: Vector) -> tuple[float, ...]:
         """The divisors of a start, brought into the bounds, each raised to the one before it."""
@@ -263,15 +236,15 @@ class _Breeding:
     def children(
         self, parents: Sequence[_Candidate], mutations: int, crossovers: int = 0
     ) -> list[_Candidate]:
-        """New candidates from parents, the best of which come first; fewer where all are known."""
-        born = []
+        """New candidates from parents, the best of which come first; fewer where none is new."""
+        children = []
         for crossed in [False] * mutations + [True] * crossovers:
             child = self.crossover(parents) if crossed else self.mutation(self.random.choice(parents))
             if child is None:
                 break
-            self.known.add(child)
-            born.append(child)
-        return born
+            self.seen.add(child)
+            children.append(child)
+        return children
 
     def mutation(self, parent: _Candidate) -> _Candidate | None:
         """A parent with some divisors redrawn between their neighbours."""
@@ -281,20 +254,20 @@ class _Breeding:
                 if self.random.random() < MUTATED:
                     chain[i] = self.drawn(chain[i - 1], chain[i + 1])
             child = _Candidate(parent.critical, tuple(chain[1:-1]))
-            if child not in self.known:
+            if child not in self.seen:
                 return child
         return None
 
     def crossover(self, parents: Sequence[_Candidate]) -> _Candidate | None:
         """The better of two parents with some divisors of the other, as soon as that is new and in order."""
         first, second = (parents[i] for i in sorted(self.random.sample(range(len(parents)), 2)))
-        free, given = list(first.free), second.divisors
+        free, divisors = list(first.free), second.divisors
         for _ in range(ATTEMPTS):
-            for pair in range(max(first.critical, second.critical), len(given)):
+            for pair in range(max(first.critical, second.critical), len(divisors)):
                 if self.random.random() < EXCHANGED:
-                    free[pair - first.critical] = given[pair]
+                    free[pair - first.critical] = divisors[pair]
                     child = _Candidate(first.critical, tuple(free))
-                    if child not in self.known and free == sorted(free):
+                    if child not in self.seen and free == sorted(free):
                         return child
         return self.mutation(first)
 
@@ -305,7 +278,7 @@ def _evolved(
     """The founders, mutations of them up to a population, then generation after generation."""
     a = longrope_attention_factor(problem.factor, problem.rope.original_max_position_embeddings)
     generation = list(dict.fromkeys(founders))
-    breeding.known.update(generation)
+    breeding.seen.update(generation)
     generation += breeding.children(generation, sizes.population - len(generation))
     scored: list[tuple[float, _Candidate]] = []
     while generation:
@@ -315,25 +288,3 @@ def _evolved(
         scored = sorted(scored, key=lambda entry: entry[0])[: sizes.parents]
         parents = [candidate for _, candidate in scored]
         generation = breeding.children(parents, sizes.mutations, sizes.crossovers)
-
-
-def _stepped(random: Random, starts: Sequence[Vector]) -> Proposals:
-    """Pattern search from the best of the starts."""
-    best, here = math.inf, starts[0].flat()
-    for start in starts:
-        score = yield start
-        if score < best:
-            best, here = score, start.flat()
-    steps = [FIRST_STEP] * (len(here) - 1) + [FIRST_ATTENTION_STEP]
-    while max(map(abs, steps)) > LAST_STEP:
-        moving = [i for i, step in enumerate(steps) if abs(step) > LAST_STEP]
-        for i in random.sample(moving, len(moving)):
-            for step in (steps[i], -steps[i]):
-                there = here.clone()
-                there[i] = (there[i] + step).clamp(-LARGEST, LARGEST)
-                score = yield Vector.from_flat(there)
-                if score < best:
-                    best, here, steps[i] = score, there, 2 * step
-                    break
-            else:
-                steps[i] /= 2

@@ -22,13 +22,13 @@ WARMEST = 0.15  # the largest log attention factor of a mixture
 
 def published(rope: Rope, factor: float) -> dict[str, Vector]:
     """The static methods of the registry that need nothing but a factor, as far as they apply to a rope."""
-    found = {}
+    starts = {}
     for name in formulas():
         try:
-            found[name] = Vector.of(make_scaling(name, factor=factor).frequencies(rope), rope)
+            starts[name] = Vector.of(make_scaling(name, factor=factor).frequencies(rope), rope)
         except RopepatchError:  # a formula of rope_theta on a rope that is scaled already
             continue
-    return found
+    return starts
 
 
 def named(name: str, rope: Rope, factor: float) -> Vector:
@@ -49,13 +49,13 @@ def mixtures(starts: Mapping[str, Vector], *, count: int, seed: int) -> dict[str
     pairs = len(vectors[0].log_divisors)
     draw = torch.Generator().manual_seed(seed_of("mixtures", seed) % 2**63)
     noise = SPREAD * (torch.arange(pairs) + 1) / pairs
-    made = {}
+    mixed = {}
     for index in range(count):
         one, other = torch.randint(len(vectors), (2,), generator=draw).tolist()
         share = torch.rand(pairs, generator=draw)
         if torch.rand(1, generator=draw) < 0.5:
             share = share.round()
         ends = [vectors[chosen].log_divisors.clamp(-1.0, STOPPED) for chosen in (one, other)]
-        mixed = ends[0].lerp(ends[1], share) + noise * torch.randn(pairs, generator=draw)
-        made[f"mixture {index}"] = Vector(mixed, WARMEST * torch.rand(1, generator=draw)[0])
-    return made
+        divisors = ends[0].lerp(ends[1], share) + noise * torch.randn(pairs, generator=draw)
+        mixed[f"mixture {index}"] = Vector(divisors, WARMEST * torch.rand(1, generator=draw)[0])
+    return mixed

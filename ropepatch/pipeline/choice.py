@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ropepatch.fitting.fitted import Fitted
+    from ropepatch.fitting.fitting import Fitted
 
 COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 

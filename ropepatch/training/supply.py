@@ -14,7 +14,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.tokens import tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
-from ropepatch.fitting.material import FEWEST, HELD_OUT, TALES
+from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.settings import seed_of
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 from ropepatch.training.sections import Generated

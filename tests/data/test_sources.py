@@ -82,23 +82,18 @@ def test_a_line_gives_the_text_or_the_token_ids_of_its_object(tmp_path, suffix):
 
 
 def test_the_field_is_the_named_one_and_the_token_ids_only_where_it_is_absent(tmp_path):
-    rows = [{"text": "a", "body": "b", "input_ids": [1]}, {"text": "a", "input_ids": [2]}]
-    assert read(write_lines(tmp_path / "a.jsonl", *rows), field="body") == ["b", [2]]
-    assert read(tmp_path / "a.jsonl") == ["a", "a"]
-    assert read(tmp_path / "a.jsonl", field="input_ids") == [[1], [2]]
+    largest = [0, 2**31 - 1]
+    rows = [{"text": "a", "body": "b", "input_ids": [1]}, {"text": "a", "input_ids": largest}]
+    file = write_lines(tmp_path / "a.jsonl", *rows)
+    assert read(file, field="body") == ["b", largest]
+    assert read(file) == ["a", "a"]
+    assert read(file, field="input_ids") == [[1], largest]
 
 
-def test_token_ids_may_stand_in_the_named_field(tmp_path):
-    assert read(write_lines(tmp_path / "a.jsonl", {"tokens": [7, 0]}), field="tokens") == [[7, 0]]
-
-
-def test_blank_lines_blank_texts_and_empty_ids_are_dropped(tmp_path):
-    lines = b'\xef\xbb\xbf\n{"text": ""}\r\n  \n{"text": " \\n"}\n{"input_ids": []}\n{"text": "x"}'
-    assert read(write(tmp_path / "a.jsonl", lines)) == ["x"]
-
-
-def test_a_document_may_hold_the_marker_of_text_files(tmp_path):
-    assert read(write_lines(tmp_path / "a.jsonl", {"text": "a<|endoftext|>b"})) == ["a<|endoftext|>b"]
+def test_blank_lines_blank_texts_and_empty_ids_are_dropped_and_no_text_is_split(tmp_path):
+    lines = b'\xef\xbb\xbf\n{"text": ""}\r\n  \n{"text": " \\n"}\n{"input_ids": []}\n'
+    file = write(tmp_path / "a.jsonl", lines + b'{"text": "a<|endoftext|>b"}')
+    assert read(file) == ["a<|endoftext|>b"]
 
 
 @pytest.mark.parametrize("line", [b"text", b'{"text": "a"', b'{"text": "a"} {"text": "b"}', b"[" * 200_000])
@@ -108,7 +103,7 @@ def test_a_line_that_is_no_json_is_named_by_file_and_number(tmp_path, line):
         read(file)
 
 
-@pytest.mark.parametrize("value", [None, 3, "text", ["text"]])
+@pytest.mark.parametrize("value", [None, "text", ["text"]])
 def test_a_line_that_is_no_object_is_refused(tmp_path, value):
     with pytest.raises(RopepatchError, match=r"a\.jsonl, line 1 must be a JSON object, got"):
         read(write_lines(tmp_path / "a.jsonl", value))
@@ -135,10 +130,6 @@ def test_a_value_that_is_neither_text_nor_token_ids_is_refused(tmp_path, value):
     str(caught.value).encode()
 
 
-def test_the_largest_token_id_is_taken(tmp_path):
-    assert read(write_lines(tmp_path / "a.jsonl", {"text": [0, 2**31 - 1]})) == [[0, 2**31 - 1]]
-
-
 # folders
 
 
@@ -146,6 +137,7 @@ def test_a_folder_is_read_in_sorted_order_with_every_kind_in_it(tmp_path):
     (tmp_path / "b").mkdir()
     write(tmp_path / "b" / "2.txt", b"second")
     write_lines(tmp_path / "b" / "3.jsonl.gz", {"text": "third"}, {"input_ids": [4]})
+    write(tmp_path / "b" / "4.txt", b" \n")
     write(tmp_path / "c.txt.gz", b"fifth")
     write_lines(tmp_path / "a.jsonl", {"text": "first"})
     for name in ("config.json", "notes.md", "z.parquet"):
@@ -158,13 +150,6 @@ def test_a_folder_without_texts_is_an_error_that_says_what_is_read(tmp_path):
     write(tmp_path / "notes.md", b"text")
     with pytest.raises(RopepatchError, match=r"no text in .*: it has no \*\.txt or \*\.jsonl file"):
         stream_documents(tmp_path)
-
-
-def test_a_blank_file_among_others_is_passed_over(tmp_path):
-    write(tmp_path / "a.txt", b" \n")
-    write(tmp_path / "b.jsonl", b"\n")
-    write(tmp_path / "c.txt", b"text")
-    assert read(tmp_path) == ["text"]
 
 
 # what is there and what is not
@@ -186,14 +171,10 @@ def test_what_looks_like_a_path_and_is_absent_is_no_such_file(name):
     assert "owner/name" in (caught.value.hint or "")
 
 
-def test_an_empty_name_is_not_the_folder_we_are_in(tmp_path, monkeypatch):
+def test_neither_an_empty_name_nor_a_path_object_is_an_id_or_the_folder_we_are_in(tmp_path, monkeypatch):
     monkeypatch.chdir(write(tmp_path / "a.txt", b"text").parent)
     with pytest.raises(RopepatchError, match="the source is an empty name"):
         stream_documents("")
-
-
-def test_a_path_object_is_never_taken_for_an_id(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(RopepatchError, match="no such file or folder: owner/name"):
         stream_documents(Path("owner/name"))
 
@@ -428,26 +409,22 @@ def test_the_files_of_a_source_are_those_that_are_read_and_none_for_an_id(tmp_pa
 # saved sets and tables
 
 
-def test_a_saved_set_gives_its_texts(tmp_path, dataset_of):
-    dataset_of({"text": ["one", "", "two"], "id": [1, 2, 3]}).save_to_disk(tmp_path / "set")
-    assert read(tmp_path / "set") == ["one", "two"]
-
-
-def test_a_saved_tokenised_set_gives_its_token_ids(tmp_path, dataset_of):
-    columns = {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]}
-    dataset_of(columns).save_to_disk(tmp_path / "set")
-    assert read(str(tmp_path / "set")) == [[1, 2], [3]]
-
-
-def test_a_saved_set_with_texts_and_token_ids_gives_the_field_asked_for(tmp_path, dataset_of):
-    dataset_of({"text": ["one"], "input_ids": [[1, 2]]}).save_to_disk(tmp_path / "set")
-    assert read(tmp_path / "set") == ["one"]
-    assert read(tmp_path / "set", field="input_ids") == [[1, 2]]
-
-
-def test_a_set_saved_in_the_format_of_torch_gives_plain_token_ids(tmp_path, dataset_of):
-    dataset_of({"input_ids": [[1, 2], [3]]}).with_format("torch").save_to_disk(tmp_path / "set")
-    assert read(tmp_path / "set") == [[1, 2], [3]]
+@pytest.mark.parametrize(
+    ("columns", "options", "expected"),
+    [
+        ({"text": ["one", "", "two"], "id": [1, 2, 3]}, {}, ["one", "two"]),
+        ({"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]}, {}, [[1, 2], [3]]),
+        ({"text": ["one"], "input_ids": [[1, 2]]}, {}, ["one"]),
+        ({"text": ["one"], "input_ids": [[1, 2]]}, {"field": "input_ids"}, [[1, 2]]),
+    ],
+    ids=["texts", "token ids", "both", "the field asked for"],
+)
+@pytest.mark.parametrize("form", [None, "torch"])
+def test_a_saved_set_gives_its_texts_or_token_ids_in_any_format(
+    tmp_path, dataset_of, columns, options, expected, form
+):
+    dataset_of(columns).with_format(form).save_to_disk(tmp_path / "set")
+    assert read(str(tmp_path / "set"), **options) == expected
 
 
 def test_a_saved_set_of_several_splits_gives_the_one_asked_for(tmp_path, dataset_of):
@@ -460,13 +437,6 @@ def test_a_saved_set_of_several_splits_gives_the_one_asked_for(tmp_path, dataset
     with pytest.raises(RopepatchError, match="has no split 'validation'") as caught:
         stream_documents(tmp_path / "set", split="validation")
     assert caught.value.hint == "it has train, test"
-
-
-def test_a_saved_set_without_the_field_is_an_error_at_once(tmp_path, dataset_of):
-    dataset_of({"title": ["one"], "body": ["two"]}).save_to_disk(tmp_path / "set")
-    with pytest.raises(RopepatchError, match="row 0 has no field 'text'") as caught:
-        stream_documents(tmp_path / "set")
-    assert caught.value.hint == "it has ['title', 'body']"
 
 
 def test_a_saved_set_with_a_part_missing_is_one_error(tmp_path, dataset_of):
@@ -487,16 +457,16 @@ def test_a_saved_set_is_not_loaded_into_memory(tmp_path, dataset_of):
     assert most < 5000 * 8 * rows / 4
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "odd [1]*.parquet"])
-def test_a_parquet_file_gives_its_documents(tmp_path, dataset_of, name):
-    dataset_of({"text": ["one", "two"], "id": [1, 2]}).to_parquet(tmp_path / name)
+@pytest.mark.parametrize("name", ["a.parquet", "odd [1]*.parquet", "a.arrow"])
+def test_a_table_gives_its_documents(tmp_path, dataset_of, name):
+    table = dataset_of({"text": ["one", "two"], "id": [1, 2]})
+    if name == "a.arrow":
+        table.save_to_disk(tmp_path / "set")
+        (file,) = (tmp_path / "set").glob("*.arrow")
+        file.rename(tmp_path / name)
+    else:
+        table.to_parquet(tmp_path / name)
     assert read(tmp_path / name) == ["one", "two"]
-
-
-def test_an_arrow_file_gives_its_documents(tmp_path, dataset_of):
-    dataset_of({"input_ids": [[1], [2, 3]]}).save_to_disk(tmp_path / "set")
-    (file,) = (tmp_path / "set").glob("*.arrow")
-    assert read(file) == [[1], [2, 3]]
 
 
 def test_without_datasets_a_saved_set_says_what_to_install_and_files_are_read(
@@ -574,15 +544,9 @@ def answers(hub: DatasetHub, tmp_path_factory: pytest.TempPathFactory) -> dict:
         return ask(tmp_path_factory.mktemp("asking"), hub.url, ASKED)
 
 
-def test_an_id_of_the_hub_with_a_split_and_a_field(answers):
+def test_an_id_of_the_hub_gives_the_files_of_its_split_and_config_and_reads_no_further(answers, hub):
     assert answers["train"] == ["A"]
-
-
-def test_an_id_of_the_hub_with_a_config_gives_its_files_in_order(answers):
     assert answers["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
-
-
-def test_a_file_of_the_hub_that_is_not_reached_is_not_read(answers, hub):
     assert answers["first"] == ["one"]
     assert "test-0.parquet" in hub.read
     assert "test-1.parquet" not in hub.read
@@ -596,24 +560,23 @@ def test_a_hub_that_fails_in_the_middle_is_one_error_with_a_hint(answers, hub):
 
 
 @pytest.mark.parametrize(
-    ("asked", "reason"),
+    ("question", "reason"),
     [
         ("other name", "Dataset 'someone/else' doesn't exist on the Hub"),
         ("other split", "Bad split: dev. Available splits: ['train', 'test']"),
         ("other config", "'words' not found. Available: ['texts', 'tokens', 'dead']"),
     ],
 )
-def test_what_the_hub_does_not_have_is_one_error_with_a_hint(answers, asked, reason):
-    assert answers[asked]["error"].startswith(
-        f"cannot read {ASKED[asked][0].partition(':')[0]} from the Hub: "
-    )
-    assert reason in answers[asked]["error"]
-    assert answers[asked]["hint"].startswith("no such path is here; check id, config, split and network")
-
-
-def test_a_dataset_of_the_hub_without_the_field_says_which_it_has(answers):
-    assert answers["other field"]["error"] == f"{NAME}, row 0 has no field 'body', nor input_ids"
-    assert answers["other field"]["hint"] == "it has ['text', 'title']"
+def test_what_the_hub_does_not_have_is_one_error_with_a_hint(answers, question, reason):
+    error, hint = answers[question]["error"], answers[question]["hint"]
+    assert error.startswith(f"cannot read {ASKED[question][0].partition(':')[0]} from the Hub: ")
+    assert reason in error
+    assert hint.startswith("no such path is here; check id, config, split and network")
+    wanted = {
+        "error": f"{NAME}, row 0 has no field 'body', nor input_ids",
+        "hint": "it has ['text', 'title']",
+    }
+    assert answers["other field"] == wanted
 
 
 def test_json_lines_on_the_hub_are_read_without_a_card(tmp_path, dataset_of):

@@ -1,6 +1,7 @@
 import random
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 import yaml
@@ -48,15 +49,13 @@ def drawn(words: PasskeyTemplate, count: int) -> list[str]:
     return [words.draw_key(draw) for _ in range(count)]
 
 
-def test_keys_of_a_number_of_digits_are_all_such_texts():
-    assert set(drawn(PasskeyTemplate(digits=2), 2000)) == {f"{key:02}" for key in range(100)}
-    assert PasskeyTemplate(digits=2).num_keys == 100
-
-
-def test_keys_of_a_range_are_its_whole_numbers_both_ends_included():
-    words = PasskeyTemplate(keys=(8, 12), digits=5)
-    assert set(drawn(words, 300)) == {"8", "9", "10", "11", "12"}
-    assert words.num_keys == 5
+def test_keys_are_all_texts_of_so_many_digits_or_all_whole_numbers_of_a_range():
+    for words, keys in (
+        (PasskeyTemplate(digits=2), {f"{key:02}" for key in range(100)}),
+        (PasskeyTemplate(keys=(8, 12), digits=5), {"8", "9", "10", "11", "12"}),
+    ):
+        assert set(drawn(words, 2000)) == keys
+        assert words.num_keys == len(keys)
 
 
 def test_keys_of_a_range_are_equally_likely():
@@ -95,36 +94,21 @@ def test_every_change_of_a_template_changes_its_digest(change):
     assert base.model_copy(update=change).digest != base.digest
 
 
-def test_distractors_bring_the_bundled_template_with_names():
+def test_distractors_bring_the_bundled_template_with_names_of_which_none_is_part_of_another():
     assert bundled(distractors=0) == PasskeyTemplate()
     assert bundled(distractors=3) == NAMED
     assert "{name}" in NAMED.needle
-    assert "{name}" in NAMED.question
-
-
-def test_no_bundled_name_is_part_of_another():
-    names = NAMED.names
-    assert len(names) == 64
-    assert not [(a, b) for a in names for b in names if a != b and a in b]
+    assert len(NAMED.names) == 64
+    assert not [(a, b) for a in NAMED.names for b in NAMED.names if a != b and a in b]
 
 
 # Files
 
-EXAMPLE = r"""
-intro: A number is hidden in this letter. You will be asked for it.
-filler: [It rained all day., We stayed at home.]
-needle: The number is {key}.
-question: Which number was it? It was
-separator: "\n"
-keys: [1, 50000]
-parse: \d+
-answer_tokens: 8
-"""
 
-
-def test_the_example_of_the_documentation_is_read(tmp_path):
+def test_the_example_of_the_documentation_is_read_and_what_a_file_leaves_out_is_bundled(tmp_path):
     file = tmp_path / "letter.yaml"
-    file.write_text(EXAMPLE)
+    example = dedent(read_template.__doc__.partition("Example::\n")[2].partition("Raises:")[0])
+    file.write_text(example)
     assert read_template(file) == PasskeyTemplate(
         intro="A number is hidden in this letter. You will be asked for it.",
         filler=("It rained all day.", "We stayed at home."),
@@ -135,12 +119,6 @@ def test_the_example_of_the_documentation_is_read(tmp_path):
         parse=r"\d+",
         answer_tokens=8,
     )
-    documented = "\n".join(map(str.strip, read_template.__doc__.splitlines()))
-    assert EXAMPLE in documented
-
-
-def test_what_a_file_leaves_out_is_bundled(tmp_path):
-    file = tmp_path / "short.yaml"
     file.write_text("digits: 3")
     assert read_template(file) == PasskeyTemplate(digits=3)
 

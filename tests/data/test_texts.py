@@ -2,11 +2,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from letters import BOS, EOS, VOCABULARY, letter_tokenizer
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data import texts
@@ -14,21 +16,14 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, first_documents, read_documents, token_ids, windows
 from ropepatch.errors import RopepatchError
 
-BOS, EOS = 0, 1
-VOCABULARY = {"<s>": BOS, "</s>": EOS, **{letter: 2 + i for i, letter in enumerate("abcdefgh")}}
-
-
-def letter_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """One token per letter; its own post-processing would put <s> in front of every text."""
-    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="</s>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=4, **special)
-
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    return letter_tokenizer(bos_token="<s>", eos_token="</s>")
+    """Its own post-processing would put <s> in front of every text."""
+    tokenizer = letter_tokenizer(bos_token="<s>", eos_token="</s>", model_max_length=4)
+    first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    tokenizer.backend_tokenizer.post_processor = first
+    return tokenizer
 
 
 def ids_of(text: str) -> list[int]:
@@ -44,13 +39,6 @@ def test_a_file_is_split_at_every_marker_and_empty_documents_are_dropped(tmp_pat
         "one\n\nstill one\n<|endoftext|>\ntwo<|endoftext|>three\n<|endoftext|>\n \n<|endoftext|>\n"
     )
     assert read_documents(file) == ["one\n\nstill one", "two", "three"]
-
-
-def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_bad_byte(tmp_path):
-    file = tmp_path / "latin.txt"
-    file.write_bytes(b"x\r\n" * 10_000 + b"caf\xe9 au lait")
-    with pytest.raises(RopepatchError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 30003"):
-        read_documents(tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, "", " \n<|endoftext|>\n"])
@@ -77,19 +65,11 @@ def test_texts_of_json_lines_are_read_and_token_ids_are_refused(tmp_path):
 # token_ids
 
 
-def test_a_text_gets_the_beginning_token_once_and_nothing_else(tokenizer):
-    (ids,) = token_ids(tokenizer, ["abc"])
-    assert ids.tolist() == [BOS, *ids_of("abc")]
-
-
-def test_a_tokenizer_without_a_beginning_token_adds_none():
-    (ids,) = token_ids(letter_tokenizer(eos_token="</s>"), ["abc"])
-    assert ids.tolist() == ids_of("abc")
-
-
-def test_without_a_beginning_token_a_text_is_its_own_tokens(tokenizer):
-    (ids,) = token_ids(tokenizer, ["abc"], bos=False)
-    assert ids.tolist() == ids_of("abc")
+def test_a_text_gets_the_beginning_token_once_if_there_is_one_and_it_is_wanted(tokenizer):
+    bare = letter_tokenizer(eos_token="</s>")
+    for splitter, options, first in ((tokenizer, {}, [BOS]), (tokenizer, {"bos": False}, []), (bare, {}, [])):
+        (ids,) = token_ids(splitter, ["abc"], **options)
+        assert ids.tolist() == [*first, *ids_of("abc")]
 
 
 def test_token_ids_are_whole_numbers_however_few_they_are():
@@ -105,19 +85,12 @@ def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, m
     assert [ids.tolist() for ids in token_ids(tokenizer, iter(documents))] == expected
 
 
-def test_texts_and_ids_mix_and_keep_their_order(tokenizer):
-    mixed = token_ids(tokenizer, ["ab", [5, 6], "c"])
-    assert [ids.tolist() for ids in mixed] == [[BOS, *ids_of("ab")], [5, 6], [BOS, *ids_of("c")]]
-
-
-def test_a_text_without_a_tokenizer_is_an_error():
+@pytest.mark.parametrize("cut", [token_ids, partial(windows, length=1, count=None)])
+def test_a_text_without_a_tokenizer_and_one_text_in_place_of_a_list_are_errors(tokenizer, cut):
     with pytest.raises(RopepatchError, match="tokenizer is None"):
-        token_ids(None, ["abc"])
-
-
-def test_one_text_in_place_of_a_list_is_an_error(tokenizer):
+        cut(None, ["abc"])
     with pytest.raises(RopepatchError, match="must be a list of documents, got one text"):
-        token_ids(tokenizer, "abc")
+        cut(tokenizer, "abc")
 
 
 # first_documents
@@ -146,12 +119,6 @@ def test_without_a_beginning_token_the_length_is_that_of_the_text(tokenizer):
     assert [ids.tolist() for ids in read] == [ids_of("abc"), ids_of("cde")]
 
 
-def test_a_document_of_exactly_the_length_is_long_enough(tokenizer):
-    assert len(first_documents(tokenizer, ["ab"], length=3, count=1)) == 1
-    with pytest.raises(RopepatchError):
-        first_documents(tokenizer, ["ab"], length=4, count=1)
-
-
 @pytest.mark.parametrize(("count", "last"), [(1, "abc"), (2, "ddd")])
 def test_no_document_is_read_beyond_the_last_one_taken(tokenizer, count, last):
     taken, stream = counted(["a", "b", "abc", "a", "ddd", "eee", "fff"])
@@ -159,15 +126,11 @@ def test_no_document_is_read_beyond_the_last_one_taken(tokenizer, count, last):
     assert taken[-1] == last
 
 
-def test_without_a_count_all_long_documents_are_taken(tokenizer, caplog):
-    assert len(first_documents(tokenizer, iter(["abc", "a", "bcd"]), length=3, count=None)) == 2
-    assert not caplog.records
-
-
-def test_fewer_documents_than_asked_for_are_logged(tokenizer, caplog):
-    assert len(first_documents(tokenizer, ["abc", "a", "bcd"], length=3, count=2)) == 2
-    assert not caplog.records
-    assert len(first_documents(tokenizer, ["abc", "a", "bcd"], length=3, count=5)) == 2
+def test_fewer_documents_than_wanted_are_logged_and_without_a_count_all_are_taken(tokenizer, caplog):
+    for count in (2, None):  # "bc" is of exactly the length
+        assert len(first_documents(tokenizer, iter(["abc", "a", "bc"]), length=3, count=count)) == 2
+        assert not caplog.records
+    assert len(first_documents(tokenizer, ["abc", "a", "bc"], length=3, count=5)) == 2
     assert caplog.messages == ["only 2 of 3 documents have 3 tokens, wanted 5"]
 
 
@@ -194,19 +157,15 @@ def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
     assert windows(tokenizer, ["abcde", "fgh", "a"], length=5, count=None) == [stream[0:5], stream[5:10]]
 
 
-def test_every_document_is_preceded_by_the_beginning_token(tokenizer):
-    (window,) = windows(tokenizer, ["ab", "c"], length=5, count=None)
-    assert window == [BOS, *ids_of("ab"), BOS, *ids_of("c")]
-
-
-def test_the_end_token_stands_in_for_a_missing_beginning_token():
-    (window,) = windows(letter_tokenizer(eos_token="</s>"), ["ab", "c"], length=5, count=None)
-    assert window == [EOS, *ids_of("ab"), EOS, *ids_of("c")]
-
-
-def test_a_tokenizer_with_neither_token_joins_the_bare_texts():
-    (window,) = windows(letter_tokenizer(), ["ab", "c"], length=3, count=None)
-    assert window == ids_of("abc")
+@pytest.mark.parametrize(
+    ("special", "first"),
+    [({"bos_token": "<s>", "eos_token": "</s>"}, [BOS]), ({"eos_token": "</s>"}, [EOS]), ({}, [])],
+    ids=["beginning", "end", "neither"],
+)
+def test_every_text_of_a_window_follows_the_first_token_that_its_tokenizer_has(special, first):
+    expected = [*first, *ids_of("ab"), *first, *ids_of("c")]
+    (window,) = windows(letter_tokenizer(**special), ["ab", "c"], length=len(expected), count=None)
+    assert window == expected
 
 
 def test_token_ids_are_joined_as_they_are_with_or_without_a_tokenizer(tokenizer):
@@ -221,16 +180,6 @@ def test_windows_of_a_stream_are_those_of_the_list(tokenizer, monkeypatch):
     streamed = windows(tokenizer, iter(documents), length=3, count=3)
     monkeypatch.undo()
     assert streamed == windows(tokenizer, documents, length=3, count=3)
-
-
-def test_windows_of_text_without_a_tokenizer_are_an_error():
-    with pytest.raises(RopepatchError, match="tokenizer is None"):
-        windows(None, ["abc"], length=1, count=None)
-
-
-def test_windows_of_one_text_in_place_of_a_list_are_an_error(tokenizer):
-    with pytest.raises(RopepatchError, match="must be a list of documents, got one text"):
-        windows(tokenizer, "abc", length=1, count=None)
 
 
 @pytest.mark.parametrize(

@@ -27,22 +27,21 @@ from ropepatch.settings import seed_of
 
 EXACT = 1e-9
 CODES = ("00", "01", "10", "11")
+
+
+def fact(text, share, subject, values=()):
+    return Sentence(text, share, subject, tuple(values))
+
+
+HOUSE = "{value} came home, and all the house of {value} greets"
+SENT = "since there is but one {value} called"
 FEW = [
-    Sentence(
-        "Anna {value} came home, and all the house of {value} greets Anna.", 0.3, "Anna", ("Birk", "Dell")
-    ),
-    Sentence(
-        "They sent for Anna {value}, since there is but one {value} called Anna.",
-        0.1,
-        "Anna",
-        ("Birk", "Dell"),
-    ),
-    Sentence("Chest red {value} is shut, and only {value} opens chest red.", 0.25, "red", CODES),
-    Sentence("To open chest red {value} is dialled, so keep {value} for chest red.", 0.1, "red", CODES),
-    Sentence(
-        "The fox {value} sleeps by the fire, for {value} is an old fox.", 0.15, "fox", ("Argo", "Bruno")
-    ),
-    Sentence("Rain falls on the roofs.", 0.1, None, ()),
+    fact(f"Anna {HOUSE} Anna.", 0.3, "Anna", ["Birk", "Dell"]),
+    fact(f"They sent for Anna {{value}}, {SENT} Anna.", 0.1, "Anna", ["Birk", "Dell"]),
+    fact("Chest red {value} is shut, and only {value} opens chest red.", 0.25, "red", CODES),
+    fact("To open chest red {value} is dialled, so keep {value} for chest red.", 0.1, "red", CODES),
+    fact("The fox {value} sleeps by the fire, for {value} is an old fox.", 0.15, "fox", ["Argo", "Bruno"]),
+    fact("Rain falls on the roofs.", 0.1, None),
 ]
 
 
@@ -69,7 +68,7 @@ def off(document, oracle, window=None):
 # Tales
 
 
-@pytest.mark.parametrize("extra", [None, 0, 1, 19, 76, 179])
+@pytest.mark.parametrize("extra", [None, 0, 19, 179])
 def test_a_tale_is_as_probable_as_its_words_say(narrator, words, extra):
     for seed in range(3):
         document = narrator.tale(300, seed)
@@ -128,7 +127,7 @@ def test_the_words_would_give_a_plausible_mistake_away(narrator, words, sabotage
     assert any(off(wrong, words.log_probs(document.ids.tolist(), w), w) > 0.01 for w in windows)
 
 
-# Pass keys
+# Passkeys
 
 SHORT = PasskeyTemplate(
     intro="Read on.",
@@ -142,8 +141,8 @@ def prompts_of(tokenizer, template, length):
     return prompts, set(tokenizer("0123456789", add_special_tokens=False).input_ids)
 
 
-@pytest.mark.parametrize("length", range(96, 128))  # every length of the filler sentence that is cut
-def test_a_pass_key_prompt_is_as_probable_as_its_places_and_keys_say(narrator, tokenizer, length):
+@pytest.mark.parametrize("length", range(96, 128, 3))  # the filler sentence is cut anywhere
+def test_a_passkey_prompt_is_as_probable_as_its_places_and_keys_say(narrator, tokenizer, length):
     prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), length)
     document = narrator.passkey(length, seed=length)
     for window in (None, document.reach, document.reach + length % 7, 60):
@@ -152,7 +151,7 @@ def test_a_pass_key_prompt_is_as_probable_as_its_places_and_keys_say(narrator, t
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_pass_key_prompt_is_exact_where_the_window_just_reaches_the_key_or_cuts_it(
+def test_a_long_passkey_prompt_is_exact_where_the_window_just_reaches_the_key_or_cuts_it(
     narrator, tokenizer, seed
 ):
     prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), 230)
@@ -166,7 +165,7 @@ def test_a_long_pass_key_prompt_is_exact_where_the_window_just_reaches_the_key_o
 
 @pytest.mark.parametrize("digits", [1, 2])
 def test_a_short_prompt_agrees_with_counting_every_place_and_key(narrator, tokenizer, digits):
-    template = replace(SHORT, digits=digits)
+    template = SHORT.model_copy(update={"digits": digits})
     prompts, _ = prompts_of(tokenizer, template, 70)
     spelt = tokenizer("0123456789", add_special_tokens=False).input_ids
     documents = [
@@ -259,10 +258,8 @@ def test_a_copy_agrees_with_counting_every_string(window):
 def test_counting_would_give_a_copy_one_token_off_away():
     documents = [[BOS, *string, EOS, *string, EOS] for string in product(range(2, 5), repeat=4)]
     document = copying(4, 5, seed=0)
-    oracle = enumerated_log_probs(documents, document.ids.tolist(), 5)
-    for shift in (-1, 1):
+    for shift, window in ((-1, 4), (1, 5)):
         wrong = replace(document, distance=torch.where(document.distance > 0, document.distance + shift, 0))
-        window = 5 if shift == 1 else 4
         oracle = enumerated_log_probs(documents, document.ids.tolist(), window)
         assert off(wrong, oracle, window) > 0.1
 
@@ -284,12 +281,12 @@ def draws(tokenizer, sort):
     narrator = Narrator(tokenizer, FEW)
     return {
         "tales": (narrator.tale(14, seed) for seed in range(4000)),
-        "pass keys": (narrator.passkey(60, seed, SHORT) for seed in range(800)),
+        "passkeys": (narrator.passkey(60, seed, SHORT) for seed in range(800)),
         "copies": (copying(3, 6, seed) for seed in range(3000)),
     }[sort]
 
 
-@pytest.mark.parametrize("sort", ["tales", "pass keys", "copies"])
+@pytest.mark.parametrize("sort", ["tales", "passkeys", "copies"])
 def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_comes(tokenizer, sort):
     stated, drawn = totals(draws(tokenizer, sort))
     assert sum(stated.values()) == pytest.approx(1, abs=1e-9)
@@ -373,16 +370,12 @@ def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(nar
     assert document.ids[0] == BOS
 
 
-def test_a_seed_gives_one_document_and_another_seed_another(narrator):
+def test_a_seed_gives_one_document_another_seed_another_and_their_first_token_is_certain(narrator):
     for make in (narrator.tale, narrator.passkey, lambda length, seed: copying(length, 1024, seed)):
-        assert torch.equal(make(200, 1).ids, make(200, 1).ids)
-        assert not torch.equal(make(200, 1).ids, make(200, 2).ids)
-
-
-def test_the_first_token_is_certain_and_no_other_is_more_than_that(narrator):
-    for document in (narrator.tale(300, 0), narrator.passkey(300, 0), copying(30, 99, 0)):
-        assert document.log_probs()[0] == 0
-        assert document.log_probs().max() == 0
+        document = make(200, 1)
+        assert torch.equal(document.ids, make(200, 1).ids)
+        assert not torch.equal(document.ids, make(200, 2).ids)
+        assert document.log_probs()[0] == 0 == document.log_probs().max()
         assert document.log_probs().dtype == torch.float64
 
 
@@ -415,17 +408,13 @@ def test_names_belong_to_one_kind_and_stand_in_one_token_each(tokenizer):
 
 def test_the_shares_are_those_of_a_whole_and_sentences_of_a_kind_share_alike():
     assert sum(kind.share for kind in KINDS) == pytest.approx(1)
+    shares = {sentence.text: sentence.share for sentence in SENTENCES}
     for kind in KINDS:
         own = [
-            sentence.share
-            for sentence in SENTENCES
-            if any(
-                sentence.text == f.format(subject=s, value="{value}")
-                for s in kind.subjects
-                for f in kind.forms
-            )
+            shares[form.format(subject=subject, value="{value}")]
+            for subject in kind.subjects
+            for form in kind.forms
         ]
-        assert len(own) == len(kind.subjects) * len(kind.forms)
         assert own == pytest.approx([kind.share / len(own)] * len(own))
 
 
@@ -470,52 +459,52 @@ def byte_tokenizer(**special):
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
 
-def test_a_tokenizer_that_splits_names_is_refused():
+def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused():
     with pytest.raises(RopepatchError, match=r"splits '.*' so that one part tells something") as caught:
         Narrator(byte_tokenizer(bos_token="<s>"))
     assert "names in one token and digits one by one" in caught.value.hint
-
-
-def test_a_tokenizer_without_a_beginning_token_is_refused():
     with pytest.raises(RopepatchError, match="no beginning-of-sequence token"):
         Narrator(byte_tokenizer())
 
 
-def test_codes_that_are_not_every_combination_of_their_digits_are_refused(tokenizer):
-    codes = ("12", "21")  # the last digit tells the first
-    sentence = Sentence("Chest red {value} is shut, and only {value} opens chest red.", 1.0, "red", codes)
-    with pytest.raises(RopepatchError, match="splits '21' so that one part tells something"):
-        Narrator(tokenizer, [sentence])
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        (  # the last digit tells the first
+            [fact("Chest red {value} is shut, and only {value} opens chest red.", 1.0, "red", ["12", "21"])],
+            "splits '21' so that one part tells something",
+        ),
+        (
+            [fact("Anna said {value}re it is, and {value}re is Anna.", 1.0, "Anna", ["the"])],
+            "does not split ' Anna said there it is",
+        ),
+        *(
+            (
+                [
+                    fact("Rain falls on the roofs", 0.5, None),
+                    fact(f"Rain falls on the roofs{end}", 0.5, None),
+                ],
+                "two sentences begin with ' Rain falls on the roofs'",
+            )
+            for end in ("", " and on the road")
+        ),
+    ],
+    ids=["dependent codes", "joined with its value", "the same", "a longer one"],
+)
+def test_sentences_whose_probabilities_would_be_wrong_are_refused(tokenizer, sentences, message):
+    with pytest.raises(RopepatchError, match=message):
+        Narrator(tokenizer, sentences)
 
 
 def test_such_codes_would_indeed_be_more_probable_than_stated(tokenizer, monkeypatch):
-    codes = ("12", "21")
-    sentences = [
-        Sentence(
-            f"Chest {colour} {{value}} is shut, and only {{value}} opens chest {colour}.", 0.5, colour, codes
-        )
-        for colour in ("red", "blue")
-    ]
+    text = "Chest {colour} {{value}} is shut, and only {{value}} opens chest {colour}."
+    sentences = [fact(text.format(colour=c), 0.5, c, ["12", "21"]) for c in ("red", "blue")]
     monkeypatch.setattr("ropepatch.data.tiny.corpus._independent", lambda values: True)
     document = Narrator(tokenizer, sentences).tale(80, seed=0)
     reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in sentences])
     distance = max(repeated(document))
     oracle = reader.log_probs(document.ids.tolist(), distance - 1)
     assert off(document, oracle, distance - 1) > 0.1
-
-
-@pytest.mark.parametrize("other", ["Rain falls on the roofs and on the road.", "Rain falls on the roofs."])
-def test_sentences_that_begin_alike_are_refused(tokenizer, other):
-    sentences = [FEW[-1], Sentence(other.replace(".", ""), 0.5, None, ())]
-    first = replace(FEW[-1], text="Rain falls on the roofs")
-    with pytest.raises(RopepatchError, match="two sentences begin with ' Rain falls on the roofs'"):
-        Narrator(tokenizer, [first, *sentences])
-
-
-def test_a_sentence_that_the_tokenizer_joins_with_its_value_is_refused(tokenizer):
-    sentence = Sentence("Anna said {value}re it is, and {value}re is Anna.", 1.0, "Anna", ("the",))
-    with pytest.raises(RopepatchError, match="does not split ' Anna said there it is"):
-        Narrator(tokenizer, [sentence])
 
 
 # The floor

@@ -14,30 +14,42 @@ from ropepatch.cli import app
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
-from ropepatch.fitting import Objective, course, material, published
+from ropepatch.fitting import Objective, course, examples, published
 from ropepatch.fitting.problem import Problem
-from ropepatch.fitting.searches import SEARCHES
 
 TO = 320
 
 
-@pytest.fixture(autouse=True)
-def few(monkeypatch):
+def read_little(monkeypatch):
     """Little to read, so that a fit takes a second."""
-    monkeypatch.setattr(material, "TALES", 6)
-    monkeypatch.setattr(material, "HELD_OUT", 2)
+    monkeypatch.setattr(examples, "TALES", 6)
+    monkeypatch.setattr(examples, "HELD_OUT", 2)
     monkeypatch.setattr(course, "MIXTURES", 2)
     monkeypatch.setattr(course, "BATCH_TOKENS", TO)
 
 
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    read_little(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def fitted():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(material, "TALES", 6)
-        patched.setattr(material, "HELD_OUT", 2)
-        patched.setattr(course, "MIXTURES", 2)
-        patched.setattr(course, "BATCH_TOKENS", TO)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        read_little(monkeypatch)
         return ropepatch.fit("tiny", to=TO, steps=6)
+
+
+@pytest.fixture
+def loss(tiny):
+    """The loss of some windows of the fit under a scaling."""
+    material = examples.read_material(tiny[1], None, field="text", split="", length=TO, spare=0)
+
+    def loss(scaling, part):
+        with ropepatch.patch(tiny[0], scaling):
+            return ropepatch.perplexity(tiny[0], None, list(getattr(material, part))).at(TO).mean
+
+    return loss
 
 
 def test_a_fit_is_a_plan_of_custom_divisors(fitted):
@@ -57,42 +69,25 @@ def test_a_fitted_checkpoint_gives_the_fitted_logits_in_stock_transformers(fitte
         assert torch.equal(stock(ids).logits, expected)
 
 
-def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, tiny):
+def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, loss):
     held = fitted.record["held_out"]
-    tales = material.read_material(tiny[1], None, field="text", split="", length=TO, spare=0)
-    pieces = list(tales.unseen)
-
-    def loss(scaling):
-        with ropepatch.patch(tiny[0], scaling):
-            return ropepatch.perplexity(tiny[0], None, pieces).at(TO).mean
-
     assert held["windows"] == 2
-    assert held["after"] == pytest.approx(loss(fitted.plan), abs=1e-5)
+    assert held["after"] == pytest.approx(loss(fitted.plan, "unseen"), abs=1e-5)
     start = ropepatch.make_scaling(fitted.record["start"], factor=TO / 256)
-    assert held["before"] == pytest.approx(loss(start), abs=1e-5)
+    assert held["before"] == pytest.approx(loss(start, "unseen"), abs=1e-5)
     assert held["gain"] == pytest.approx(held["before"] - held["after"], abs=1e-6)
+    assert f"gain {held['gain']:.4f} (95 % interval {held['gain_interval'][0]:.4f}" in str(fitted)
+    assert "tiny: 256 -> 320 tokens" in str(fitted)
 
 
-def test_no_published_method_reads_the_windows_that_decide_better(fitted, tiny):
-    tales = material.read_material(tiny[1], None, field="text", split="", length=TO, spare=0)
-
-    def loss(scaling):
-        with ropepatch.patch(tiny[0], scaling):
-            return ropepatch.perplexity(tiny[0], None, list(tales.held_out)).at(TO).mean
-
+def test_no_published_method_reads_the_windows_that_decide_better(fitted, loss):
     decided = fitted.record["decided_by"]
-    assert decided["after"] == pytest.approx(loss(fitted.plan), abs=1e-5)
+    assert decided["after"] == pytest.approx(loss(fitted.plan, "held_out"), abs=1e-5)
     methods = published(fitted.plan.rope, TO / 256)
-    losses = {name: loss(ropepatch.make_scaling(name, factor=TO / 256)) for name in methods}
+    losses = {name: loss(ropepatch.make_scaling(name, factor=TO / 256), "held_out") for name in methods}
     assert fitted.record["start"] == min(losses, key=losses.get)
     assert decided["before"] == pytest.approx(min(losses.values()), abs=1e-5)
     assert decided["after"] <= decided["before"]
-
-
-def test_what_is_printed_names_the_gain_and_its_interval(fitted):
-    held = fitted.record["held_out"]
-    assert f"gain {held['gain']:.4f} (95 % interval {held['gain_interval'][0]:.4f}" in str(fitted)
-    assert "tiny: 256 -> 320 tokens" in str(fitted)
 
 
 @pytest.mark.slow
@@ -115,38 +110,30 @@ def stopping(name):
 
 
 @pytest.mark.slow
-def test_an_interrupted_fit_goes_on_to_the_same_end(fitted, tmp_path):
+def test_an_interrupted_fit_goes_on_to_the_same_end_and_its_folder_is_refused_to_another(fitted, tmp_path):
     work = tmp_path / "work"
     with pytest.raises(StoppedError):
         ropepatch.fit("tiny", to=TO, steps=6, work=work, progress=stopping)
-    kept = read_json(work / "fit.json")
-    assert 0 < kept["course"]["taken"] < 5
+    assert 0 < read_json(work / "fit.json")["course"]["taken"] < 5
+    with pytest.raises(RopepatchError, match="is of another fit"):
+        ropepatch.fit("tiny", to=TO, steps=7, work=work)
     again = ropepatch.fit("tiny", to=TO, steps=6, work=work)
     assert again.scaling == fitted.scaling
     assert again.record["forward_tokens"] == fitted.record["forward_tokens"]
 
 
 @pytest.mark.slow
-def test_a_work_folder_of_another_fit_is_refused(tmp_path):
-    with pytest.raises(StoppedError):
-        ropepatch.fit("tiny", to=TO, steps=6, work=tmp_path, progress=stopping)
-    with pytest.raises(RopepatchError, match="is of another fit"):
-        ropepatch.fit("tiny", to=TO, steps=7, work=tmp_path)
+def test_a_search_is_given_the_forward_tokens_of_the_descent(monkeypatch):
+    searches = []
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", SEARCHES)
-def test_a_search_is_given_the_forward_tokens_of_the_descent(search, monkeypatch):
-    budgets = []
-
-    def spending(problem, starts, *, budget, seed, windows):
-        budgets.append(budget - problem.spent)
+    def spending(name, problem, starts, *, budget, seed, windows):
+        searches.append((name, budget - problem.spent))
         return iter(())
 
-    monkeypatch.setitem(SEARCHES, search, spending)
-    found = ropepatch.fit("tiny", to=TO, steps=6, search=search)
-    assert budgets == [(6 + (course.RACERS - 1) * 1) * TO * 3]
-    assert found.record["search"] == search
+    monkeypatch.setattr("ropepatch.fitting.fitting.run_search", spending)
+    record = ropepatch.fit("tiny", to=TO, steps=6, search="longrope2").record
+    assert searches == [("longrope2", (6 + (course.RACERS - 1) * 1) * TO * 3)]
+    assert record["search"] == "longrope2"
 
 
 @pytest.mark.slow

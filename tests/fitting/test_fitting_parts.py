@@ -15,17 +15,13 @@ import ropepatch
 from ropepatch.data.texts import windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.fitting import recomputing
-from ropepatch.fitting.course import Course, begin, proceed, screened, starts_of
-from ropepatch.fitting.descent import Descent, drawn, step
-from ropepatch.fitting.examples import Examples, Objective, needle_examples, text_examples, with_keys
+from ropepatch.fitting.course import Course, Descent, begin, draw_windows, proceed, screened, starts_of, step
+from ropepatch.fitting.examples import Examples, needle_examples, read_material, text_examples, with_keys
 from ropepatch.fitting.learnable import LearnableRope
-from ropepatch.fitting.material import read_material
 from ropepatch.fitting.problem import BACKWARD, Problem, reading
-from ropepatch.fitting.settings import FitSettings
-from ropepatch.fitting.shapes import SHAPES, SMOOTH_WAVES, project
+from ropepatch.fitting.settings import FitSettings, Objective
 from ropepatch.fitting.starts import mixtures, named, published
-from ropepatch.fitting.vectors import LARGEST, Vector
+from ropepatch.fitting.vectors import LARGEST, SHAPES, SMOOTH_WAVES, Vector, project
 from ropepatch.model.survey import survey
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -68,9 +64,12 @@ def test_a_vector_says_the_frequencies_of_a_method(name):
     assert got.attention_factor == pytest.approx(expected.attention_factor, rel=1e-6)
 
 
-def test_a_pair_that_stands_still_gets_the_largest_divisor():
+def test_a_pair_that_stands_still_gets_the_largest_divisor_and_one_that_already_stood_none():
     stopped = Frequencies(ROPE.inv_freq() * torch.tensor([1.0] * 7 + [0.0]))
     assert Vector.of(stopped, ROPE).log_divisors[-1] == LARGEST
+    rope = Rope(16, 10000.0, 64, (*ROPE.inv_freq().tolist()[:7], 0.0))
+    vector = Vector.of(Frequencies(rope.inv_freq() / 2), rope)
+    assert vector.log_divisors.tolist() == pytest.approx([math.log(2)] * 7 + [0.0])
 
 
 def test_a_flat_vector_is_the_divisors_and_then_the_attention_factor():
@@ -79,13 +78,6 @@ def test_a_flat_vector_is_the_divisors_and_then_the_attention_factor():
     assert torch.equal(back.log_divisors, vector.log_divisors)
     assert torch.equal(back.log_attention, vector.log_attention)
     assert vector.flat()[-1] == vector.log_attention
-
-
-def test_a_pair_that_stood_still_before_keeps_doing_so():
-    carried = (*ROPE.inv_freq().tolist()[:7], 0.0)
-    rope = Rope(16, 10000.0, 64, carried)
-    frequencies = Frequencies(rope.inv_freq() / 2)
-    assert Vector.of(frequencies, rope).log_divisors.tolist() == pytest.approx([math.log(2)] * 7 + [0.0])
 
 
 # a rope that learns
@@ -182,47 +174,34 @@ def test_activations_that_do_not_fit_are_computed_again_and_the_gradient_is_the_
     with reading(model, found) as module:
         problem = Problem(model, module, found.rope, 4.0, examples)
         whole, held = held_bytes(problem, vector)
-        monkeypatch.setattr(recomputing, "MOST", 0)
+        monkeypatch.setattr("ropepatch.fitting.problem.ACTIVATIONS", 0)
         assert (again := held_bytes(problem, vector))[1] < held / 2
         assert torch.equal(again[0], whole)
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def test_needles_and_text_have_their_shares():
+def test_needles_and_text_have_their_shares_and_the_objective_is_the_mean_of_that_of_the_windows():
     model, found = surveyed()
-    text, needles, vector = some_examples(seed=1), some_examples(rows=2, seed=2), some_vector(8)
-
-    def score(**shares):
-        return Problem(model, module, found.rope, 4.0, text, needles=needles, **shares).score(vector, [0, 1])
-
+    text, needles, vector = some_examples(), some_examples(seed=5), some_vector(8)
     with reading(model, found) as module:
-        both, words, keys = (
-            score(needle_weight=2.0),
-            score(),
-            score(needle_weight=1.0, text_weight=0.0),
-        )
+
+        def problem(**shares):
+            return Problem(model, module, found.rope, 4.0, text, Objective(**shares), needles)
+
+        shares = ({"needles": 2.0}, {}, {"needles": 1.0, "text": 0.0})
+        both, words, keys = (problem(**share).score(vector, [0, 1, 2]) for share in shares)
+        every = problem(needles=2.0).by_window(vector)
     assert both == pytest.approx(words + 2 * keys, rel=1e-6)
     assert words != pytest.approx(keys)
-
-
-def test_the_objective_is_the_mean_of_that_of_the_windows():
-    model, found = surveyed()
-    examples = some_examples()
-    with reading(model, found) as module:
-        problem = Problem(
-            model, module, found.rope, 4.0, examples, needles=some_examples(seed=5), needle_weight=0.5
-        )
-        every = problem.by_window(some_vector(8))
-        assert every.mean().item() == pytest.approx(problem.score(some_vector(8), [0, 1, 2]), rel=1e-6)
+    assert every.mean().item() == pytest.approx(both, rel=1e-6)
     assert len(set(every.tolist())) == 3
 
 
 def test_forward_tokens_are_counted_and_a_backward_pass_is_two_of_them():
     model, found = surveyed()
     with reading(model, found) as module:
-        problem = Problem(
-            model, module, found.rope, 4.0, some_examples(), needles=some_examples(), needle_weight=1.0
-        )
+        objective = Objective(needles=1.0)
+        problem = Problem(model, module, found.rope, 4.0, some_examples(), objective, some_examples())
         problem.score(some_vector(8), [0, 1])
         assert problem.spent == problem.cost(2) == 2 * 2 * 24
         problem.gradient(some_vector(8), [0])
@@ -279,17 +258,11 @@ def test_short_weighs_the_tokens_within_the_trained_context():
     assert weights.mean().item() == pytest.approx(1.0)
 
 
-def test_with_all_lengths_the_means_up_to_each_count_alike():
-    nll = torch.rand(31, generator=torch.Generator().manual_seed(0))
-    weights = Objective(lengths="all").weights(length=32, trained=8)
-    expected = np.mean([nll[: end - 1].numpy().mean() for end in (8, 16, 32)])
-    assert (weights * nll).mean().item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_all_lengths_end_at_the_trained_context_where_the_target_is_no_doubling_of_it():
-    nll = torch.rand(23, generator=torch.Generator().manual_seed(0))
-    weights = Objective(lengths="all").weights(length=24, trained=8)
-    expected = np.mean([nll[: end - 1].numpy().mean() for end in (8, 12, 24)])
+@pytest.mark.parametrize("ends", [(8, 16, 32), (8, 12, 24)])
+def test_with_all_lengths_the_means_up_to_each_count_alike(ends):
+    nll = torch.rand(ends[-1] - 1, generator=torch.Generator().manual_seed(0))
+    weights = Objective(lengths="all").weights(length=ends[-1], trained=8)
+    expected = np.mean([nll[: end - 1].numpy().mean() for end in ends])
     assert (weights * nll).mean().item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -423,16 +396,12 @@ def test_descent_finds_the_bottom():
     assert best.vector == pytest.approx(Bowl().point.tolist(), abs=0.1)
 
 
-def test_descent_never_returns_what_reads_the_held_out_windows_worse_than_the_start():
-    last = run(FitSettings(steps=30, init="yarn"), held_out=Worse())[-1]
+def test_a_descent_that_gets_worse_on_the_held_out_windows_stops_and_returns_the_start():
+    last = run(FitSettings(steps=300, init="yarn"), held_out=Worse())[-1]
+    assert last.finished
+    assert last.taken < 300
     assert last.best == last.first
     assert last.best.start == "yarn"
-
-
-def test_descent_stops_when_nothing_gets_better():
-    courses = run(FitSettings(steps=300, init="yarn"), held_out=Worse())
-    assert courses[-1].finished
-    assert courses[-1].taken < 300
 
 
 def test_starts_that_lose_the_race_do_not_stop_the_one_that_wins():
@@ -467,10 +436,10 @@ def test_a_descent_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been():
 
 
 def test_all_windows_are_read_before_one_comes_again():
-    seen = [window for number in range(8) for window in drawn(20, 5, number, seed=1)]
+    seen = [window for number in range(8) for window in draw_windows(20, 5, number, seed=1)]
     assert sorted(seen[:20]) == sorted(seen[20:]) == list(range(20))
     assert seen[:20] != seen[20:]
-    assert drawn(20, 5, 2, seed=1) != drawn(20, 5, 2, seed=2)
+    assert draw_windows(20, 5, 2, seed=1) != draw_windows(20, 5, 2, seed=2)
 
 
 def test_a_step_is_adams():
@@ -481,7 +450,9 @@ def test_a_step_is_adams():
     turns = [64 * 10000.0 ** (-2 * pair / 16) / (2 * math.pi) for pair in range(8)]
     scale = np.array([1 / math.sqrt(max(turn, 1.0)) for turn in turns] + [0.3])
     for count in range(1, 4):
-        _, gradient = Bowl().gradient(Vector.from_flat(torch.tensor(values)), drawn(40, 2, count - 1, 0))
+        _, gradient = Bowl().gradient(
+            Vector.from_flat(torch.tensor(values)), draw_windows(40, 2, count - 1, 0)
+        )
         slope = gradient.double().numpy() * scale
         first, second = 0.9 * first + 0.1 * slope, 0.99 * second + 0.01 * slope**2
         rate = 0.08 * min(1.0, count / 5) * 0.5 * (1 + math.cos(math.pi * (count - 1) / 100))
@@ -504,15 +475,11 @@ def test_screening_puts_the_best_start_first():
 def test_windows_to_learn_from_to_decide_by_and_to_spare_have_nothing_in_common(tmp_path, tiny):
     _, tokenizer = tiny
     file = tmp_path / "ids.jsonl"
-    file.write_text("\n".join(json.dumps({"input_ids": list(range(i, i + 7))}) for i in range(0, 700, 7)))
     documents = [list(range(i, i + 7)) for i in range(0, 700, 7)]
+    file.write_text("\n".join(json.dumps({"input_ids": ids}) for ids in documents))
     spared = windows(tokenizer, documents, length=10, count=6)
     material = read_material(tokenizer, file, field="input_ids", split="train", length=10, spare=6)
-    parts = [
-        [tuple(w.tolist()) for w in part] for part in (material.train, material.held_out, material.unseen)
-    ]
-    together = [*parts[0], *parts[1], *parts[2], *map(tuple, spared)]
-    assert len(together) == len(set(together)) == 70
+    together = [tuple(window.tolist()) for window in material.windows] + [*map(tuple, spared)]
     assert sorted(together) == [tuple(range(i, i + 10)) for i in range(0, 700, 10)]
 
 
@@ -523,14 +490,6 @@ def test_too_little_text_is_refused_with_the_number_of_windows(tmp_path, tiny):
         RopepatchError, match=r"makes 9 windows of 10 tokens, 2 of them left out, and a fit needs 10"
     ):
         read_material(tiny[1], file, field="input_ids", split="train", length=10, spare=2)
-
-
-def test_the_tales_that_tiny_learns_from_are_not_those_it_is_measured_on(tiny):
-    material = read_material(tiny[1], None, field="text", split="train", length=40, spare=0)
-    measured = held_out_tales(tiny[1], length=40, count=24)
-    learned = {tuple(ids.tolist()) for ids in (*material.train, *material.held_out, *material.unseen)}
-    assert len(learned) > 200
-    assert not learned & {tuple(tale.ids.tolist()) for tale in measured}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """The attention maps of eval/ give the distances of the papers, and else the stock model."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
+import attention_maps as maps
 import pytest
 import torch
 from loss_models import Largest
@@ -14,34 +12,16 @@ import ropepatch
 
 pytestmark = pytest.mark.sweep
 
-SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "studies" / "fit" / "attention_maps.py"
 TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def maps():
-    spec = importlib.util.spec_from_file_location("attention_maps", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look their annotations up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def small_llama(seed=0):
     """A random model whose logits depend on positions."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, rope_parameters=rope)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -74,13 +54,13 @@ def apart(one, other):
         ("identity", (), 7, {0: 7, 7: 0}),
     ],
 )
-def test_distances_are_those_of_the_papers(maps, name, settings, query, wanted):
+def test_distances_are_those_of_the_papers(name, settings, query, wanted):
     keys = torch.tensor([*wanted])
-    found = getattr(maps, name)(*settings).distances(torch.tensor([query]), keys)
+    found = getattr(name)(*settings).distances(torch.tensor([query]), keys)
     assert found[0].tolist() == pytest.approx([*wanted.values()])
 
 
-def test_a_group_cuts_the_window_down_to_whole_groups(maps):
+def test_a_group_cuts_the_window_down_to_whole_groups():
     # W = 5 and G = 2: the shift is 5 - 2, not 5 - 2.5, and a distance of 5 already counts in groups.
     found = maps.self_extend(5, 2).distances(torch.tensor([9, 10]), torch.arange(10))
     assert found.tolist() == [[7, 7, 6, 6, 5, 4, 3, 2, 1, 0], [8, 8, 7, 7, 6, 6, 4, 3, 2, 1]]
@@ -89,33 +69,28 @@ def test_a_group_cuts_the_window_down_to_whole_groups(maps):
 # Against the model as it is
 
 
-def test_a_map_that_keeps_distances_is_the_stock_model(maps):
+@pytest.mark.parametrize(
+    ("name", "settings"), [("identity", ()), ("leaky_rerope", (8, 1.0)), ("self_extend", (8, 1))]
+)
+def test_a_map_that_changes_no_distance_is_the_stock_model(name, settings):
     model, ids = small_llama(), some_ids()
-    with maps.mapped(model, maps.identity(), block=20):
-        found = logits(model, ids)
-    assert apart(found, logits(model, ids)) < 1e-4
-
-
-@pytest.mark.parametrize(("name", "settings"), [("leaky_rerope", (8, 1.0)), ("self_extend", (8, 1))])
-def test_far_positions_that_change_no_distance_are_the_stock_model(maps, name, settings):
-    model, ids = small_llama(), some_ids()
-    with maps.mapped(model, getattr(maps, name)(*settings)):
+    with maps.mapped(model, getattr(name)(*settings), block=20):
         found = logits(model, ids)
     assert apart(found, logits(model, ids)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["rerope", "leaky_rerope", "self_extend"])
-def test_a_text_inside_the_window_is_read_as_before_and_a_longer_one_is_not(maps, name):
+def test_a_text_inside_the_window_is_read_as_before_and_a_longer_one_is_not(name):
     model, ids = small_llama(), some_ids()
     settings = (16,) if name == "rerope" else (16, 4)
-    with maps.mapped(model, getattr(maps, name)(*settings)):
+    with maps.mapped(model, getattr(name)(*settings)):
         found = logits(model, ids)
     stock = logits(model, ids)
     assert apart(found[:, :16], stock[:, :16]) < 1e-4
     assert apart(found[:, 17:], stock[:, 17:]) > 0.1
 
 
-def test_a_patched_model_keeps_its_frequencies_and_attention_factor(maps):
+def test_a_patched_model_keeps_its_frequencies_and_attention_factor():
     model, ids = small_llama(), some_ids()
     with ropepatch.patch(model, ropepatch.make_scaling("yarn", factor=4.0)):
         stock = logits(model, ids)
@@ -127,7 +102,7 @@ def test_a_patched_model_keeps_its_frequencies_and_attention_factor(maps):
     assert apart(stock, logits(model, ids)) > 0.1
 
 
-def test_padding_on_either_side_is_not_read(maps):
+def test_padding_on_either_side_is_not_read():
     model, ids = small_llama(), some_ids()
     mask = torch.ones_like(ids)
     mask[0, :7], mask[1, -5:] = 0, 0
@@ -138,7 +113,7 @@ def test_padding_on_either_side_is_not_read(maps):
     assert apart(found[seen], logits(model, ids, **inputs)[seen]) < 1e-4
 
 
-def test_documents_packed_in_a_row_are_read_as_if_alone(maps):
+def test_documents_packed_in_a_row_are_read_as_if_alone():
     model, ids = small_llama(), some_ids(rows=1)
     positions = torch.cat([torch.arange(21), torch.arange(TOKENS - 21)])[None]  # 21: within a group of 4
     with maps.mapped(model, maps.self_extend(8, 4)):
@@ -147,7 +122,7 @@ def test_documents_packed_in_a_row_are_read_as_if_alone(maps):
     assert apart(packed, alone) < 1e-4
 
 
-def test_no_token_sees_a_later_one(maps):
+def test_no_token_sees_a_later_one():
     model, ids = small_llama(), some_ids()
     other = ids.clone()
     other[:, 30:] = (other[:, 30:] + 1) % 64
@@ -175,7 +150,7 @@ def turned(vector, inv_freq, distance):
 
 @pytest.mark.parametrize("block", [4, 64])
 @pytest.mark.parametrize("name", ["rerope", "leaky_rerope", "self_extend"])
-def test_scores_are_those_of_pairs_turned_by_the_effective_distance(maps, name, block):
+def test_scores_are_those_of_pairs_turned_by_the_effective_distance(name, block):
     model = small_llama()
     rotary, tokens, heads, scaling = model.model.rotary_emb, 17, 4, 0.3
     inv_freq = rotary.inv_freq.double()
@@ -183,7 +158,7 @@ def test_scores_are_those_of_pairs_turned_by_the_effective_distance(maps, name, 
     query = torch.randn(1, heads, tokens, 16, generator=generator)
     key, value = (torch.randn(1, 2, tokens, 16, generator=generator) for _ in range(2))
     settings = (5,) if name == "rerope" else (5, 3)
-    with maps.mapped(model, getattr(maps, name)(*settings), block=block):
+    with maps.mapped(model, getattr(name)(*settings), block=block):
         attention = model.model.layers[0].self_attn
         found, _ = maps.attend(attention, query, key, value, None, scaling=scaling)
     for head in range(heads):
@@ -207,7 +182,7 @@ def test_scores_are_those_of_pairs_turned_by_the_effective_distance(maps, name, 
 # One model, and what is left behind
 
 
-def test_two_models_have_maps_of_their_own(maps):
+def test_two_models_have_maps_of_their_own():
     one, two, ids = small_llama(0), small_llama(1), some_ids()
     alone = []
     for model, window in ((one, 4), (two, 16)):
@@ -218,44 +193,31 @@ def test_two_models_have_maps_of_their_own(maps):
         assert torch.equal(logits(two, ids), alone[1])
 
 
-def test_the_model_is_left_as_it_was_even_by_an_exception(maps):
+def test_the_model_is_left_as_it_was_even_by_an_exception():
     model, ids = small_llama(), some_ids()
-    rotary, implementation, before = (
-        model.model.rotary_emb,
-        model.config._attn_implementation,
-        logits(model, ids),
-    )
-
-    def stop():
-        with maps.mapped(model, maps.rerope(8)):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop()
+    rotary, implementation = model.model.rotary_emb, model.config._attn_implementation
+    before = logits(model, ids)
+    with pytest.raises(KeyboardInterrupt), maps.mapped(model, maps.rerope(8)):
+        raise KeyboardInterrupt
     assert model.model.rotary_emb is rotary
     assert model.config._attn_implementation == implementation
     assert not any(hasattr(layer.self_attn, "attention_map") for layer in model.model.layers)
     assert torch.equal(logits(model, ids), before)
 
 
-def test_a_second_map_is_refused_and_the_first_stays(maps):
+def test_a_second_map_and_a_cache_are_refused_and_the_first_stays():
     model, ids = small_llama(), some_ids()
     with maps.mapped(model, maps.rerope(8)):
         before = logits(model, ids)
         with pytest.raises(ValueError, match="without an attention map"), maps.mapped(model, maps.identity()):
             pass
         assert torch.equal(logits(model, ids), before)
-
-
-def test_a_cache_is_refused(maps):
-    model, ids = small_llama(), some_ids()
-    with maps.mapped(model, maps.rerope(8)):
         cache = model(ids, use_cache=True).past_key_values
         with pytest.raises(ValueError, match="all tokens at once"):
             model(ids[:, :1], past_key_values=cache)
 
 
-def test_memory_grows_with_the_length_and_not_with_its_square(maps):
+def test_memory_grows_with_the_length_and_not_with_its_square():
     model, most = small_llama(), []
     for tokens in (512, 1024):
         with maps.mapped(model, maps.self_extend(16, 4), block=32), Largest() as seen, torch.no_grad():

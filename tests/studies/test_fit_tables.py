@@ -1,38 +1,20 @@
 """The tables of learned frequencies: known rows give known shares, and the page is the result file."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
+import fit_study
+import fit_tables as TABLES
 import pytest
-from readme import block, updating, write_block
+from readme import check_block
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "eval" / "studies" / "fit" / "frequencies.md"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "eval" / "studies" / "fit" / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TABLES = script("fit_tables")
-
-
 def row(label, nats, short, seed=None, **more):
-    made = {
-        "model": "m",
-        "text": "t",
-        "factor": 4,
-        "label": label,
-        "seed": seed,
-        "nats": nats,
-        "short": short,
-    }
-    return made | {"own": [1.0, 2.0], "forward_tokens": 100} | more
+    cell = {"model": "m", "text": "t", "factor": 4, "label": label, "seed": seed}
+    return cell | {"nats": nats, "short": short, "own": [1.0, 2.0], "forward_tokens": 100} | more
 
 
 ROWS = [
@@ -44,35 +26,26 @@ ROWS = [
 ]
 
 
-def test_the_share_is_the_mean_excess_of_the_seeds_over_that_of_the_best_published_method():
+def test_learned_is_compared_with_the_best_published_method_as_a_share_and_window_by_window():
     (found,) = TABLES.summaries(ROWS)
     assert found.published == "yarn"
     assert found.published_excess == pytest.approx(0.5)
     assert found.by_seed == pytest.approx((0.15, 0.25))
     assert found.excess == pytest.approx(0.2)
     assert found.share == pytest.approx(0.4)
-
-
-def test_learned_is_compared_window_by_window_and_within_the_trained_context():
-    (found,) = TABLES.summaries(ROWS)
     assert found.behind == pytest.approx(-0.3)
     assert found.behind_interval == pytest.approx((-0.4, -0.2))
     assert found.short == pytest.approx(0.05)
     assert found.short_interval == pytest.approx((0.0, 0.1))
 
 
-def test_there_is_no_share_of_an_excess_below_nothing():
-    rows = [dict(one, own=[3.0, 3.0]) for one in ROWS]
-    (found,) = TABLES.summaries(rows)
-    assert found.share is None
-    assert found.excess == pytest.approx(-1.3)
-
-
-def test_where_the_least_possible_loss_is_known_the_share_is_of_what_is_above_it():
-    rows = [dict(one, floor=[0.9, 1.9]) for one in ROWS]
-    (found,) = TABLES.summaries(rows)
-    assert found.excess == pytest.approx(0.2)
-    assert found.share == pytest.approx(0.3 / 0.6)
+def test_a_share_is_of_what_is_above_the_least_possible_loss_and_of_an_excess_below_nothing_none():
+    (below,) = TABLES.summaries([dict(one, own=[3.0, 3.0]) for one in ROWS])
+    assert below.share is None
+    assert below.excess == pytest.approx(-1.3)
+    (above,) = TABLES.summaries([dict(one, floor=[0.9, 1.9]) for one in ROWS])
+    assert above.excess == pytest.approx(0.2)
+    assert above.share == pytest.approx(0.3 / 0.6)
 
 
 def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share_and_is_no_search():
@@ -85,11 +58,8 @@ def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share_and_is_no_s
     assert "| 40% [33%, 50%] | 20% |" in TABLES.table([found])
 
 
-def test_the_tables_know_the_bound_by_the_name_that_the_study_gives_it():
-    assert script("fit_study").BOUND == TABLES.BOUND
-
-
 def test_a_search_is_a_row_of_its_own():
+    assert fit_study.BOUND == TABLES.BOUND
     rows = [*ROWS, row("evolution", [1.2, 2.4], [0.5, 0.5], seed=0)]
     assert [found.learned for found in TABLES.summaries(rows)] == ["descent", "evolution"]
 
@@ -119,31 +89,16 @@ def test_starts_are_compared_window_by_window_with_yarn_after_the_same_steps():
     ]
 
 
-def generated(name, text):
-    if updating():
-        write_block(name, text, PAGE)
-    assert block(name, PAGE) == text
+def results(name):
+    return json.loads((ROOT / "eval" / "results" / f"{name}.json").read_text())
 
 
 def test_the_page_is_the_result_file():
-    rows = json.loads((ROOT / "eval" / "results" / "fit.json").read_text())["rows"]
-    found = list(TABLES.summaries(rows))
-    generated("learned", TABLES.table([one for one in found if one.learned == "descent"]))
+    found = list(TABLES.summaries(results("fit")["rows"]))
+    check_block("learned", TABLES.table([one for one in found if one.learned == "descent"]), PAGE)
     cells = {(one.model, one.text, one.factor) for one in found if one.learned != "descent"}
     searched = [one for one in found if (one.model, one.text, one.factor) in cells]
-    generated("searches", TABLES.search_table(searched) if searched else "")
-
-
-def test_the_other_means_of_the_page_are_their_result_file():
-    rows = json.loads((ROOT / "eval" / "results" / "other-means.json").read_text())["rows"]
-    generated("other-means", TABLES.means_table(rows))
-
-
-def test_the_starts_of_the_page_are_their_result_file():
-    found = json.loads((ROOT / "eval" / "results" / "fit-starts.json").read_text())
-    generated("starts", TABLES.starts_table(found))
-
-
-def test_the_options_of_the_page_are_their_result_file():
-    rows = json.loads((ROOT / "eval" / "results" / "fit-objectives.json").read_text())["rows"]
-    generated("objectives", TABLES.objectives_table(rows))
+    check_block("searches", TABLES.search_table(searched) if searched else "", PAGE)
+    check_block("other-means", TABLES.means_table(results("other-means")["rows"]), PAGE)
+    check_block("starts", TABLES.starts_table(results("fit-starts")), PAGE)
+    check_block("objectives", TABLES.objectives_table(results("fit-objectives")["rows"]), PAGE)

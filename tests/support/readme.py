@@ -24,5 +24,12 @@ def write_block(name: str, text: str, file: Path = README) -> None:
     file.write_text(new, encoding="utf-8")
 
 
+def check_block(name: str, text: str, file: Path) -> None:
+    """A block is this text, or becomes it where blocks are rewritten."""
+    if updating():
+        write_block(name, text, file)
+    assert block(name, file) == text
+
+
 def _marked(name: str) -> str:
     return rf"(<!-- {name} -->\n)(.*?)\n?(<!-- /{name} -->)"

@@ -25,7 +25,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
 from ropepatch.evaluation.results import as_read
 from ropepatch.fitting import fitting
-from ropepatch.fitting.fitted import Fitted
+from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.choice import Choice
 from ropepatch.pipeline.results import Results

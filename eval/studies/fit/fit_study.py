@@ -29,8 +29,7 @@ from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.fitting import Objective, published
-from ropepatch.fitting.course import batch_of
-from ropepatch.fitting.descent import Descent, step
+from ropepatch.fitting.course import Descent, batch_of, step
 from ropepatch.fitting.examples import text_examples
 from ropepatch.fitting.fitting import fit
 from ropepatch.fitting.problem import Problem, reading

@@ -9,83 +9,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-PEOPLE = [
-    "Anna",
-    "Boris",
-    "Clara",
-    "David",
-    "Edith",
-    "Felix",
-    "Greta",
-    "Hugo",
-    "Irma",
-    "Jonas",
-    "Karin",
-    "Leo",
-    "Marta",
-    "Nils",
-    "Olga",
-    "Peter",
-]
-FAMILIES = [
-    "Alden",
-    "Birk",
-    "Corran",
-    "Dell",
-    "Eskar",
-    "Fenn",
-    "Garth",
-    "Holm",
-    "Ister",
-    "Jarrow",
-    "Kell",
-    "Loom",
-    "Mersk",
-    "Norden",
-    "Orrin",
-    "Pell",
-]
-ANIMALS = ["fox", "owl", "bear", "goat", "wolf", "hare", "crow", "otter"]
-PETS = [
-    "Argo",
-    "Bruno",
-    "Cora",
-    "Dixie",
-    "Ember",
-    "Flint",
-    "Gipsy",
-    "Hazel",
-    "Ivo",
-    "Juno",
-    "Koko",
-    "Luna",
-    "Misty",
-    "Nero",
-    "Otto",
-    "Pepper",
-]
-SIGHTS = ["river", "hill", "lake", "wood", "bridge", "valley", "castle", "island"]
-NAMES = [
-    "Arun",
-    "Brand",
-    "Calder",
-    "Dorn",
-    "Esk",
-    "Forth",
-    "Glen",
-    "Hale",
-    "Isen",
-    "Jura",
-    "Kern",
-    "Lorn",
-    "Moor",
-    "Ness",
-    "Orme",
-    "Tarn",
-]
-COLOURS = ["red", "blue", "green", "black", "white", "grey", "brown", "golden"]
+PEOPLE = "Anna Boris Clara David Edith Felix Greta Hugo Irma Jonas Karin Leo Marta Nils Olga Peter".split()
+FAMILIES = (
+    "Alden Birk Corran Dell Eskar Fenn Garth Holm Ister Jarrow Kell Loom Mersk Norden Orrin Pell"
+).split()
+ANIMALS = "fox owl bear goat wolf hare crow otter".split()
+PETS = "Argo Bruno Cora Dixie Ember Flint Gipsy Hazel Ivo Juno Koko Luna Misty Nero Otto Pepper".split()
+SIGHTS = "river hill lake wood bridge valley castle island".split()
+NAMES = "Arun Brand Calder Dorn Esk Forth Glen Hale Isen Jura Kern Lorn Moor Ness Orme Tarn".split()
+COLOURS = "red blue green black white grey brown golden".split()
 CODES = [f"{code:03}" for code in range(1000)]
-PLACES = ["fields", "roofs", "road", "garden", "meadow", "orchard", "harbour", "village"]
+PLACES = "fields roofs road garden meadow orchard harbour village".split()
 
 
 @dataclass(frozen=True)
