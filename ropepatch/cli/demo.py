@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from ropepatch.data.documents import Document
+    from ropepatch.data.documents import GeneratedDocument
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import PasskeyGrid
 
@@ -83,7 +83,7 @@ def demo(
 
 
 def _measured(
-    models: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tales: Sequence[Document]
+    models: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tales: Sequence[GeneratedDocument]
 ) -> tuple[dict[str, LossCurve], dict[str, PasskeyGrid]]:
     """The losses and the passkeys of every model."""
     from ropepatch.evaluation.passkey import passkey

@@ -22,7 +22,7 @@ BOS, EOS = 0, 1  # the special tokens of the tokenizer
 
 
 @dataclass(frozen=True, eq=False)
-class Document:
+class GeneratedDocument:
     """Token ids and their exact probabilities under the process that drew them.
 
     A reader of the last w tokens is taken to know the process, the document's length and where in it they
@@ -45,7 +45,7 @@ class Document:
     @classmethod
     def of(
         cls, ids: Sequence[int], prior: Sequence[float], distance: Sequence[int], *, reach: int
-    ) -> Document:
+    ) -> GeneratedDocument:
         """A document from one number of each sort per token."""
         return cls(torch.tensor(ids), torch.tensor(prior, dtype=torch.float64), torch.tensor(distance), reach)
 
@@ -68,7 +68,7 @@ class Document:
         return self.prior.masked_fill(certain, 0.0)
 
 
-def copying(length: int, vocab_size: int, seed: int) -> Document:
+def copying(length: int, vocab_size: int, seed: int) -> GeneratedDocument:
     """A sequence of ``length`` random tokens, then the same again: BOS, sequence, EOS, sequence, EOS.
 
     The tokens are drawn uniformly from all that are not special.
@@ -76,7 +76,7 @@ def copying(length: int, vocab_size: int, seed: int) -> Document:
     draw = random.Random(seed)
     sequence = [draw.randrange(EOS + 1, vocab_size) for _ in range(length)]
     free = [-math.log(vocab_size - EOS - 1)] * length
-    return Document.of(
+    return GeneratedDocument.of(
         [BOS, *sequence, EOS, *sequence, EOS],
         [0.0, *free, 0.0, *free, 0.0],
         [0] * (length + 2) + [length + 1] * length + [0],

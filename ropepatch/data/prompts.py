@@ -178,10 +178,10 @@ def _whole(
                 "the tokenizer joins the question and the key into one token",
                 hint="end the template's question with a word",
             )
-        said = str(tokenizer.decode(ids[tokens]))
-        if said.replace(" ", "") != needle.key.replace(" ", ""):  # without a decoder, spaces stand between
+        text = str(tokenizer.decode(ids[tokens]))
+        if text.replace(" ", "") != needle.key.replace(" ", ""):  # without a decoder, spaces stand between
             raise RopepatchError(
-                f"the tokenizer cannot write the key {needle.key}: it reads {said!r}",
+                f"the tokenizer cannot write the key {needle.key}: it reads {text!r}",
                 hint="use a tokenizer that has every digit",
             )
     prompt = Prompt(
@@ -227,22 +227,22 @@ def _pieces(
 
 def _shortened(prompt: Prompt, breaks: list[int], surplus: int) -> Prompt:
     """The prompt without its first ``surplus`` tokens of filler; those with line breaks go last."""
-    kept = torch.ones(len(prompt.ids), dtype=torch.bool)
-    filler = torch.zeros_like(kept)
+    stays = torch.ones(len(prompt.ids), dtype=torch.bool)
+    filler = torch.zeros_like(stays)
     filler[prompt.sentences[0] : prompt.sentences[-1]] = True
     for begin, end in prompt.needles:
         filler[begin:end] = False
-    lasting = torch.zeros_like(kept)
+    lasting = torch.zeros_like(stays)
     lasting[breaks] = True
-    kept[torch.cat([(filler & ~lasting).nonzero(), (filler & lasting).nonzero()])[:surplus, 0]] = False
-    moved = (kept.cumsum(0) - kept.long()).tolist()  # of each token how many are kept before it
-    moved.append(int(kept.sum()))
+    stays[torch.cat([(filler & ~lasting).nonzero(), (filler & lasting).nonzero()])[:surplus, 0]] = False
+    moved = (stays.cumsum(0) - stays.long()).tolist()  # of each token how many stay before it
+    moved.append(int(stays.sum()))
 
     def shifted(spans: tuple[Span, ...]) -> tuple[Span, ...]:
         return tuple((moved[begin], moved[end]) for begin, end in spans)
 
     return Prompt(
-        ids=prompt.ids[kept],
+        ids=prompt.ids[stays],
         keys=prompt.keys,
         answers=shifted(prompt.answers),
         needles=shifted(prompt.needles),

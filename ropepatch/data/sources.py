@@ -56,9 +56,9 @@ def stream_documents(
 
     Args:
         source: A path, or a string that is a path or an id; a ``Path`` is never an id.
-        field: Of objects and rows, the field that holds a text or a list of token ids; where it is absent
+        field: The field of an object or row that holds a text or a list of token ids; where it is absent
             ``input_ids`` is read.
-        split: Of a dataset with splits.
+        split: The split to read, of a dataset with splits.
         on_bad: Is told in one line of each bad row, which is then left out; None to raise. A bad row is a
             line that is no JSON object, a row without the field, a value that is neither text nor token ids,
             or a text or line with bytes that are not UTF-8.

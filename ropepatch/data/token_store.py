@@ -38,8 +38,8 @@ class Reading:
     """How a source was read.
 
     Attributes:
-        source: Its path or id.
-        revision: Of the Hub, or a hash of the sizes and times of the files.
+        source: The path or id of the source.
+        revision: The revision on the Hub, or a hash of the sizes and times of the files.
         min_tokens: Shorter documents were left out.
         complete: Whether it was read to its end.
         bad: Rows that were left out because they could not be read.

@@ -62,8 +62,8 @@ def tokenised(
     too, and gives what reading anew would. Of several processes one reads, and the others wait for it.
 
     Args:
-        source: Of documents; of the rest of its settings the weight alone does not matter.
-        tokenizer: Of the model.
+        source: The source; of its settings only the weight does not matter.
+        tokenizer: The model's tokenizer.
         trained: The trained context of the model, in tokens, for a `min_tokens` relative to it.
         vocabulary: How many tokens the model knows.
         tokens: How many are wanted.

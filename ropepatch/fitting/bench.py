@@ -32,8 +32,8 @@ class FitBench:
     """A model with a learnable rope, the windows to learn from and those that decide.
 
     Args:
-        model: With `module` in it.
-        module: Its rotary module.
+        model: The model, with `module` in it.
+        module: The learnable rotary module.
         survey: What its configuration says.
         train: The objective on the windows to learn from.
         held_out: The objective on the windows that decide.

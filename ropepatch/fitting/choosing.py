@@ -44,7 +44,7 @@ def participants(
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
-        names: From `METHODS`, or scaling files, all of which the model must allow; `all` for those of
+        names: Names of `METHODS`, or scaling files, all of which the model must allow; `all` for those of
             `candidates` that it allows.
         to: The target, in tokens.
         revision: The revision of a Hub id.

@@ -40,7 +40,7 @@ class Problem:
     Args:
         model: The model, its weights frozen.
         module: The rotary module in it.
-        rope: Its rope.
+        rope: The rope of the model.
         factor: s, the target over the original window.
         examples: Windows of text.
         objective: What is minimised; here the shares of text and needles count.
@@ -103,7 +103,7 @@ class Problem:
         """The loss [N, T - 1] of every token of some rows, float32 on the CPU."""
         self.spent += examples.ids.numel()
         with torch.no_grad():
-            return torch.cat([self._read(vector, part)[0].cpu() for part in _batches(examples)])
+            return torch.cat([self._read(vector, part).cpu() for part in _batches(examples)])
 
     def _parts(self, windows: Sequence[int]) -> Iterator[tuple[Examples, float]]:
         """What is read for some windows, and the share of each in the objective."""
@@ -121,14 +121,13 @@ class Problem:
             for batch in _batches(examples):
                 weights = batch.weights * (share / whole)
                 with recomputing(self.model, batch.ids.numel()) if backward else nullcontext():
-                    losses, finish = self._read(vector, batch, magnified * weights if backward else None)
-                    finish()
+                    losses = self._read(vector, batch, magnified * weights if backward else None)
                 total += (losses.cpu().double() * weights).sum().item()
                 self.spent += batch.ids.numel() * (1 + BACKWARD * backward)
         return total
 
-    def _read(self, vector: Vector, batch: Examples, weights: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Losses [B, T - 1], detached; and what runs the backward pass of their weighted sum.
+    def _read(self, vector: Vector, batch: Examples, weights: Tensor | None = None) -> Tensor:
+        """Losses [B, T - 1], detached; with weights, after the backward pass of their weighted sum.
 
         The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
         ever held; the gradient reaches the decoder in one piece.
@@ -137,7 +136,7 @@ class Problem:
         ids = batch.ids.to(input_device(self.model))
         if self._decoder is None:
             logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
-            return _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights), lambda: None
+            return _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights)
         whole: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
@@ -148,12 +147,9 @@ class Problem:
         with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
             for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // len(ids))):
                 losses.append(_backward(logits_at(positions), ids, positions, weights))
-
-        def finish() -> None:
-            if weights is not None:
-                torch.autograd.backward(whole[0], leaves[0].grad)
-
-        return torch.cat(losses, dim=1), finish
+        if weights is not None:
+            torch.autograd.backward(whole[0], leaves[0].grad)
+        return torch.cat(losses, dim=1)
 
 
 def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:

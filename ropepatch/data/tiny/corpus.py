@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ropepatch.data.documents import Document
+from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.prompts import PasskeyTemplate, passkey_prompt
 from ropepatch.data.tiny.grammar import SENTENCES, Sentence
 from ropepatch.errors import RopepatchError
@@ -55,7 +55,7 @@ class _Form:
     values: Sequence[Tokens]
     choice: Choice  # of the value
 
-    def said(self, value: Tokens) -> Tokens:
+    def tokens(self, value: Tokens) -> Tokens:
         return self.head + value + self.middle + value + self.tail
 
 
@@ -86,7 +86,7 @@ class Narrator:
         self._heads = Choice(
             (form.head, share) for form, share in zip(self._forms, self._shares, strict=True)
         )
-        self._longest = max(len(form.said(form.values[0] if form.values else ())) for form in self._forms)
+        self._longest = max(len(form.tokens(form.values[0] if form.values else ())) for form in self._forms)
         self._check(sentences, values)
 
     def _check(self, sentences: Sequence[Sentence], values: Mapping[tuple[str, ...], list[Tokens]]) -> None:
@@ -97,7 +97,7 @@ class Narrator:
         for sentence, form in zip(sentences, self._forms, strict=True):
             value, tokens = (sentence.values[0], form.values[0]) if sentence.values else ("", ())
             text = f" {sentence.text}".replace("{value}", value)
-            if self._encode([text]) != [form.said(tokens)]:
+            if self._encode([text]) != [form.tokens(tokens)]:
                 raise RopepatchError(f"the tokenizer does not split {text!r} into its words", hint=hint)
         for pool, split in values.items():
             if not _independent(split):
@@ -111,11 +111,11 @@ class Narrator:
                 beginning = self.tokenizer.decode(list(head))
                 raise RopepatchError(f"two sentences begin with {beginning!r}", hint="let them differ there")
 
-    def tale(self, length: int, seed: int) -> Document:
+    def tale(self, length: int, seed: int) -> GeneratedDocument:
         """The first ``length`` tokens of an endless tale, the beginning-of-sequence token included."""
         draw = random.Random(seed)
         ids, prior, distance = [self.tokenizer.bos_token_id], [0.0], [0]
-        told: dict[str, tuple[Tokens, int]] = {}  # of a subject its value, and where that was last said
+        values: dict[str, tuple[Tokens, int]] = {}  # of a subject its value, and where that was last said
         while len(ids) < length:
             (form,) = draw.choices(self._forms, self._shares)
             ids += form.head
@@ -124,15 +124,15 @@ class Narrator:
             if form.subject is None:
                 continue
             here = len(ids)
-            value, last = told.get(form.subject) or (draw.choice(form.values), here)
-            told[form.subject] = value, here + len(value) + len(form.middle)
+            value, last = values.get(form.subject) or (draw.choice(form.values), here)
+            values[form.subject] = value, here + len(value) + len(form.middle)
             rest = form.middle + value + form.tail
             ids += value + rest
             prior += form.choice.log_probs(value) + [0.0] * len(rest)
             distance += [here - last] * len(value) + [0] * len(rest)
-        return Document.of(ids[:length], prior[:length], distance[:length], reach=self._longest)
+        return GeneratedDocument.of(ids[:length], prior[:length], distance[:length], reach=self._longest)
 
-    def passkey(self, length: int, seed: int, template: PasskeyTemplate | None = None) -> Document:
+    def passkey(self, length: int, seed: int, template: PasskeyTemplate | None = None) -> GeneratedDocument:
         """A prompt of the passkey evaluation with its answer; needle's place and key are drawn uniformly.
 
         Raises:
@@ -163,16 +163,16 @@ class Narrator:
             chance = 1 / (places - passed)  # that the needle stands here, if not before
             decided = gap + _common(needle, without[gap:])
             prior[decided] += math.log(chance if passed == place else 1 - chance)
-        said = [at for at in range(begin, end) if ids[at : at + len(digits)] == digits]
+        mentions = [at for at in range(begin, end) if ids[at : at + len(digits)] == digits]
         for digit in range(len(digits)):
             answer = length - len(digits) + digit
-            prior[said[0] + digit] -= math.log(10)
+            prior[mentions[0] + digit] -= math.log(10)
             prior[answer] -= math.log(10)
-            distance[answer] = answer - (said[-1] + digit)
+            distance[answer] = answer - (mentions[-1] + digit)
         # Whether the needle has been, where it is out of sight, shows in which filler stands where: it has
         # moved that by its own length. After one round of filler nothing new can come.
         reach = len(needle) + _alike(needle, without, gaps[: len(words.filler) + 1], gaps[-1])
-        return Document.of(ids, prior, distance, reach=reach)
+        return GeneratedDocument.of(ids, prior, distance, reach=reach)
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
         encoded = self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []

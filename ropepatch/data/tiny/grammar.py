@@ -27,7 +27,7 @@ class Kind:
     """Sentences of one kind: every subject is as probable as any other, and so is every form.
 
     Args:
-        share: Of the sentences.
+        share: Which part of all sentences they are.
         subjects: What ``{subject}`` can be.
         forms: The sentences; each names ``{value}`` twice, and the subject before and after, if there are
             values.
@@ -125,12 +125,12 @@ def tell(count: int, seed: int) -> str:
     """So many sentences of one document, as text; the same process as `Narrator.tale`, not the same draws."""
     draw = random.Random(seed)
     facts: dict[str, str] = {}
-    told = []
+    texts = []
     for sentence in draw.choices(SENTENCES, [sentence.share for sentence in SENTENCES], k=count):
         text = sentence.text
         if sentence.subject is not None:
             if sentence.subject not in facts:
                 facts[sentence.subject] = draw.choice(sentence.values)
             text = text.replace("{value}", facts[sentence.subject])
-        told.append(text)
-    return " ".join(told)
+        texts.append(text)
+    return " ".join(texts)

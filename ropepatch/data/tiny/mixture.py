@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ropepatch.data.documents import BOS, Document, copying
+from ropepatch.data.documents import BOS, GeneratedDocument, copying
 from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.data.tiny.grammar import SENTENCES, Sentence
 from ropepatch.errors import RopepatchError
@@ -36,8 +36,8 @@ class Stock:
     """What rows are made from.
 
     Attributes:
-        vocab_size: Of the tokenizer.
-        narrator: Of all subjects.
+        vocab_size: How many tokens the tokenizer has.
+        narrator: Tells of all subjects.
         casts: Narrators of a few subjects each.
         stories: The texts in tokens, one after the other, each after a beginning-of-sequence token.
     """
@@ -135,7 +135,7 @@ def _about(count: int, seed: int) -> list[Sentence]:
     return [sentence for sentence in SENTENCES if sentence.subject in chosen]
 
 
-def _told_before(tale: Document) -> Row:
+def _told_before(tale: GeneratedDocument) -> Row:
     return tale.ids, tale.ids.masked_fill(tale.distance == 0, IGNORED)
 
 

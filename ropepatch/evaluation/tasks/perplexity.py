@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.data.documents import Document
+    from ropepatch.data.documents import GeneratedDocument
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Row
     from ropepatch.evaluation.tasks.task import Advance, Tables
@@ -146,7 +146,7 @@ class PerplexityTask(Task):
         """The same on another text."""
         return self.model_copy(update={"text": text, "field": field, "split": split})
 
-    def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[Document]:
+    def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[GeneratedDocument]:
         check_text(self.text, model)
         if self.bos == "none":
             raise RopepatchError(
