@@ -56,7 +56,7 @@ def apart(one, other):
 )
 def test_distances_are_those_of_the_papers(name, settings, query, wanted):
     keys = torch.tensor([*wanted])
-    found = getattr(name)(*settings).distances(torch.tensor([query]), keys)
+    found = getattr(maps, name)(*settings).distances(torch.tensor([query]), keys)
     assert found[0].tolist() == pytest.approx([*wanted.values()])
 
 
@@ -74,7 +74,7 @@ def test_a_group_cuts_the_window_down_to_whole_groups():
 )
 def test_a_map_that_changes_no_distance_is_the_stock_model(name, settings):
     model, ids = small_llama(), some_ids()
-    with maps.mapped(model, getattr(name)(*settings), block=20):
+    with maps.mapped(model, getattr(maps, name)(*settings), block=20):
         found = logits(model, ids)
     assert apart(found, logits(model, ids)) < 1e-4
 
@@ -83,7 +83,7 @@ def test_a_map_that_changes_no_distance_is_the_stock_model(name, settings):
 def test_a_text_inside_the_window_is_read_as_before_and_a_longer_one_is_not(name):
     model, ids = small_llama(), some_ids()
     settings = (16,) if name == "rerope" else (16, 4)
-    with maps.mapped(model, getattr(name)(*settings)):
+    with maps.mapped(model, getattr(maps, name)(*settings)):
         found = logits(model, ids)
     stock = logits(model, ids)
     assert apart(found[:, :16], stock[:, :16]) < 1e-4
@@ -158,7 +158,7 @@ def test_scores_are_those_of_pairs_turned_by_the_effective_distance(name, block)
     query = torch.randn(1, heads, tokens, 16, generator=generator)
     key, value = (torch.randn(1, 2, tokens, 16, generator=generator) for _ in range(2))
     settings = (5,) if name == "rerope" else (5, 3)
-    with maps.mapped(model, getattr(name)(*settings), block=block):
+    with maps.mapped(model, getattr(maps, name)(*settings), block=block):
         attention = model.model.layers[0].self_attn
         found, _ = maps.attend(attention, query, key, value, None, scaling=scaling)
     for head in range(heads):
