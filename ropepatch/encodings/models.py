@@ -18,8 +18,6 @@ from ropepatch.model.config import text_config
 from ropepatch.model.survey import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedModel
 
 
@@ -43,7 +41,7 @@ def attentions_of(base: PreTrainedModel) -> list[Any]:
     return [module for module in layers if getattr(module, "q_proj", None) is not None]
 
 
-def check_model(base: PreTrainedModel, survey: Survey, attentions: Sequence[Any]) -> None:
+def check_model(base: PreTrainedModel, survey: Survey, attentions: list[Any]) -> None:
     """Refuse a model whose attention an encoding cannot take over.
 
     Raises:
@@ -56,7 +54,7 @@ def check_model(base: PreTrainedModel, survey: Survey, attentions: Sequence[Any]
         )
 
 
-def _unlike_llama(base: PreTrainedModel, survey: Survey, attentions: Sequence[Any]) -> str | None:
+def _unlike_llama(base: PreTrainedModel, survey: Survey, attentions: list[Any]) -> str | None:
     """Why an encoding cannot stand in for the rope of a model, or None."""
     if survey.rotates_partly:
         return "only a part of each head rotates"

@@ -17,25 +17,13 @@ from ropepatch.errors import RopepatchError
 from ropepatch.scaling.parameters import find_kind, hashable, refuse_parameters, required
 
 ENCODINGS: dict[str, type[Encoding]] = {
-    "integer": Integer,
-    "normalised": Normalised,
-    "binary": Binary,
-    "sinusoidal": Sinusoidal,
-    "learned": LearnedPositions,
-    "shaw": Shaw,
-    "transformer-xl": TransformerXL,
-    "nezha": NEZHA,
-    "t5": T5Bias,
-    "alibi": ALiBi,
-    "rope": RoPE,
-    "xpos": XPos,
-    "p-rope": ProportionalRotary,
-    "partial": PartialRotary,
-    "axial": Axial,
-    "nope": NoPE,
-    "nope-heads": NoPEHeads,
-    "nope-layers": NoPELayers,
-    "drope": DroPE,
+    kind.name: kind
+    for kind in (
+        *(Integer, Normalised, Binary, Sinusoidal, LearnedPositions),
+        *(Shaw, TransformerXL, NEZHA, T5Bias, ALiBi),
+        *(RoPE, XPos, ProportionalRotary, PartialRotary, Axial),
+        *(NoPE, NoPEHeads, NoPELayers, DroPE),
+    )
 }
 
 _OTHER_NAMES = {

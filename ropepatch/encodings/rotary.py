@@ -26,9 +26,8 @@ def turned(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         angles: Radians, float32.
         scale: The factor of cos and sin: a number, or [B or 1, T, n].
     """
-    cos, sin = (
-        (table * scale).to(x.dtype).repeat(1, 1, 2)[:, None] for table in (angles.cos(), angles.sin())
-    )
+    tables = angles.cos() * scale, angles.sin() * scale
+    cos, sin = (table.to(x.dtype).repeat(1, 1, 2)[:, None] for table in tables)
     rotary = x[..., : cos.shape[-1]]
     first, second = rotary.chunk(2, -1)
     out = rotary * cos + torch.cat((-second, first), -1) * sin

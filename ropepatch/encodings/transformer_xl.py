@@ -38,14 +38,12 @@ class RelativeSinusoids(AttentionModule):
         query = stock.query
         reach = int((places.queries.max() - places.keys.min()).clamp(min=0)) + 1
         distances = torch.arange(reach, device=query.device)
-        projection = self.projection[layer].to(query.device).float()
+        projection, v = (x.to(query.device).float() for x in (self.projection[layer], self.v[:, None]))
         with torch.autocast(query.device.type, enabled=False):
             relative = projection @ sinusoid(distances, projection.shape[-1]).T  # [H, D, distances]
 
         def bias(rows: slice) -> Tensor:
-            products = (
-                (query[:, :, rows].float() + self.v.to(query.device).float()[:, None]) @ relative * scaling
-            )
+            products = (query[:, :, rows].float() + v) @ relative * scaling
             index = (-places.offsets(rows)).clamp(min=0)[:, None]
             return products.gather(-1, index.expand(*products.shape[:3], -1))
 

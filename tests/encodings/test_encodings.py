@@ -228,7 +228,6 @@ def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -
 )
 def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypatch):
     """With and without a mask, in one block and in blocks, by sdpa and eager with its weights."""
-    oracle.check_known(name)
     reading = READINGS[situation]
     inputs = drawn(reading.key_value_heads, reading.visible.shape[1], TOKENS)
     drawn_mask = reading.visible[:, None]
@@ -253,17 +252,11 @@ def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypat
 @pytest.mark.parametrize("positions", [COUNTED, JUMPING], ids=["counted", "jumping"])
 @pytest.mark.parametrize(("name", "parameters"), [v for v in VARIANTS + ENDS if v[0] in ABSOLUTE], ids=str)
 def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, positions):
-    oracle.check_known(name)
     with swapped_layer(make_encoding(name, **parameters), model_of()) as layer, torch.no_grad():
         got = layer.module(positions)
         wanted = [[oracle.TABLES[name](layer.case, int(p)) for p in row] for row in positions]
     assert got.dtype == torch.float32
     assert_close(got, np.array(wanted))
-
-
-def test_an_encoding_without_an_oracle_is_named():
-    with pytest.raises(AssertionError, match=r"'mine' has no oracle: .*encoding_oracle\.py"):
-        oracle.check_known("mine")
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
@@ -680,7 +673,6 @@ def test_blocks_that_are_computed_again_give_the_gradients_of_one_block(name, mo
 def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     """Along one direction in the space of q, k, v and all parameters."""
     monkeypatch.setattr(attention, "SCORES", FEW)
-    oracle.check_known(name)
     reading = READINGS["jumping"]
     inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
     steps = drawn(3, TOKENS, TOKENS, seed=1)

@@ -222,12 +222,6 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-5), name
-
-
 @every_encoding
 def test_gradient_checkpointing_gives_the_same_gradients(model, name, monkeypatch):
     """With blocks that are computed again themselves."""
@@ -238,20 +232,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(model, name, monkeypatc
     # The name until transformers 5.18, deprecated since.
     old = getattr(model, "gradient_checkpointing_enable", None)
     getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
-    assert_alike(gradients(model), plain)
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_every_new_parameter_gets_a_gradient(model, name):
-    handle = put(model, name)
-    found = gradients(model)
-    own = {key for key in found if key.startswith("model.rotary_emb.module.")}
-    assert len(own) == len(list(handle.module.parameters())) > 0
-    for key in own:
-        assert found[key].isfinite().all()
-        assert found[key].abs().max() > 1e-6
-    if name != "learned":  # whose rows beyond the text have nothing to learn
-        assert all((found[key].flatten(1).abs().sum(-1) > 0).all() for key in own)
+    again = gradients(model)
+    assert again.keys() == plain.keys()
+    for key, gradient in plain.items():
+        assert torch.allclose(again[key], gradient, rtol=1e-4, atol=1e-5), key
 
 
 @pytest.mark.parametrize("name", ["learned", "t5"])
@@ -296,14 +280,14 @@ def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(mod
     wrapped = lora(model, modules_to_save=["rotary_emb.module"])
     optimizer = torch.optim.SGD([p for p in wrapped.parameters() if p.requires_grad], lr=0.1)
     before = {key: p.detach().clone() for key, p in wrapped.named_parameters()}
-    found = gradients(wrapped)
-    assert all(gradient.abs().max() > 0 for gradient in found.values())
-    assert sum(".rotary_emb.module.modules_to_save.default." in key for key in found) == len(
+    slopes = gradients(wrapped)
+    assert all(gradient.abs().max() > 0 for gradient in slopes.values())
+    assert sum(".rotary_emb.module.modules_to_save.default." in key for key in slopes) == len(
         [key for key in before if ".rotary_emb.module.original_module." in key]
     )
     optimizer.step()
     changed = {key for key, p in wrapped.named_parameters() if not torch.equal(p, before[key])}
-    assert changed == found.keys()
+    assert changed == slopes.keys()
     with wrapped.disable_adapter():
         assert torch.equal(logits(wrapped), plain)
     trained = logits(wrapped)

@@ -210,11 +210,3 @@ def attention(
         for j in seen:
             output[b, h, i] += weights[b, h, i, j] * value(name, c, v[b, group, j], m, int(keys[b, j]))
     return output, weights
-
-
-def check_known(name: str) -> None:
-    """Fail on an encoding that nothing here can check."""
-    if name not in TABLES | SCORES:
-        raise AssertionError(
-            f"encoding {name!r} has no oracle: write its formula into tests/support/encoding_oracle.py"
-        )
