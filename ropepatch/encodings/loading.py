@@ -57,20 +57,20 @@ def _swap_again(model: Any, folder: Path) -> None:
     surveyed = survey(model.config.to_dict(), model)
     prefix, weights = f"{surveyed.site.path}.module.", read_headers(folder)
     with torch.device("meta"):
-        wanted = encoding.build(shape_of(model, surveyed)).state_dict()
-    expected = {f"{prefix}{name}": tuple(value.shape) for name, value in wanted.items()}
+        parameters = encoding.build(shape_of(model, surveyed)).state_dict()
+    expected = {f"{prefix}{name}": tuple(value.shape) for name, value in parameters.items()}
     stored = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
     if stored != expected:
         raise RopepatchError(
             f"the weights in {folder} are not those of {encoding.name}: expected "
-            f"{sorted(wanted) or 'no parameters'} at {prefix}*, "
+            f"{sorted(parameters) or 'no parameters'} at {prefix}*, "
             f"got {sorted(name.removeprefix(prefix) for name in stored) or 'none'}",
             hint="put ropepatch.json and the weights of the same checkpoint together",
         )
     with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced
         handle = swap(model, encoding)
     tensors: dict[str, torch.Tensor] = {}
-    for name in wanted:
+    for name in parameters:
         with safe_open(weights.tensors[f"{prefix}{name}"].file, "pt") as file:
             tensors[name] = file.get_tensor(f"{prefix}{name}")
     handle.module.load_state_dict(tensors)

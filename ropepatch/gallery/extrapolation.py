@@ -127,8 +127,8 @@ def _draw(
         axes.plot(*_points(floor), color=PLAIN, linestyle=":", linewidth=1.2, label="floor")
         lines, styles = {**lines, "floor": floor}, {**styles, "floor": Look(PLAIN)}
     last = {name: line[max(line)] for name, line in lines.items()}
-    wanted = [min(max((value - low) / (high - low), 0), 1) for value in last.values()]
-    for (name, value), place in zip(last.items(), spread(wanted, gap), strict=True):
+    places = [min(max((value - low) / (high - low), 0), 1) for value in last.values()]
+    for (name, value), place in zip(last.items(), spread(places, gap), strict=True):
         words = f"{name}, to {short_length(max(lines[name]))}" if max(lines[name]) < end else name
         words += f" ↑ {value:.1f}" if value > high else ""
         axes.annotate(

@@ -177,7 +177,7 @@ def plot_clipping(clip: int = 4, tokens: int = 10) -> Figure:
 
 
 def plot_properties(measured: Mapping[str, Properties]) -> Figure:
-    """Which properties each encoding was found to have.
+    """Which properties each encoding has.
 
     Args:
         measured: The properties of encodings, by their names.

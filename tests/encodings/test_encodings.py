@@ -436,14 +436,14 @@ def test_the_axes_of_axial_turn_by_1_and_a_hundredth():
 
 
 def shape(**changes: Any) -> ModelShape:
-    known = {
+    sizes = {
         "layers": LAYERS,
         "heads": HEADS,
         "key_value_heads": 3,
         "head_dim": HEAD_DIM,
         "hidden_size": HIDDEN,
     } | changes
-    return ModelShape(**known, rope=Rope(known["head_dim"], BASE, WINDOW))
+    return ModelShape(**sizes, rope=Rope(sizes["head_dim"], BASE, WINDOW))
 
 
 increasing = st.lists(st.integers(1, 12), min_size=TOKENS, max_size=TOKENS).map(
@@ -648,8 +648,8 @@ def test_the_oracle_sees_the_mistake(mistake, monkeypatch):
 def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments: Any) -> list[Tensor]:
     leaves = [*inputs, *layer.module.parameters()]
     output, _ = layer.read(*inputs, None, JUMPING, **arguments)
-    found = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+    slopes = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, slopes, strict=True)]
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
@@ -679,8 +679,8 @@ def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     direction = drawn(3, TOKENS, TOKENS, seed=2)[0]
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         steps += [torch.randn_like(parameter) for parameter in layer.module.parameters()]
-        found = gradients(layer, inputs, direction)
-        got = sum((one * step).sum().item() for one, step in zip(found, steps, strict=True))
+        slopes = gradients(layer, inputs, direction)
+        got = sum((one * step).sum().item() for one, step in zip(slopes, steps, strict=True))
         ends = []
         for h in (1e-5, -1e-5):
             there = [x.detach().double() + h * step for x, step in zip(inputs, steps, strict=False)]
@@ -698,16 +698,16 @@ def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch
     monkeypatch.setattr(attention, "SCORES", FEW)
     inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
     direction = drawn(3, TOKENS, TOKENS, seed=1)[0]
-    found = []
+    dropped = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)
         for again in (attention.checkpoint, lambda read, *block, use_reentrant: read(*block)):
             monkeypatch.setattr(attention, "checkpoint", again)
             torch.manual_seed(0)
-            found.append(gradients(layer, inputs, direction, dropout=0.5))
-    for ours, one in zip(*found, strict=True):
+            dropped.append(gradients(layer, inputs, direction, dropout=0.5))
+    for ours, one in zip(*dropped, strict=True):
         assert_close(ours, one)
-    assert off(found[0][0], undropped[0]) > 1e-2
+    assert off(dropped[0][0], undropped[0]) > 1e-2
 
 
 # Memory
@@ -742,29 +742,29 @@ def test_positions_that_jump_far_make_no_tensor_larger_than_the_sinusoids_of_the
     assert largest(name, positions) <= HIDDEN * (16 * 511 + 1)
 
 
-def kept_elements(name: str, tokens: int) -> int:
-    """Of all tensors that attention keeps for the backward pass."""
+def saved_elements(name: str, tokens: int) -> int:
+    """The elements of all tensors that attention saves for the backward pass."""
     sizes: list[int] = []
 
-    def keep(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel())
         return tensor
 
     inputs = [x.requires_grad_() for x in drawn(3, tokens, tokens, rows=1)]
     with (
         swapped_layer(encoding_of(name), model_of(3)) as layer,
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
         layer.read(*inputs)
     return sum(sizes)
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
-def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
+def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
     monkeypatch.setattr(attention, "SCORES", 1 << 12)
-    assert kept_elements(name, 256) <= 2 * kept_elements(name, 128)
+    assert saved_elements(name, 256) <= 2 * saved_elements(name, 128)
     monkeypatch.setattr(attention, "checkpoint", lambda read, *block, use_reentrant: read(*block))
-    assert kept_elements(name, 256) > 3 * kept_elements(name, 128)
+    assert saved_elements(name, 256) > 3 * saved_elements(name, 128)
 
 
 # What is refused
@@ -887,14 +887,7 @@ def test_the_empty_columns_of_a_long_cache_do_not_overflow_xpos():
 # Names
 
 
-@pytest.mark.parametrize(
-    ("typed", "nearest"),
-    [
-        ("rop", "rope"),
-        ("absolute", "learned"),
-        ("ALiBi", "alibi"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "nearest"), [("rop", "rope"), ("absolute", "learned"), ("ALiBi", "alibi")])
 def test_an_unknown_name_is_answered_with_the_nearest_one(typed, nearest):
     with pytest.raises(RopepatchError, match=f"^unknown encoding {typed!r}$") as error:
         make_encoding(typed)

@@ -14,12 +14,7 @@ from peft import LoraConfig, get_peft_model
 from swaps import IDS, ONE, TRAINED, apart, cast, every_encoding, logits, put
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
 import ropepatch
 import ropepatch.encodings.attention

@@ -314,8 +314,8 @@ def test_prompts_that_share_their_beginning_are_read_once_without_another_result
         calls.clear()
         with torch.inference_mode():
             batches = list(read_in_batches(model, rows, 3, rows=2, share=share))
-        found = {row: out for batch, outs in batches for row, out in zip(batch, outs, strict=True)}
-        return torch.stack([found[row] for row in range(6)])
+        outputs = {row: out for batch, outs in batches for row, out in zip(batch, outs, strict=True)}
+        return torch.stack([outputs[row] for row in range(6)])
 
     shared = read(True)
     assert min(calls[3:]) < 40 == max(calls)
