@@ -77,17 +77,6 @@ def test_the_figures_are_those_of_the_patched_model(results, tiny):
     }
 
 
-def test_the_positions_add_up_to_the_whole(results):
-    tables = of(results[0], "perplexity", "ntk").tables
-    rows, whole = tables["by_position"], tables["by_length"][-1]
-    assert [row["begin"] for row in rows[1:]] == [row["end"] for row in rows[:-1]]
-    assert (rows[0]["begin"], rows[-1]["end"]) == (0, 512)
-    assert 256 in [row["end"] for row in rows]
-    assert sum(row["nats"] * row["tokens"] for row in rows) / whole["tokens"] == pytest.approx(whole["nats"])
-    documents = tables["by_document"]
-    assert sum(row["nats"] for row in documents) / whole["tokens"] == pytest.approx(whole["nats"])
-
-
 def test_the_floor_of_the_tales_is_exact(results, tiny):
     tales = held_out_tales(tiny[1], length=512, count=3)
     floor = of(results[0], "perplexity", FLOOR).tables["by_length"][-1]["nats"]
@@ -140,27 +129,6 @@ def test_what_is_there_already_is_not_measured_again(results):
     assert [json.loads(r.to_json())["tables"] for r in again] == [
         json.loads(r.to_json())["tables"] for r in measured
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"tasks": (TALES.model_copy(update={"windows": 2}), KEYS)}, "parameters"),
-        ({"tasks": (TALES, KEYS.model_copy(update={"seed": 1}))}, "parameters"),
-    ],
-)
-def test_a_result_of_other_settings_is_not_taken_for_this_one(results, change, key):
-    with pytest.raises(RopepatchError, match=rf"was measured with other settings: it differs in .*{key}"):
-        list(measure(SUITE.model_copy(update=change), out=results[1], progress=unmeasurable))
-
-
-def test_a_result_of_other_weights_is_not_taken_for_this_one(results, tmp_path):
-    file = results[1] / "tiny-512-perplexity-as-it-is.json"
-    content = json.loads(file.read_text())
-    content["model"]["weights"] = "0" * 64
-    (tmp_path / file.name).write_text(json.dumps(content))
-    with pytest.raises(RopepatchError, match=r"other settings: it differs in .*model"):
-        list(measure(SUITE, out=tmp_path, progress=unmeasurable))
 
 
 @pytest.mark.parametrize("after", [0, 3, 7])
@@ -218,12 +186,6 @@ def test_a_suite_that_is_killed_outright_ends_with_the_same_results(results, tmp
     assert [r.tables for r in map(jsonable, resumed)] == [r.tables for r in map(jsonable, results[0])]
 
 
-def test_a_mistake_in_the_last_method_is_found_before_anything_is_measured():
-    suite = SUITE.model_copy(update={"methods": (*SUITE.methods, Method(name="longrope"))})
-    with pytest.raises(RopepatchError, match="longrope needs"):
-        measure(suite, progress=unmeasurable)
-
-
 def test_models_of_one_name_are_not_mixed_up(tmp_path):
     for folder in ("a", "b"):
         tiny_llama_folder(tmp_path / folder / "model")
@@ -238,25 +200,6 @@ def test_models_of_one_name_are_not_mixed_up(tmp_path):
 def test_a_suite_without_a_model_says_so():
     with pytest.raises(RopepatchError, match="names no models"):
         measure(SUITE.model_copy(update={"models": ()}))
-
-
-@pytest.mark.parametrize(
-    ("options", "protocol", "scored"),
-    [
-        ({"protocol": "sliding", "stride": 32}, "sliding", 1023),
-        ({"protocol": "disjoint", "bos": "window"}, "disjoint", None),
-        ({"protocol": "truncated"}, "truncated", None),
-    ],
-)
-def test_the_protocols_of_the_papers_have_a_row_for_every_window(tiny, options, protocol, scored):
-    task = PerplexityTask(documents=2, windows=None, lengths=("0.5x", "2x"), **options)
-    (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
-    rows = result.tables["by_length"]
-    assert result.parameters["protocol"] == protocol
-    assert [row["length"] for row in rows] == [128, 512]
-    if scored:
-        assert {row["tokens"] for row in rows} == {2 * scored}
-    assert rows[0]["nats"] != rows[1]["nats"]
 
 
 def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):
@@ -310,7 +253,14 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("task", "passkey"), ("label", "ntk"), ("target", 256), ("scaling", {"method": "yarn", "factor": 4.0})],
+    [
+        ("task", "passkey"),
+        ("label", "ntk"),
+        ("target", 256),
+        ("scaling", {"method": "yarn", "factor": 4.0}),
+        ("parameters", {"windows": 2}),
+        ("model", {"weights": "0" * 64}),
+    ],
 )
 def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path, key, value):
     file = results[1] / "tiny-512-perplexity-yarn.json"
@@ -522,13 +472,6 @@ def test_the_bundled_words_name_the_keys_where_there_are_several(tiny):
         assert ("{name}" in material.template.needle) == bool(distractors)
 
 
-def test_a_result_holds_the_words_of_its_template(tiny, tmp_path):
-    (tmp_path / "mine.yaml").write_text("needle: 'A {key}.'\n")
-    task = PasskeyTask(template=str(tmp_path / "mine.yaml"))
-    material = task.prepare("tiny", tiny[1], trained=256, to=512)
-    assert material.parameters["template"]["needle"] == "A {key}."
-
-
 def test_a_length_counts_as_read_from_the_threshold_of_the_task_on(monkeypatch):
     half = PasskeyGrid(
         {(512, 0.5): Passkey(1, 2)}, PasskeyTemplate(), seed=0, trials=2, distractors=0, queries=1
@@ -570,11 +513,6 @@ def test_the_batches_are_dealt_to_all_processes(monkeypatch):
     with pytest.raises(HandedError) as caught:
         list(measure(SUITE.model_copy(update={"methods": (), "tasks": (SHORT,)})))
     assert caught.value.args[-1]["split"] is True
-
-
-def test_documents_go_before_windows(tiny):
-    material = PerplexityTask(documents=2).prepare("tiny", tiny[1], trained=256, to=512)
-    assert material.parameters["pieces"] == 2
 
 
 @pytest.mark.parametrize("options", [{"documents": 1}, {"windows": 1}])

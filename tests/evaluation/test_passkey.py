@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from passkey_cases import (
-    ACCENTED,
     CHECKPOINT,
     TEMPLATE,
     TOKENIZERS,
@@ -54,11 +53,6 @@ def test_a_model_that_always_answers_gets_every_key(tokenizer):
     assert grid.cells == dict.fromkeys(CELLS, Passkey(7, 7))
 
 
-def test_a_model_that_never_answers_gets_no_key(tokenizer):
-    grid = passkey(Known(lambda ids: [0] * len(ids)), tokenizer, trials=7, **GRID)
-    assert grid.cells == dict.fromkeys(CELLS, Passkey(0, 7))
-
-
 @pytest.mark.parametrize("wrong", range(6))
 def test_a_model_that_says_one_token_of_the_answer_wrong_gets_no_key(tokenizer, wrong):
     def says(ids: list[int]) -> list[int]:
@@ -85,10 +79,6 @@ def test_a_model_that_says_the_answer_a_token_early_or_late_gets_no_key(tokenize
         return torch.tensor(copied(ids)).roll(late).tolist()
 
     assert set(counts(passkey(Known(says), tokenizer, trials=3, **GRID)).values()) == {correct}
-
-
-def test_a_model_that_repeats_its_input_gets_no_key(tokenizer):
-    assert set(counts(passkey(Known(lambda ids: ids), tokenizer, **GRID)).values()) == {0}
 
 
 @pytest.mark.parametrize("window", [75, 90, 128])
@@ -257,24 +247,6 @@ def test_a_special_token_is_no_answer():
     assert ask(Speaking(tokenizer, lambda text: " so"), tokenizer).at(160) == Passkey(0, 4)
 
 
-def test_a_parsed_prompt_ends_before_the_key_where_a_forced_one_has_it(tokenizer):
-    model = Speaking(tokenizer, hidden)
-    passkey(model, tokenizer, lengths=[100], depths=[0.5], trials=3, template=PARSED)
-    with reading(forced := Known(copied)) as rows:
-        passkey(
-            forced,
-            tokenizer,
-            lengths=[100],
-            depths=[0.5],
-            trials=3,
-            template=PARSED.model_copy(update={"parse": None, "answer_tokens": None}),
-        )
-    forced_rows = [row.tolist() for row in rows]
-    assert all(any(row[: len(prompt)] == prompt for row in forced_rows) for prompt in model.asked)
-    assert {len(row) for row in forced_rows} == {100}
-    assert all(tokenizer.decode(prompt).endswith("The pass key is") for prompt in model.asked)
-
-
 def test_a_parser_finds_what_teacher_forcing_finds_on_the_bundled_checkpoint(checkpoint, tokenizer):
     ask = functools.partial(passkey, checkpoint, tokenizer, lengths=(128, 320), depths=(0.2, 0.9), trials=4)
     grid = ask(template=PasskeyTemplate(parse=r"\d{5}", answer_tokens=6))
@@ -303,17 +275,6 @@ def test_no_batch_has_more_tokens_than_allowed_but_for_a_single_prompt(tokenizer
     assert shapes == [4, 2, 2, 2, 2]
     passkey(model, tokenizer, lengths=(80,), depths=(0.0, 1.0), trials=1, tokens_per_batch=79)
     assert shapes[5:] == [1, 1]
-
-
-@pytest.mark.parametrize("name", ["llama3", "gpt2"])
-def test_answers_of_different_numbers_of_tokens_are_read_in_one_batch(name):
-    tokenizer = TOKENIZERS[name]()
-    model = Known(copied, len(tokenizer))
-    with reading(model) as rows:
-        grid = passkey(model, tokenizer, lengths=[160], depths=[0.2], trials=16, tokens_per_batch=10**6)
-    answers = {len(tokenizer.encode(" " + key_of(tokenizer, row), add_special_tokens=False)) for row in rows}
-    assert len(answers) > 1
-    assert grid.at(160) == Passkey(16, 16)
 
 
 def test_the_order_and_company_of_lengths_and_depths_changes_nothing(tokenizer):
@@ -362,22 +323,6 @@ def test_the_keys_of_a_seed_are_the_same_in_every_release(tokenizer):
         passkey(model, tokenizer, lengths=[1024], depths=[0.0, 0.25], trials=3)
     keys = [key_of(tokenizer, row) for row in rows]
     assert keys == ["50498", "11992", "20779", "28596", "12634", "68427"]
-
-
-def test_a_template_of_ones_own_is_what_the_model_reads(tokenizer):
-    with reading(model := Known(copied)) as rows:
-        passkey(
-            model,
-            tokenizer,
-            lengths=[180],
-            depths=[1.0],
-            trials=1,
-            template=ACCENTED.model_copy(update={"digits": 3}),
-        )
-    text = tokenizer.decode(rows[0])
-    key = text[-3:]
-    assert text.startswith(f"<s>{ACCENTED.intro}")
-    assert text.endswith(f"Nul ne répond… La clé est {key} ; retenez-la — {key}. {ACCENTED.question} {key}")
 
 
 def test_progress_is_told_after_each_batch_up_to_all_prompts(tokenizer):
@@ -517,30 +462,17 @@ def test_no_gradients_are_kept(checkpoint, tokenizer):
     [
         ({"lengths": []}, r"lengths must be a list of numbers, got \[\]"),
         ({"lengths": 128}, "lengths must be a list of numbers, got 128"),
-        ({"lengths": np.array(128)}, "lengths must be a list of numbers, got array"),
         ({"lengths": "128"}, "lengths must be a list of numbers, got '128'"),
         ({"lengths": [128, 128.5]}, "a length must be a whole number of at least 1, got 128.5"),
         ({"lengths": [True]}, "a length must be a whole number of at least 1, got True"),
-        ({"lengths": ["128"]}, "a length must be a whole number of at least 1, got '128'"),
-        ({"lengths": [0]}, "a length must be a whole number of at least 1, got 0"),
-        ({"depths": ()}, r"depths must be a list of numbers, got \(\)"),
-        ({"depths": 0.5}, "depths must be a list of numbers, got 0.5"),
         ({"depths": ["middle"]}, "a depth must be a number from 0 to 1, got 'middle'"),
         ({"depths": [math.nan]}, "depth must be from 0 to 1, got nan"),
         ({"trials": 0}, "trials must be a whole number of at least 1, got 0"),
-        ({"trials": -1}, "trials must be a whole number of at least 1, got -1"),
-        ({"trials": 2.0}, "trials must be a whole number of at least 1, got 2.0"),
         ({"tokens_per_batch": 0}, "tokens_per_batch must be a whole number of at least 1, got 0"),
         ({"distractors": -1}, "distractors must be a whole number of at least 0, got -1"),
-        ({"queries": 0}, "queries must be a whole number of at least 1, got 0"),
         ({"queries": 2}, "queries must be from 1 to the number of needles, 1, got 2"),
-        ({"distractors": 2, "queries": 4}, "queries must be from 1 to the number of needles, 3, got 4"),
         ({"distractors": 1, "template": TEMPLATE}, r"distractors need a template with \{name\}"),
         ({"distractors": 64}, "64 distractors and the needle .* has 64 names and 100000 keys"),
-        (
-            {"distractors": 2, "template": NAMED.model_copy(update={"keys": (8, 9)})},
-            "the template has 64 names and 2 keys",
-        ),
         (
             {
                 "distractors": 1,

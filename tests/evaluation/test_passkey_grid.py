@@ -38,22 +38,6 @@ def test_the_interval_holds_the_accuracy_and_lies_within_0_to_1(n, share):
     assert low < high
 
 
-@DETERMINISTIC
-@given(n=st.integers(1, 10**5), share=st.floats(0, 1), more=st.integers(2, 10))
-def test_the_interval_narrows_with_more_trials(n, share, more):
-    correct = round(share * n)
-    narrow, wide = (high - low for low, high in (Passkey(correct * k, n * k).interval for k in (more, 1)))
-    assert narrow < wide
-
-
-@DETERMINISTIC
-@given(n=st.integers(1, 1000), share=st.floats(0, 1))
-def test_the_interval_of_the_failures_mirrors_that_of_the_successes(n, share):
-    correct = round(share * n)
-    low, high = Passkey(correct, n).interval
-    assert Passkey(n - correct, n).interval == pytest.approx((1 - high, 1 - low))
-
-
 TABLE = PasskeyGrid(
     {
         (16384, 0.5): Passkey(0, 20),
@@ -112,16 +96,6 @@ def grid_of(correct: dict[int, int]) -> PasskeyGrid:
 )
 def test_the_effective_length_is_the_largest_with_the_accuracy(correct, threshold, expected):
     assert grid_of(correct).effective_length(**threshold) == expected
-
-
-@DETERMINISTIC
-@given(
-    st.dictionaries(st.integers(1, 10**6), st.integers(0, 1000), min_size=1),
-    st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
-)
-def test_a_higher_threshold_never_gives_a_greater_length(correct, thresholds):
-    low, high = (grid_of(correct).effective_length(threshold) or 0 for threshold in sorted(thresholds))
-    assert high <= low
 
 
 @pytest.mark.parametrize("threshold", [0, -0.1, 1.01, 85.6, math.nan])

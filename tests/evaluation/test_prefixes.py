@@ -1,7 +1,7 @@
 import functools
 import logging
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ropepatch
 from ropepatch.data.prompts import PasskeyTemplate, needle_prompt, passkey_prompt
-from ropepatch.evaluation.passkey import PasskeyGrid, draw_needles, passkey
+from ropepatch.evaluation.passkey import draw_needles, passkey
 from ropepatch.evaluation.prefixes import read_in_batches
 from ropepatch.settings import seed_of
 
@@ -79,14 +79,6 @@ def test_a_prompt_like_the_trunk_to_the_end_is_read_for_its_whole_answer(tokeniz
     assert len({*map(tuple, model.seen)}) < 60
 
 
-def test_distractors_share_what_they_can(tokenizer):
-    model = Remembering(copied)
-    passkey(model, tokenizer, lengths=[500], depths=DEPTHS, trials=6, distractors=1)
-    expected = rows_of(tokenizer, 500, 6, distractors=1)
-    assert [row for row in model.seen if row not in expected] == []
-    assert {*map(tuple, model.seen)} == {*map(tuple, expected)}
-
-
 def test_a_prompt_is_read_from_where_its_batch_leaves_the_trunk_and_no_earlier(tokenizer):
     model = Remembering(copied)
     passkey(model, tokenizer, lengths=[300], depths=DEPTHS, trials=6, tokens_per_batch=1)
@@ -131,31 +123,6 @@ def test_prompts_are_read_at_once_if_asked_for(tokenizer):
     model = Remembering(copied)
     passkey(model, tokenizer, lengths=[300], depths=DEPTHS, trials=6, share_prefixes=False)
     assert [past for _, _, past in model.read] == [0] * 5
-
-
-def test_the_tokens_read_are_little_more_than_the_distinct_ones(tokenizer):
-    model = Remembering(copied)
-    model.embed = nn.Embedding(1024, 192)  # so wide a model has much to save beside attention
-    depths = [place / 10 for place in range(11)]
-    passkey(model, tokenizer, lengths=[400], depths=depths, trials=20)
-    rows = {row[:end] for row in map(tuple, model.seen) for end in range(1, 400)}
-    read = sum(batch * tokens for batch, tokens, _ in model.read)
-    assert len(rows) < read < 1.15 * len(rows)
-    assert read < 0.62 * 220 * 400
-
-
-def test_progress_counts_every_prompt_once(tokenizer):
-    told = []
-    passkey(
-        Remembering(copied),
-        tokenizer,
-        lengths=[100, 300],
-        depths=DEPTHS,
-        trials=6,
-        progress=lambda *counts: told.append(counts),
-    )
-    assert all(later > earlier for (earlier, _), (later, _) in pairwise(told))
-    assert told[-1] == (60, 60)
 
 
 # Logits are those of reading at once
@@ -264,36 +231,6 @@ def test_logits_of_a_patched_model_are_those_of_reading_at_once(tiny, method, ca
     assert not caplog.records
 
 
-def test_grids_of_the_extended_checkpoint_are_those_of_greedy_decoding(tiny):
-    model, tokenizer = tiny
-    lengths, depths, trials = (128, 200, 320), (0.1, 0.5, 0.9), 4
-    with ropepatch.patch(model, ropepatch.plan("tiny", to=1024, method="yarn")):
-        grid = passkey(model, tokenizer, lengths=lengths, depths=depths, trials=trials)
-        assert grid == passkey(
-            model, tokenizer, lengths=lengths, depths=depths, trials=trials, share_prefixes=False
-        )
-        said = {
-            (length, depth): sum(greedy(model, tokenizer, length, depth, trial) for trial in range(trials))
-            for length, depth in product(lengths, depths)
-        }
-    assert {cell: read.correct for cell, read in grid.cells.items()} == said
-    assert 0 < sum(said.values()) < 36
-
-
-def greedy(model: Any, tokenizer: PreTrainedTokenizerFast, length: int, depth: float, trial: int) -> bool:
-    """Whether the model, asked for one key alone, generates it."""
-    (needle,) = draw_needles(PasskeyTemplate(), depth, 0, seed_of("passkey", 0, length, depth, trial))
-    ids = passkey_prompt(tokenizer, length=length, depth=depth, key=needle.key).ids[None]
-    said = model.generate(
-        ids[:, :-6],
-        attention_mask=torch.ones_like(ids[:, :-6]),
-        do_sample=False,
-        max_new_tokens=6,
-        pad_token_id=0,
-    )
-    return torch.equal(said, ids)
-
-
 # Models with which nothing is shared
 
 
@@ -310,15 +247,6 @@ class Shifted(LlamaForCausalLM):
             logits_to_keep=logits_to_keep,
             **options,
         )
-
-
-class Forgetful(Remembering):
-    """Sees nothing of the cache."""
-
-    def forward(self, input_ids, use_cache=None, past_key_values=None, logits_to_keep=0):
-        if past_key_values is not None:
-            super().forward(input_ids, use_cache, past_key_values, logits_to_keep)
-        return super().forward(input_ids, use_cache and past_key_values is None, None, logits_to_keep)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -370,28 +298,6 @@ def test_logits_may_differ_by_the_rounding_of_their_dtype_and_no_more(tokenizer,
     assert len(caplog.records) == refused
 
 
-def test_a_refusal_counts_every_prompt_once_and_is_said_once_per_length(tokenizer, caplog):
-    def ask(model: nn.Module) -> tuple[PasskeyGrid, list[tuple[int, int]]]:
-        told: list[tuple[int, int]] = []
-        grid = passkey(
-            model,
-            tokenizer,
-            lengths=[90, 200],
-            depths=DEPTHS,
-            trials=6,
-            progress=lambda *counts: told.append(counts),
-        )
-        return grid, told
-
-    def says(ids: list[int]) -> list[int]:
-        return copied(ids) if ids[-1] % 2 else [len(ids)] * len(ids)
-
-    grid, told = ask(Forgetful(says))
-    assert grid == ask(Known(says))[0]
-    assert told[-1] == (60, 60)
-    assert [record.getMessage().split(" tokens")[0][-3:] for record in caplog.records] == [" 90", "200"]
-
-
 @pytest.mark.parametrize("family", ["gemma2", "llama4_text", "mamba", "qwen3_next"])
 def test_models_whose_layers_do_not_keep_all_tokens_are_given_no_cache(family):
     model, given = tiny_model(family), []
@@ -412,43 +318,31 @@ class WithoutPast(Remembering):
         return super().forward(input_ids, logits_to_keep=logits_to_keep)
 
 
-class WithTuples(Remembering):
-    """Its cache is that of another time."""
-
-    def own_cache(self) -> object:
-        return ((torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 2)),)
-
-
-class WithCacheOfItsOwn(Remembering):
-    """Its cache is more than transformers'."""
-
-    def own_cache(self) -> object:
-        cache = type("HybridCache", (DynamicCache,), {})()
-        cache.layers = super().own_cache().layers
-        return cache
+def subclassed(cache: DynamicCache) -> object:
+    other = type("HybridCache", (DynamicCache,), {})()
+    other.layers = cache.layers
+    return other
 
 
-class WithoutLayers(Remembering):
-    """Its cache stays empty."""
-
-    def own_cache(self) -> object:
-        return DynamicCache()
+def with_quantized_layer(cache: DynamicCache) -> object:
+    cache.layers.append(type("QuantizedLayer", (DynamicLayer,), {})())
+    return cache
 
 
-class WithQuantizedLayer(Remembering):
-    """A layer of its cache is of a kind of its own."""
+CACHES = {
+    "tuples": lambda cache: ((cache.layers[0].keys, cache.layers[0].values),),
+    "subclass": subclassed,
+    "without layers": lambda cache: DynamicCache(),
+    "quantized": with_quantized_layer,
+}
 
-    def own_cache(self) -> object:
-        cache = super().own_cache()
-        cache.layers.append(type("QuantizedLayer", (DynamicLayer,), {})())
-        return cache
 
-
-@pytest.mark.parametrize(
-    "kind", [WithoutPast, WithTuples, WithCacheOfItsOwn, WithoutLayers, WithQuantizedLayer]
-)
-def test_models_with_another_cache_or_none_read_everything_at_once(tokenizer, kind, caplog):
-    model = kind(copied)
+@pytest.mark.parametrize("kind", ["none", *CACHES])
+def test_models_with_another_cache_or_none_read_everything_at_once(tokenizer, kind, caplog, monkeypatch):
+    model = WithoutPast(copied) if kind == "none" else Remembering(copied)
+    if kind != "none":
+        cache = CACHES[kind](model.own_cache())
+        monkeypatch.setattr(model, "own_cache", lambda: cache)
     assert passkey(model, tokenizer, lengths=[200], depths=DEPTHS, trials=6).at(200).correct == 30
     assert not any(past for _, _, past in model.read)
     assert len(model.seen) == 30

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_models import VOCABULARY, Largest, build, shift_model, tokens
+from loss_models import VOCABULARY, build, shift_model, tokens
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -188,12 +188,6 @@ def test_bos_of_a_document_is_before_texts_alone(llama):
     assert torch.equal(taken, perplexity(llama, None, [ids]).nll[0])
 
 
-def test_a_tokenizer_without_bos_puts_none_before_documents(llama):
-    (ids,) = tokens(12)
-    found = perplexity(llama, WithoutBos(), [text_of(ids)]).nll[0]
-    assert torch.equal(found, perplexity(llama, None, [ids]).nll[0])
-
-
 def test_without_bos_a_text_begins_with_its_first_token(llama):
     (ids,) = tokens(12)
     found = perplexity(llama, WithBos(), [text_of(ids)], bos="none").nll[0]
@@ -309,23 +303,6 @@ def test_the_rolling_likelihood_of_lm_eval_slides_by_its_inputs_but_for_a_last_f
 # Protocols beside each other
 
 
-def test_a_document_cut_short_slides_like_the_beginning_of_the_whole_one(llama):
-    whole, cut = (
-        perplexity(llama, None, tokens(40), length=length, protocol=Sliding(9, 4)) for length in (None, 21)
-    )
-    assert cut.at(21).mean == pytest.approx(whole.at(21).mean, abs=1e-5)
-
-
-def test_context_beyond_the_window_brings_what_the_two_curves_differ_by(llama):
-    documents = tokens(30, 12)
-    full, limited = (perplexity(llama, None, documents, protocol=p) for p in (OnePass(), Sliding(8, 4)))
-    gain = full.gain_over(limited)
-    assert all(row[:7].abs().max() < 1e-5 for row in gain.nll)
-    assert gain.between(8, 30).mean == pytest.approx(
-        limited.between(8, 30).mean - full.between(8, 30).mean, abs=1e-6
-    )
-
-
 PROTOCOLS = (OnePass(), Truncated(16), Sliding(8, 3), Disjoint(8))
 
 
@@ -358,21 +335,6 @@ def test_of_overlapping_windows_only_scored_positions_pass_the_head():
     assert sum(passed) == (63 + 2) + 6 * (16 + 2)
 
 
-def test_of_overlapping_windows_the_largest_tensor_is_a_chunk_of_logits():
-    model = build(vocab_size=4000)
-    with Largest() as largest:
-        perplexity(model, None, tokens(160, 160, vocabulary=4000), protocol=Sliding(64, 16), chunk=20)
-    assert largest.numel == 20 * 4000
-
-
-def test_windows_of_one_length_are_read_together(llama):
-    shapes = []
-    hook = llama.model.layers[0].register_forward_hook(lambda _, __, out: shapes.append(out.shape[:2]))
-    perplexity(llama, None, tokens(40, 40), protocol=Disjoint(10), tokens_per_batch=40)
-    hook.remove()
-    assert shapes == [(4, 10), (4, 10)]
-
-
 # Settings
 
 
@@ -395,24 +357,6 @@ def test_documents_that_are_all_too_short_are_an_error(llama):
         RopepatchError, match="truncated window=30: none of 2 documents is so long, the longest has 20 tokens"
     ):
         perplexity(llama, None, tokens(20, 12), protocol=Truncated(30))
-
-
-def test_labels_tell_protocols_apart():
-    labels = [
-        p.label
-        for p in (
-            OnePass(),
-            Truncated(8),
-            Truncated(9),
-            Sliding(8, 2),
-            Sliding(8, 3),
-            Sliding(9, 2),
-            Disjoint(8),
-        )
-    ]
-    assert len(set(labels)) == len(labels)
-    assert labels[0] == "one-pass"
-    assert Sliding(4096, 256).label == "sliding window=4096 stride=256"
 
 
 @pytest.mark.parametrize("settings", [{"protocol": "sliding"}, {"bos": "always"}])

@@ -85,20 +85,10 @@ def test_a_length_that_was_not_measured_gives_way_to_the_next_below_it(lengths, 
     assert list(task["results"]["yarn"]) == quoted
 
 
-def test_rows_need_not_be_in_order():
-    result = reading("yarn", [0.65, 0.6, 0.55], method="yarn")
-    turned = replace(result, tables={"by_length": list(reversed(result.tables["by_length"]))})
-    assert summary([turned])["tasks"][0]["results"] == summary([result])["tasks"][0]["results"]
-
-
 def test_a_summary_is_what_its_file_says():
     made = summary([reading("yarn", [0.6] * 3, width=None), asking("yarn", [4, 4, 4])])
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert made["tasks"][0]["results"]["yarn"]["1024"]["interval"] == [None, None]
-
-
-def test_a_floor_alone_is_no_task():
-    assert summary(RESULTS[:1])["tasks"] == []
 
 
 @pytest.mark.parametrize(

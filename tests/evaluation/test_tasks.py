@@ -124,13 +124,6 @@ def test_a_length_beyond_the_window_of_the_config_is_refused(helpers):
         helpers.passkey_trials(max_seq_lengths=[128, 257], **given)
 
 
-def test_max_length_goes_before_the_config(helpers):
-    given = {"pretrained": str(CHECKPOINT), "trials": 1, "depths": [0.5]}
-    assert len(helpers.passkey_trials(max_seq_lengths=[300], max_length=300, **given)["test"]) == 1
-    with pytest.raises(RopepatchError, match="asks for 201 tokens, but the model's max_length is 200"):
-        helpers.passkey_trials(max_seq_lengths=[201], max_length=200, **given)
-
-
 # Long documents
 
 
@@ -279,11 +272,6 @@ def test_key_perplexity_is_that_of_the_spans_by_hand(tiny, helpers, tales):
         len(rows),
     )
     assert tokens > 4
-
-
-def test_the_log_likelihood_of_a_span_counts_for_all_its_tokens(helpers):
-    scored = helpers.key_scores({"tokens": 3}, [(-1.5, True)])
-    assert scored == {"key_perplexity": (-1.5, 3), "key_acc": 1.0}
 
 
 def test_key_spans_are_pieces_of_the_first_tokens_with_all_the_text_before_them(helpers, tiny, tales):

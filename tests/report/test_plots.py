@@ -133,12 +133,6 @@ def test_a_perplexity_axis_has_a_few_round_ticks_within_its_limits(low, high):
     assert found == sorted(set(found))
 
 
-def test_a_result_without_intervals_is_drawn_without_a_band():
-    axes = drawn(plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=None))
-    assert not axes.collections
-    assert "yarn" in labelled(axes)
-
-
 def test_a_band_needs_the_interval_of_every_length():
     result = reading("yarn", [2.0, 1.5, 1.0], method="yarn")
     result.tables["by_length"][1]["interval"] = [None, None]
@@ -210,11 +204,6 @@ def test_the_trained_context_keeps_its_tick_among_many_lengths():
     assert found[256] == "256\ntrained"
     assert found[1000] == "1000"
     assert len(found) < 12
-
-
-def test_lengths_read_as_they_are_typed():
-    axes = drawn(plot_perplexity, reading("yarn", [1.0] * 4, method="yarn", lengths=[256, 1000, 2048, 32768]))
-    assert ticks(axes.xaxis) == {256: "256\ntrained", 1000: "1000", 2048: "2k", 32768: "32k"}
 
 
 @pytest.mark.parametrize("lengths", [[256], [512], [64, 128]])
@@ -436,12 +425,6 @@ def test_the_trained_context_is_that_before_the_adaptation():
             assert caption.endswith(words.format("dashed: the trained context of 256 tokens"))
 
 
-def test_before_and_after_have_colours_of_their_own():
-    before = reading("yarn", [1.0] * 3, method="yarn")
-    found = looks_of([reading("as it is", [1.0] * 3), before, adapted(replace(before, label="mine"))])
-    assert [look.colour for look in found.values()] == [PLAIN, *COLOURS[:2]]
-
-
 # Colours and names
 
 
@@ -511,11 +494,6 @@ def test_the_same_figure_is_the_same_file(tmp_path):
     assert [file.name for file in first] == ["a.png", "a.svg"]
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes()
-
-
-def test_a_name_with_a_dot_is_kept_whole(tmp_path):
-    files = save_figure(plot_loss({"one": CURVE}, trained=256), tmp_path / "wavelengths-yarn-1.5")
-    assert [file.name for file in files] == ["wavelengths-yarn-1.5.png", "wavelengths-yarn-1.5.svg"]
 
 
 def test_drawing_changes_no_setting(tmp_path):
