@@ -22,7 +22,7 @@ PADDING = 1 / 16  # of the tokens of a batch, at most
 
 
 @dataclass(frozen=True, eq=False)
-class Document:
+class TokenizedDocument:
     """The token ids [T] of a document, int64 on the CPU, and its index among all that are read."""
 
     index: int
@@ -38,7 +38,7 @@ class Document:
 class Passage:
     """One row of a batch: a window of a document, after the document's first ``before`` tokens."""
 
-    document: Document
+    document: TokenizedDocument
     window: Window
     before: int
 

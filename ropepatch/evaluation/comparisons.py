@@ -84,6 +84,14 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     return [_comparison(group) for group in groups.values()]
 
 
+def by_place(groups: Sequence[Comparison]) -> dict[tuple[str, int], list[Comparison]]:
+    """Comparisons by the name of their model and their target, in the order in which these come."""
+    places: dict[tuple[str, int], list[Comparison]] = {}
+    for group in groups:
+        places.setdefault((group.model, group.target), []).append(group)
+    return places
+
+
 def _comparison(group: Sequence[Result]) -> Comparison:
     named: dict[str, Result] = {}
     for result in group:

@@ -95,13 +95,13 @@ def run_tasks(
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
         reader = _reader(model, _saved(tokenizer, folder), batch_size=batch_size, max_length=max_length)
-        given = {
+        values = {
             **(metadata or {}),
             "tokenizer": folder,
             "max_length": reader.max_length,
             "add_bos_token": False,  # see loglikelihood_rolling
         }
-        manager = _manager(tasks, include_path, given)
+        manager = _manager(tasks, include_path, values)
         try:
             results = evaluate(
                 model=reader, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=1000
@@ -192,11 +192,11 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
     class WholePrompts(huggingface.HFLM):  # type: ignore[name-defined,misc]
         """Raises where HFLM cuts the beginning off a prompt and only logs it."""
 
-        asked: Mapping[Any, str]  # the task of each prompt
+        task_names: Mapping[Any, str]  # the task of each prompt
         add_bos_token: Any  # of HFLM
 
         def loglikelihood(self, requests: Any, **kwargs: Any) -> Any:
-            self.asked = {request.args: request.task_name for request in requests}
+            self.task_names = {request.args: request.task_name for request in requests}
             return super().loglikelihood(requests, **kwargs)
 
         def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
             if too_long:
                 size, text = max(too_long, key=lambda pair: pair[0])
                 raise RopepatchError(
-                    f"{self.asked[text]}: {len(too_long)} of {len(sizes)} prompts exceed the "
+                    f"{self.task_names[text]}: {len(too_long)} of {len(sizes)} prompts exceed the "
                     f"{self.max_length} tokens that the model reads; the longest takes {size}",
                     hint="ask for shorter prompts, or extend the model to more",
                 )
@@ -215,18 +215,18 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
         def loglikelihood_rolling(self, requests: Any, **kwargs: Any) -> Any:
             # lm-eval puts a beginning-of-sequence token before the text; one that the tokenizer adds as well
             # would be predicted and scored (lm-evaluation-harness#3333).
-            given, self.add_bos_token = self.add_bos_token, False
+            setting, self.add_bos_token = self.add_bos_token, False
             try:
                 return super().loglikelihood_rolling(requests, **kwargs)
             finally:
-                self.add_bos_token = given
+                self.add_bos_token = setting
 
         def generate_until(self, requests: Any, **kwargs: Any) -> Any:
-            self.asked = {request.args[0]: request.task_name for request in requests}
+            self.task_names = {request.args[0]: request.task_name for request in requests}
             try:
                 return super().generate_until(requests, **kwargs)
             except AssertionError as error:  # the answer alone fills the window
-                tasks = ", ".join(sorted(set(self.asked.values())))
+                tasks = ", ".join(sorted(set(self.task_names.values())))
                 raise RopepatchError(
                     f"{tasks}: {_first_line(error)}", hint="extend the model to more"
                 ) from error
@@ -237,7 +237,7 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
             if room is not None and ids.shape[1] > room:
                 longest = strings[0]  # lm-eval sorts them so
                 raise RopepatchError(
-                    f"{self.asked[longest]}: a prompt takes {ids.shape[1]} tokens and its answer up to"
+                    f"{self.task_names[longest]}: a prompt takes {ids.shape[1]} tokens and its answer up to"
                     f" {self.max_length - room}, more than the {self.max_length} that the model reads",
                     hint="ask for shorter prompts, or extend the model to more",
                 )

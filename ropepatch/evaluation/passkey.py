@@ -201,10 +201,10 @@ def _generated(
                 pad_token_id=_padding(tokenizer),
             )
             texts = tokenizer.batch_decode(generated[:, stop:], skip_special_tokens=True)
-            found = (re.search(words.parse or "", text) for text in texts)
+            matches = (re.search(words.parse or "", text) for text in texts)
             yield {
                 row: int(match is not None and match[0] == prompts[row].keys[0])
-                for row, match in zip(batch, found, strict=True)
+                for row, match in zip(batch, matches, strict=True)
             }
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.batches import PADDING, Batch, Document, Passage, batched, key_of
+from ropepatch.evaluation.batches import PADDING, Batch, Passage, TokenizedDocument, batched, key_of
 from ropepatch.evaluation.curves import LossCurve, check_length
-from ropepatch.evaluation.kept import KeptLosses
 from ropepatch.evaluation.losses import LossReader
-from ropepatch.evaluation.processes import dealt, rank_and_ranks
+from ropepatch.evaluation.processes import distribute, rank_and_ranks
 from ropepatch.evaluation.protocols import ONE_PASS, Protocol
+from ropepatch.evaluation.store import LossStore
 from ropepatch.model.head import evaluating, input_device
 
 if TYPE_CHECKING:
@@ -99,13 +99,13 @@ def perplexity(
     before = 0 if first is None else 1
     vocabulary = model.config.get_text_config().vocab_size
     padding = 0.0 if _follows_length(model) else PADDING
-    reader, kept = LossReader(model, chunk), None if keep is None else KeptLosses(keep)
+    reader, store = LossReader(model, chunk), None if keep is None else LossStore(keep)
     rank, ranks = rank_and_ranks(split)
     tokens_read, tokens_in_all = 0, None
 
     def measure(batch: Batch) -> list[Tensor]:
         nonlocal tokens_read
-        losses = _measure(batch, reader, kept)
+        losses = _measure(batch, reader, store)
         tokens_read += _tokens(batch)
         if progress is not None:
             progress(tokens_read, tokens_in_all)
@@ -118,7 +118,7 @@ def perplexity(
         for block in _blocks(documents):
             texts = token_ids(tokenizer, block, bos=bos == "document")
             checked = [
-                Document(index, _check_ids(ids, index, vocabulary, first)[:length])
+                TokenizedDocument(index, _check_ids(ids, index, vocabulary, first)[:length])
                 for index, ids in enumerate(texts, start=len(lengths))
             ]
             lengths += [len(document.ids) for document in checked]
@@ -132,9 +132,9 @@ def perplexity(
             )
             if isinstance(documents, Sized):
                 tokens_in_all = sum(map(_tokens, batches[rank::ranks]))
-            losses = chain(*dealt(batches, measure, key=key_of, split=split))
-            found = dict(zip(chain(*batches), losses, strict=True))
-            rows += [torch.cat([found[passage] for passage in row]) for row in passages]
+            losses = chain(*distribute(batches, measure, key=key_of, split=split))
+            by_passage = dict(zip(chain(*batches), losses, strict=True))
+            rows += [torch.cat([by_passage[passage] for passage in row]) for row in passages]
             indices += [row[0].document.index for row in passages]
     if not lengths:
         raise RopepatchError("no documents to read", hint="pass at least one text or list of token ids")
@@ -161,16 +161,16 @@ def _blocks(documents: Iterable[Any]) -> Iterator[Any]:
         yield block
 
 
-def _measure(batch: Batch, reader: LossReader, kept: KeptLosses | None) -> list[Tensor]:
+def _measure(batch: Batch, reader: LossReader, store: LossStore | None) -> list[Tensor]:
     """The losses of a batch, found or measured, and kept."""
     key, counts = key_of(batch), [len(passage) - passage.first for passage in batch]
-    losses = kept.find(key, counts) if kept else None
+    losses = store.find(key, counts) if store else None
     if losses is None:
         losses = reader.read(batch)
         for passage, nll in zip(batch, losses, strict=True):
             _check_finite(nll, passage)
-        if kept:
-            kept.write(key, losses)
+        if store:
+            store.write(key, losses)
     return losses
 
 

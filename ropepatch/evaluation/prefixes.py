@@ -115,7 +115,7 @@ def _batches(rows: list[int], size: int) -> Iterator[list[int]]:
     return (rows[begin : begin + size] for begin in range(0, len(rows), size))
 
 
-def _same(found: Tensor, expected: Tensor) -> bool:
+def _same(logits: Tensor, expected: Tensor) -> bool:
     """Whether the two greatest logits of every token differ by rounding alone.
 
     Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more. The
@@ -123,7 +123,7 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     """
     greatest, tokens = expected.topk(2)
     tolerance = max(4 * torch.finfo(expected.dtype).eps, 1e-3) * greatest.abs().max()
-    return bool((found.gather(-1, tokens) - greatest).abs().max() <= tolerance)
+    return bool((logits.gather(-1, tokens) - greatest).abs().max() <= tolerance)
 
 
 def _layers(model: PreTrainedModel, ids: Tensor) -> int:

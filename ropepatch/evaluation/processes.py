@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Outcome = TypeVar("Outcome")
 
 
 def rank_and_ranks(split: bool) -> tuple[int, int]:
@@ -27,9 +27,9 @@ def is_first_process() -> bool:
     return rank_and_ranks(True)[0] == 0
 
 
-def dealt(
-    items: Sequence[Item], work: Callable[[Item], Found], *, key: Callable[[Item], str], split: bool
-) -> list[Found]:
+def distribute(
+    items: Sequence[Item], work: Callable[[Item], Outcome], *, key: Callable[[Item], str], split: bool
+) -> list[Outcome]:
     """``work`` of every item, item i done by rank i mod n, and all of it returned by every rank.
 
     An exception on one rank ends the call on all of them. A rank that is killed does not say so: the others
@@ -47,18 +47,18 @@ def dealt(
     rank, ranks = rank_and_ranks(split)
     if ranks == 1:
         return [work(item) for item in items]
-    done: list[Found] = []
+    done: list[Outcome] = []
     error: Exception | None = None
     try:
         done = [work(item) for item in items[rank::ranks]]
     except Exception as caught:  # told to the others, then raised
         error = caught
     names = [key(item) for item in items]
-    told: list[Any] = [None] * ranks
-    dist.all_gather_object(told, (names, done, error and f"{type(error).__name__}: {error}"))
+    gathered: list[Any] = [None] * ranks
+    dist.all_gather_object(gathered, (names, done, error and f"{type(error).__name__}: {error}"))
     if error is not None:
         raise error
-    for other, (other_names, _, failure) in enumerate(told):
+    for other, (other_names, _, failure) in enumerate(gathered):
         if failure:
             raise RopepatchError(f"rank {other} failed: {failure}", hint="see the output of that rank")
         if other_names != names:
@@ -66,4 +66,4 @@ def dealt(
                 f"rank {other} reads other documents than rank {rank}",
                 hint="give every rank the same documents in the same order",
             )
-    return [told[index % ranks][1][index // ranks] for index in range(len(items))]
+    return [gathered[index % ranks][1][index // ranks] for index in range(len(items))]

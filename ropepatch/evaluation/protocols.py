@@ -53,7 +53,24 @@ ONE_PASS = OnePass()
 
 
 @dataclass(frozen=True)
-class Truncated:
+class _Windows:
+    """Windows of ``window`` tokens, BOS included; a `RopepatchError` if they are less than 2."""
+
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.window < 2:
+            raise RopepatchError(
+                f"window must be at least 2 tokens, got {self.window}: the first is never scored"
+            )
+
+    @property
+    def label(self) -> str:
+        """Its name in result files."""
+        return f"{type(self).__name__.lower()} window={self.window}"
+
+
+class Truncated(_Windows):
     """The first ``window`` tokens of each document in one pass, all positions; shorter ones are left out.
 
     YaRN's tables on Proof-pile (2309.00071, table 2 and figure data) were run so (``--truncate``), on the
@@ -66,23 +83,13 @@ class Truncated:
         RopepatchError: A window below 2 tokens.
     """
 
-    window: int
-
-    def __post_init__(self) -> None:
-        _check_window(self.window)
-
-    @property
-    def label(self) -> str:
-        """Its name in result files."""
-        return f"truncated window={self.window}"
-
     def rows(self, length: int, before: int) -> Rows:
         """The windows of a document, as in `OnePass`."""
         return [[Window(before, self.window, 1)]] if length >= self.window else []
 
 
 @dataclass(frozen=True)
-class Sliding:
+class Sliding(_Windows):
     """Windows whose beginnings move by ``stride``; each token counts once, in the first window that holds it.
 
     So a token of the first window sees all tokens before it, and a later one at least window - stride and at
@@ -103,11 +110,10 @@ class Sliding:
         RopepatchError: A window below 2 tokens, or a stride that is not from 1 to window - 1.
     """
 
-    window: int
     stride: int
 
     def __post_init__(self) -> None:
-        _check_window(self.window)
+        super().__post_init__()
         if not 1 <= self.stride < self.window:
             raise RopepatchError(
                 f"stride must be from 1 to {self.window - 1} for windows of {self.window} tokens, "
@@ -118,7 +124,7 @@ class Sliding:
     @property
     def label(self) -> str:
         """Its name in result files."""
-        return f"sliding window={self.window} stride={self.stride}"
+        return f"{super().label} stride={self.stride}"
 
     def rows(self, length: int, before: int) -> Rows:
         """The windows of a document, as in `OnePass`."""
@@ -132,8 +138,7 @@ class Sliding:
         return [windows]
 
 
-@dataclass(frozen=True)
-class Disjoint:
+class Disjoint(_Windows):
     """Windows side by side, each on its own: a token sees what stands before it in its window.
 
     Each window is a row of the curve, so positions and lengths are those in the window; the last one of a
@@ -147,16 +152,6 @@ class Disjoint:
         RopepatchError: A window below 2 tokens.
     """
 
-    window: int
-
-    def __post_init__(self) -> None:
-        _check_window(self.window)
-
-    @property
-    def label(self) -> str:
-        """Its name in result files."""
-        return f"disjoint window={self.window}"
-
     def rows(self, length: int, before: int) -> Rows:
         """The windows of a document, as in `OnePass`."""
         size = self.window - before
@@ -168,8 +163,3 @@ class Disjoint:
 
 
 Protocol = OnePass | Truncated | Sliding | Disjoint
-
-
-def _check_window(window: int) -> None:
-    if window < 2:
-        raise RopepatchError(f"window must be at least 2 tokens, got {window}: the first is never scored")

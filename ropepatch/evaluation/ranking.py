@@ -90,16 +90,20 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
     every token tells of it, where 20 keys leave a third of the scale open.
 
     Args:
-        results: Of one-pass perplexity, and of passkeys if these were asked for, one per label.
+        results: Of one-pass perplexity, and of passkeys if these were asked for. Where several of one kind
+            have a label, as of two passkey tasks, the first of them ranks.
         base: The label of the model as it is.
         ignored: Labels that are no scalings.
 
     Raises:
         RopepatchError: No scaling, no base, or results that are not of the same texts.
     """
-    reading = {r.label: r for r in results if task_of(r.task).ranks == "loss" and r.label not in ignored}
-    adapted = any(r.adapted for r in reading.values())
-    retrieval = {r.label: r for r in results if task_of(r.task).ranks == "retrieval"}
+    by_role: dict[str | None, dict[str, Result]] = {"loss": {}, "retrieval": {}}
+    for result in results:
+        if result.label not in ignored:
+            by_role.setdefault(task_of(result.task).ranks, {}).setdefault(result.label, result)
+    reading, retrieval = by_role["loss"], by_role["retrieval"]
+    adapted = any(result.adapted for result in reading.values())
     if base not in reading or len(reading) < 2:
         raise RopepatchError("nothing to rank: need the model as it is and at least one scaling")
     if len({r.parameters["digest"] for r in reading.values()}) > 1:
@@ -109,10 +113,14 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
     inside = {label: _inside(result) for label, result in reading.items()}
     keys = {label: _keys(retrieval[label]) for label in order if label in retrieval}
     retrieves = base in retrieval and _retrieves(retrieval[base], within=reading[base].model["trained"])
-    asked = retrieves and len(keys) == len(order)
+    comparable = retrieves and len(keys) == len(order)
     front = _front(
         {
-            label: (sums[label].mean, inside[label], *([-keys[label][0] / keys[label][1]] if asked else []))
+            label: (
+                sums[label].mean,
+                inside[label],
+                *([-keys[label][0] / keys[label][1]] if comparable else []),
+            )
             for label in order
         }
     )
@@ -167,9 +175,9 @@ def _advice(
     ]
     if len(tied) > 1:
         others = ", ".join(row.label for row in tied if row is not chosen)
-        most = [row for row in tied if not retrieves or row.keys == chosen.keys]
-        reasons = ["finds the most passkeys"] * (len(most) < len(tied))
-        reasons += [f"loses the least within {trained} tokens"] * (len(most) > 1)
+        equal = [row for row in tied if not retrieves or row.keys == chosen.keys]
+        reasons = ["finds the most passkeys"] * (len(equal) < len(tied))
+        reasons += [f"loses the least within {trained} tokens"] * (len(equal) > 1)
         advice.append(f"This text does not tell it from {others}; of these, it {' and '.join(reasons)}.")
     elif len(scalings) > 1 and not scalings[1].tied:
         low, high = scalings[1].behind_interval

@@ -170,8 +170,7 @@ def passkey_cells(grid: PasskeyGrid) -> list[Row]:
 
 def passkey_by_length(grid: PasskeyGrid) -> list[Row]:
     """Every length, all depths together."""
-    lengths = sorted({length for length, _ in grid.cells})
-    return [{"length": length, **_count(grid.at(length))} for length in lengths]
+    return [{"length": length, **_count(grid.at(length))} for length in grid.lengths]
 
 
 def mean_nats(rows: Sequence[Row]) -> float:

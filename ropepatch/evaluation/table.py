@@ -121,6 +121,11 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
     return "\n".join(lines)
 
 
+def enumeration(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:
     """A pandas frame of rows.
 

@@ -59,5 +59,5 @@ def _own(key: str, value: str, prefix: str) -> str:
     if _local(key) == "href":
         return value.replace("#", f"#{prefix}", 1)
     if key == "style":
-        return re.sub("#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0]), value)
+        return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), value)
     return value.replace("url(#", f"url(#{prefix}")

@@ -11,23 +11,18 @@ import jinja2
 from markupsafe import Markup
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import comparisons
+from ropepatch.evaluation.comparisons import by_place, comparisons
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
 from ropepatch.report.html import html_table
 from ropepatch.report.inline_svg import inline_svg
-from ropepatch.report.plots import (
-    looks_of,
-    pictures_of_rescaling,
-    pictures_of_results,
-    rescalings,
-)
+from ropepatch.report.plots import looks_of, pictures_of_rescaling, pictures_of_results, rescalings
 from ropepatch.report.tables import summary_table
 from ropepatch.report.words import outcome, provenance, variants
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result
@@ -35,19 +30,19 @@ if TYPE_CHECKING:
     from ropepatch.report.plots import Picture
 
 
-class Figure(NamedTuple):
+class InlineFigure(NamedTuple):
     """A figure as HTML, and what stands below it."""
 
     svg: str
     caption: str
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """One comparison."""
 
     title: str
     method: str
-    figures: list[Figure]
+    figures: list[InlineFigure]
     tables: list[Table]
 
 
@@ -56,8 +51,8 @@ class Section(NamedTuple):
 
     title: str
     outcome: list[str]
-    parts: list[Part]
-    scalings: list[tuple[str, list[Figure]]]  # by label: what each does to the rotary pairs
+    parts: list[ReportPart]
+    scalings: list[tuple[str, list[InlineFigure]]]  # by label: what each does to the rotary pairs
 
 
 def write_report(results: Sequence[Result], file: str | Path, *, title: str | None = None) -> Path:
@@ -87,28 +82,29 @@ def write_report(results: Sequence[Result], file: str | Path, *, title: str | No
 
 
 def _page(results: Sequence[Result], title: str | None) -> str:
-    groups = comparisons(results)
-    places = list(dict.fromkeys((group.model, group.target) for group in groups))
-    by_place = [[group for group in groups if (group.model, group.target) == place] for place in places]
-    apart = {key: words for here in by_place for key, words in variants(here).items()}
-    draw, look = _Inline(), looks_of(results)
+    places = by_place(comparisons(results))
+    apart = {key: words for groups in places.values() for key, words in variants(groups).items()}
+    numbers, look = count(1), looks_of(results)
     sections = [
         Section(
-            f"{here[0].model} to {short_length(here[0].target)}",
-            outcome(here),
-            [_part(group, apart[id(group)], draw(pictures_of_results(group, look))) for group in here],
+            f"{model} to {short_length(target)}",
+            outcome(groups),
             [
-                (change.name, draw(pictures_of_rescaling(change, colour)))
-                for change, colour in rescalings(here, look)
+                _part(group, apart[id(group)], _drawn(pictures_of_results(group, look), numbers))
+                for group in groups
+            ],
+            [
+                (change.name, _drawn(pictures_of_rescaling(change, colour), numbers))
+                for change, colour in rescalings(groups, look)
             ],
         )
-        for here in by_place
+        for (model, target), groups in places.items()
     ]
     template = _environment().get_template("template.html")
     return template.render(
-        title=title or _title(places),
+        title=title or _title([*places]),
         sections=sections,
-        summary=summary_table(by_place, apart),
+        summary=summary_table([*places.values()], apart),
         provenance=[
             (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
             for r in results
@@ -117,22 +113,15 @@ def _page(results: Sequence[Result], title: str | None) -> str:
     )
 
 
-def _part(group: Comparison, apart: str, figures: list[Figure]) -> Part:
+def _part(group: Comparison, apart: str, figures: list[InlineFigure]) -> ReportPart:
     task = task_of(group.task)
     title = (task.title or group.task) + (f": {apart}" if apart else "")
-    return Part(title, task.method(group.parameters), figures, task.tables(group))
+    return ReportPart(title, task.method(group.parameters), figures, task.tables(group))
 
 
-class _Inline:
-    """Makes pictures part of the page, every id in them its own."""
-
-    def __init__(self) -> None:
-        self._numbers = count(1)
-
-    def __call__(self, pictures: Sequence[Picture]) -> list[Figure]:
-        return [
-            Figure(inline_svg(p.figure, f"f{next(self._numbers)}-", p.caption), p.caption) for p in pictures
-        ]
+def _drawn(pictures: Sequence[Picture], numbers: Iterator[int]) -> list[InlineFigure]:
+    """Pictures as parts of the page, every id in them its own."""
+    return [InlineFigure(inline_svg(p.figure, f"f{next(numbers)}-", p.caption), p.caption) for p in pictures]
 
 
 def _title(places: Sequence[tuple[str, int]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ropepatch.evaluation.comparisons import FLOOR, comparisons
+from ropepatch.evaluation.comparisons import FLOOR, by_place, comparisons
 from ropepatch.evaluation.table import MISSING, Cell, Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.words import variants
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def results_tables(results: Sequence[Result]) -> list[Table]:
     """The outcome at the target, where there is one, and the tables of every comparison."""
-    places: dict[tuple[str, int], list[Comparison]] = {}
-    for group in comparisons(results):
-        places.setdefault((group.model, group.target), []).append(group)
+    places = by_place(comparisons(results))
     apart = {key: words for here in places.values() for key, words in variants(here).items()}
     summary = summary_table([*places.values()], apart)
     tables = [summary] if len(summary.heads) > summary.labels else []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropepatch.evaluation.comparisons import training_free
 from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 def outcome(groups: Sequence[Comparison]) -> list[str]:
     """What was found on one model for one target: what was measured, what came out, what to do."""
     model, trained, target = groups[0].model, groups[0].trained, f"{groups[0].target:,}"
+    results = {name: result for group in groups for name, result in group.results.items()}
     begin = f"{model} was trained on {trained:,} tokens. "
-    begin += f"Measured here: {_measured(_results(groups), target)}."
+    begin += f"Measured here: {_measured(results, target)}."
     sentences: list[str] = []
     named: list[str] = []  # the best of every task, the first of these first
-    told = [group for group in groups if task_of(group.task).columns and group.lengths()]
-    first = {group.task: group for group in reversed(told)}
-    for group in (group for group in told if first[group.task] is group):
+    worded = [group for group in groups if task_of(group.task).columns and group.lengths()]
+    first = {group.task: group for group in reversed(worded)}
+    for group in (group for group in worded if first[group.task] is group):
         task, length = task_of(group.task), group.lengths()[-1]
         rows = group.at(length)
         named.append(task.best(rows))
@@ -44,9 +46,10 @@ def _measured(results: Mapping[str, Result], target: str) -> str:
     words = []
     if scaled:
         free = ", training-free" * bool(adapted)
-        words = [f"{_count(len(scaled), 'scaling')} of its rope to {target} tokens{free}: {_listed(scaled)}"]
+        scalings = "1 scaling" if len(scaled) == 1 else f"{len(scaled)} scalings"
+        words = [f"{scalings} of its rope to {target} tokens{free}: {enumeration(scaled)}"]
     if adapted:
-        words.append(f"trained for {target} tokens: {_listed(adapted)}")
+        words.append(f"trained for {target} tokens: {enumeration(adapted)}")
     return "; ".join(words) or f"the model as it is, to {target} tokens"
 
 
@@ -122,15 +125,3 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple) and len(value) > 12:
         return f"{len(value)} numbers, {value[0]} to {value[-1]}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _results(groups: Sequence[Comparison]) -> Mapping[str, Result]:
-    return {name: result for group in groups for name, result in group.results.items()}
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")

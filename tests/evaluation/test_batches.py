@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_models import Largest, build, expected, tokens
+from loss_models import Largest, build, decoder_passes, expected, tokens
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropepatch.evaluation import perplexity as module
-from ropepatch.evaluation.batches import Document, Passage, batched, key_of, padded
+from ropepatch.evaluation.batches import Passage, TokenizedDocument, batched, key_of, padded
 from ropepatch.evaluation.losses import LossReader
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Window
@@ -26,19 +26,19 @@ def llama() -> PreTrainedModel:
 
 def shapes_read(model: PreTrainedModel, documents: object, **options: object) -> list[tuple[int, int]]:
     """(rows, length) of every forward pass of the decoder."""
-    shapes: list[tuple[int, int]] = []
-    hook = model.model.layers[0].register_forward_hook(
-        lambda _, __, output: shapes.append(tuple(output.shape[:2]))
-    )
-    perplexity(model, None, documents, **options)
-    hook.remove()
+    with decoder_passes(model) as shapes:
+        perplexity(model, None, documents, **options)
     return shapes
 
 
 def passages(lengths: list[int], seed: int = 0) -> list[Passage]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        Passage(Document(index, torch.randint(48, (length,), generator=generator)), Window(0, length, 1), 0)
+        Passage(
+            TokenizedDocument(index, torch.randint(48, (length,), generator=generator)),
+            Window(0, length, 1),
+            0,
+        )
         for index, length in enumerate(lengths)
     ]
 
@@ -113,14 +113,14 @@ def test_batches_hold_every_passage_once_and_keep_all_bounds(lengths, tokens_per
 
 
 def test_passages_scored_from_different_tokens_are_not_read_together():
-    document = Document(0, torch.arange(20))
+    document = TokenizedDocument(0, torch.arange(20))
     windows = [Window(0, 8, 1), Window(4, 12, 8), Window(8, 16, 12), Window(12, 20, 13)]
     batches = batched([Passage(document, w, 0) for w in windows], tokens=100, rows=9, padding=0.1)
     assert sorted([sorted(p.window.begin for p in batch) for batch in batches]) == [[0, 12], [4, 8]]
 
 
 def test_the_shortest_passages_are_read_first_wherever_they_are_scored():
-    document = Document(0, torch.arange(20))
+    document = TokenizedDocument(0, torch.arange(20))
     windows = [Window(0, 8, 1), Window(4, 12, 8), Window(8, 12, 9), Window(12, 18, 16), Window(0, 20, 1)]
     batches = batched([Passage(document, w, 0) for w in windows], tokens=1, rows=9, padding=0.1)
     assert [len(batch[0]) for batch in batches] == [4, 6, 8, 8, 20]
@@ -161,14 +161,14 @@ def test_the_key_of_a_batch_says_what_is_read_and_scored(change):
     fields = {"ids": torch.arange(1, 7), "window": Window(0, 6, 1), "before": 0}
 
     def key(index: int, ids: Tensor, window: Window, before: int) -> str:
-        return key_of([Passage(Document(index, ids), window, before)])
+        return key_of([Passage(TokenizedDocument(index, ids), window, before)])
 
     assert key(0, **fields) == key(7, **fields)
     assert key(0, **fields) != key(0, **(fields | change))
 
 
 def test_the_key_of_a_batch_is_the_same_in_every_process():
-    key = key_of([Passage(Document(0, torch.arange(1, 7)), Window(0, 6, 1), 0)])
+    key = key_of([Passage(TokenizedDocument(0, torch.arange(1, 7)), Window(0, 6, 1), 0)])
     assert key == "a0321dd4a3f304cc8fd1eac43c4f59ae3f561d1c68eeebcc38f8dbb30f7e21da"
 
 

@@ -3,7 +3,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_models import VOCABULARY, Largest, build, expected, shift_model, tokens
+from loss_models import (
+    VOCABULARY,
+    IgnoresPositions,
+    Largest,
+    WithoutPositions,
+    build,
+    decoder_passes,
+    expected,
+    shift_model,
+    tokens,
+)
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -91,13 +101,9 @@ def test_logits_of_a_whole_document_never_exist():
 
 
 def test_the_decoder_reads_each_document_once(llama):
-    passes = []
-    hook = llama.model.layers[0].register_forward_hook(
-        lambda module, args, output: passes.append(output.shape)
-    )
-    perplexity(llama, None, tokens(30, 21), chunk=4)
-    hook.remove()
-    assert passes == [(1, 21, 32), (1, 30, 32)]
+    with decoder_passes(llama) as shapes:
+        perplexity(llama, None, tokens(30, 21), chunk=4)
+    assert shapes == [(1, 21), (1, 30)]
 
 
 def test_the_model_gets_neither_mask_nor_cache(llama):
@@ -128,16 +134,6 @@ def test_a_bfloat16_model_is_scored_in_float32(llama, caplog):
 
 
 # Models that cannot be read in chunks
-
-
-class WithoutPositions(LlamaForCausalLM):
-    def forward(self, input_ids, use_cache=None):
-        return super().forward(input_ids, use_cache=use_cache)
-
-
-class IgnoresPositions(LlamaForCausalLM):
-    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
-        return super().forward(input_ids, use_cache=use_cache)
 
 
 class GivesTwoPositions(LlamaForCausalLM):

@@ -12,7 +12,7 @@ from loss_models import build, tokens
 
 from ropepatch.evaluation import processes
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.processes import dealt
+from ropepatch.evaluation.processes import distribute
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
 
 LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)
@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 sys.path[:0] = {tests!r}
-from loss_models import build, tokens
+from loss_models import build, decoder_passes, tokens
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from test_processes import LENGTHS, PROTOCOLS, passes_of
+from test_processes import LENGTHS, PROTOCOLS
 
 torch.set_num_threads(1)
 PartialState(cpu=True)
@@ -37,15 +37,15 @@ model = build()
 found = {{"ranks": dist.get_world_size(), "shares": []}}
 for protocol in PROTOCOLS:
     options = dict(protocol=protocol, tokens_per_batch=70, split=True)
-    count = passes_of(model)
-    found[protocol.label] = perplexity(model, None, tokens(*LENGTHS), **options).nll
-    found["shares"].append(count())
+    with decoder_passes(model) as shapes:
+        found[protocol.label] = perplexity(model, None, tokens(*LENGTHS), **options).nll
+    found["shares"].append(len(shapes))
 found["one batch"] = perplexity(model, None, tokens(9), split=True).nll
 found["stream"] = perplexity(model, None, iter(tokens(*LENGTHS)), tokens_per_batch=70, split=True).nll
 found["kept"] = perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept").nll
-count = passes_of(model)
-perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept")
-found["read again"] = count()
+with decoder_passes(model) as shapes:
+    perplexity(model, None, tokens(*LENGTHS), split=True, keep=out / "kept")
+found["read again"] = len(shapes)
 
 def failing(done, total):
     if rank == 1:
@@ -60,18 +60,6 @@ for documents, progress in ((tokens(*LENGTHS), failing), (tokens(9 + rank, 30), 
 torch.save(found, out / f"{{rank}}.pt")
 dist.destroy_process_group()
 """
-
-
-def passes_of(model):
-    """Counts forward passes of the decoder from now until it is called."""
-    counted = []
-    hook = model.model.layers[0].register_forward_hook(lambda *_: counted.append(None))
-
-    def count() -> int:
-        hook.remove()
-        return len(counted)
-
-    return count
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +144,7 @@ def test_work_is_not_split_unless_asked_for(monkeypatch):
     monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(processes.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(processes.dist, "get_rank", lambda: 1)
-    assert dealt([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
+    assert distribute([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
     assert processes.rank_and_ranks(True) == (1, 2)
 
 
@@ -174,4 +162,4 @@ def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, wo
     monkeypatch.setattr(processes.dist, "all_gather_object", gather)
     for rank_here in range(world):
         monkeypatch.setattr(processes, "rank_and_ranks", lambda split, rank=rank_here: (rank, world))
-        assert dealt(items, lambda i: i * i, key=str, split=True) == [i * i for i in items]
+        assert distribute(items, lambda i: i * i, key=str, split=True) == [i * i for i in items]

@@ -112,6 +112,13 @@ def test_of_tied_scalings_with_the_same_keys_the_one_that_costs_least_inside_is_
     )
 
 
+def test_of_several_tasks_with_passkeys_the_first_ranks():
+    results = [reading("base", 9.0), reading("a", 1.0), reading("b", 1.05)]
+    first = [keys("base", 0), keys("a", 17), keys("b", 19)]
+    others = [keys("base", 20), keys("a", 20), keys("b", 0)]
+    assert ranked(*results, *first, *others) == ranked(*results, *first)
+
+
 def test_keys_that_are_lost_are_said():
     results = [reading("base", 9.0), reading("a", 1.0)]
     assert "train it" in ranked(*results, keys("base", 0), keys("a", 17)).advice[-1]

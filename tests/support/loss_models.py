@@ -1,13 +1,15 @@
 """Random models whose losses differ from token to token, and slow oracles for these losses."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 VOCABULARY = 48
 
@@ -60,6 +62,33 @@ def shift_model(step: int, probability: float, vocabulary: int = 20) -> PreTrain
         model.model.embed_tokens.weight.copy_(one_hot)
         model.lm_head.weight.copy_(one_hot.roll(step, dims=0) * logit / vocabulary**0.5)
     return model
+
+
+@contextmanager
+def decoder_passes(model: PreTrainedModel) -> Iterator[list[tuple[int, int]]]:
+    """(rows, length) of every forward pass of the decoder within the block."""
+    shapes: list[tuple[int, int]] = []
+    hook = model.model.layers[0].register_forward_hook(
+        lambda _, __, output: shapes.append(tuple(output.shape[:2]))
+    )
+    try:
+        yield shapes
+    finally:
+        hook.remove()
+
+
+class WithoutPositions(LlamaForCausalLM):
+    """Gives all logits, as it cannot be asked for some."""
+
+    def forward(self, input_ids, use_cache=None):
+        return super().forward(input_ids, use_cache=use_cache)
+
+
+class IgnoresPositions(LlamaForCausalLM):
+    """Gives all logits, whichever it is asked for."""
+
+    def forward(self, input_ids, use_cache=None, logits_to_keep=0):
+        return super().forward(input_ids, use_cache=use_cache)
 
 
 class Largest(TorchDispatchMode):

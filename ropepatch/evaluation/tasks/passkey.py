@@ -14,7 +14,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.passkey import passkey, trial_prompt
 from ropepatch.evaluation.results import passkey_by_length, passkey_cells
-from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table
+from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table, enumeration
 from ropepatch.evaluation.tasks.task import Column, Task, resolved
 from ropepatch.settings import Count, Length, Several, Share, Whole, expected
 
@@ -157,25 +157,14 @@ class PasskeyTask(Task):
             f"{name} finds {row['correct']:,} of {row['n']:,} (95 % interval {share_cell(row).detail})"
             for name, row in rows.items()
         ]
-        listed = " and ".join(filter(None, [", ".join(figures[:-1]), *figures[-1:]]))
-        return f"Of the passkeys at {length:,} tokens, {listed}."
+        return f"Of the passkeys at {length:,} tokens, {enumeration(figures)}."
 
     @classmethod
-    def metrics(cls, comparison: Comparison, name: str) -> list[Metric]:
-        """The share found."""
-        if (last := comparison.last(name)) is None:
-            return []
-        (length, row), of = last, comparison.parameters
-        settings = {key: of[key] for key in cls.identity if of.get(key) is not None}
-        return [
-            Metric(
-                ("passkey", "passkeys in generated text"),
-                "accuracy",
-                f"accuracy at {length:,} tokens",
-                row["correct"] / row["n"],
-                {"length": length} | settings,
-            )
-        ]
+    def metric(cls, parameters: Mapping[str, Any], length: int, row: Row) -> Metric:
+        """The share of the keys that the model says."""
+        settings = {key: parameters[key] for key in cls.identity if parameters.get(key) is not None}
+        text, name = ("passkey", "passkeys in generated text"), f"accuracy at {length:,} tokens"
+        return Metric(text, "accuracy", name, row["correct"] / row["n"], {"length": length} | settings)
 
 
 @dataclass(frozen=True, eq=False)

@@ -245,19 +245,13 @@ class PerplexityTask(Task):
         return [*training_sentences(comparison), *bounds]
 
     @classmethod
-    def metrics(cls, comparison: Comparison, name: str) -> list[Metric]:
+    def metric(cls, parameters: Mapping[str, Any], length: int, row: Row) -> Metric:
         """The perplexity, or the loss where no number holds it."""
-        if (last := comparison.last(name)) is None:
-            return []
-        (length, row), of = last, comparison.parameters
-        text = str(of.get("text", "text"))
-        settings = {key: of[key] for key in ("protocol", "stride", "bos") if of.get(key) is not None}
-        kind, value = (
-            ("loss", row["nats"]) if row["perplexity"] is None else ("perplexity", row["perplexity"])
-        )
-        return [
-            Metric((text, text), kind, f"{kind} at {length:,} tokens", value, {"length": length} | settings)
-        ]
+        text, keys = str(parameters.get("text", "text")), ("protocol", "stride", "bos")
+        settings = {key: parameters[key] for key in keys if parameters.get(key) is not None}
+        kind, key = ("loss", "nats") if row["perplexity"] is None else ("perplexity", "perplexity")
+        name = f"{kind} at {length:,} tokens"
+        return Metric((text, text), kind, name, row[key], {"length": length} | settings)
 
 
 @dataclass(frozen=True, eq=False)

@@ -181,7 +181,14 @@ class Task(Settings):
     @classmethod
     def metrics(cls, comparison: Comparison, name: str) -> list[Metric]:
         """What the Hub lists of one result of a comparison, at the greatest length up to the target."""
-        return []
+        last = comparison.last(name)
+        metric = None if last is None else cls.metric(comparison.parameters, *last)
+        return [] if metric is None else [metric]
+
+    @classmethod
+    def metric(cls, parameters: Mapping[str, Any], length: int, row: Row) -> Metric | None:
+        """What the Hub lists of a row of ``by_length``."""
+        return None
 
     @classmethod
     def by_length(cls, comparison: Comparison, caption: str, cell: Column) -> Table:

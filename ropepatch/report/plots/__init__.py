@@ -1,4 +1,7 @@
-"""Figures of what was measured and of what a scaling does, in one restrained style."""
+"""Figures of what was measured and of what a scaling does, in one restrained style.
+
+All of them need matplotlib; without it a `RopepatchError` says what to install.
+"""
 
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_loss, plot_perplexity, plot_positions

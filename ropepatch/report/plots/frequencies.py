@@ -80,11 +80,7 @@ class Rescaling:
 
 
 def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:
-    """The tokens per rotation of every pair, before and after, with the bands of the scaling shaded.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """The tokens per rotation of every pair, before and after, with the bands of the scaling shaded."""
     rope, target, window = change.rope, change.target, change.rope.original_max_position_embeddings
     inv_freq = change.after.inv_freq
     before, after = wavelengths(rope.inv_freq()).tolist(), wavelengths(inv_freq).tolist()
@@ -145,9 +141,6 @@ def plot_rotations(change: Rescaling, look: Look = BLUE, *, pairs: Sequence[int]
         change: What is drawn.
         look: The colour of the method.
         pairs: Which to draw, from 0, the fastest; five spread over all if None.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     rope, target, window = change.rope, change.target, change.rope.original_max_position_embeddings
     inv_freq, attention_factor = change.after

@@ -39,9 +39,6 @@ def plot_loss(curves: Mapping[str, LossCurve], *, trained: int, floor: LossCurve
         curves: What to draw, by name; the first in grey, as the model that others are compared with.
         trained: The context the model was trained on, in tokens; marked.
         floor: The loss that no model can beat, where it is known; dotted.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     lines = {name: _binned(curve) for name, curve in curves.items()}
     dotted = None if floor is None else _binned(floor)
@@ -62,9 +59,6 @@ def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     """Perplexity against length, on a logarithmic axis, with the intervals as bands.
 
     What is far above the best line leaves the picture and is named with its last value.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     lines = {name: _by_length(rows) for name, rows in comparison.rows("by_length").items()}
     floor = None if comparison.floor is None else _by_length(comparison.floor.tables["by_length"])
@@ -85,9 +79,6 @@ def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     """The mean loss of every stretch of positions, with the intervals as bands and the floor dotted.
 
     What is far above the best line leaves the picture and is named with its last value.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     rows, title = comparison.rows("by_position"), "loss, nats per token"
     floor = None if comparison.floor is None else comparison.floor.tables.get("by_position")
@@ -95,11 +86,7 @@ def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
 
 def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
-    """What the context beyond the trained one brings, in nats per token; below 0 it does harm.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """What the context beyond the trained one brings, in nats per token; below 0 it does harm."""
     rows, title = comparison.rows("gain"), "gained from the context beyond the trained one, nats per token"
     figure = _stretches(rows, look, comparison.trained, title, -1, None)
     figure.axes[0].axhline(0, color=FAINT, linewidth=0.9, zorder=0.9)
@@ -249,10 +236,10 @@ def _binned(curve: LossCurve) -> Line:
 
 def _perplexities(low: float, high: float) -> list[float]:
     """Round numbers between the two, about five."""
-    least, most = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    lowest, highest = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for ratio, steps in ((1e3, (1,)), (8, (1, 2, 5)), (2.2, (1, 1.5, 2, 3, 4, 5, 7))):
         if high / low > ratio:
-            decades = range(least, most + 1, max(1, (most - least) // 6))
+            decades = range(lowest, highest + 1, max(1, (highest - lowest) // 6))
             return [step * 10.0**k for k in decades for step in steps if low <= step * 10.0**k <= high]
     size = 10 ** math.floor(math.log10(high - low))
     step = next(s * size for s in (0.1, 0.2, 0.25, 0.5, 1, 2) if (high - low) / (s * size) <= 6)

@@ -28,19 +28,12 @@ def plot_passkey(grids: Mapping[str, PasskeyGrid], *, trained: int) -> Figure:
     Args:
         grids: What to draw, by name.
         trained: The context the model was trained on, in tokens; marked.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
     return _maps({name: passkey_cells(grid) for name, grid in grids.items()}, trained)
 
 
 def plot_cells(comparison: Comparison) -> Figure:
-    """The same of results.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """The same of results."""
     return _maps(comparison.rows("cells"), comparison.trained)
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ropepatch.evaluation.comparisons import Comparison, comparisons, training_free
+from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
@@ -43,20 +43,16 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
     Args:
         results: Of any models and tasks; what cannot be compared is drawn apart.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
     """
-    groups, look = comparisons(results), looks_of(results)
+    places, look = by_place(comparisons(results)), looks_of(results)
     drawn: dict[str, Figure] = {}
-    for place in dict.fromkeys((group.model, group.target) for group in groups):
-        here = [group for group in groups if (group.model, group.target) == place]
+    for (model, target), groups in places.items():
         parts = [
-            Path(place[0]).name if len({group.model for group in groups}) > 1 else "",
-            short_length(place[1]) if len({group.target for group in groups}) > 1 else "",
+            Path(model).name if len({name for name, _ in places}) > 1 else "",
+            short_length(target) if len({tokens for _, tokens in places}) > 1 else "",
         ]
-        pictures = [picture for group in here for picture in pictures_of_results(group, look)]
-        for change, colour in rescalings(here, look):
+        pictures = [picture for group in groups for picture in pictures_of_results(group, look)]
+        for change, colour in rescalings(groups, look):
             pictures += [
                 picture._replace(name=f"{picture.name}-{change.name}")
                 for picture in pictures_of_rescaling(change, colour)
@@ -89,11 +85,7 @@ def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> list[t
 
 
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
-    """What the tables of a comparison allow.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """What the tables of a comparison allow."""
     adapted = any(result.adapted for result in comparison.results.values())
     then = " before the adaptation" * adapted  # when the trained context was that
     trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
@@ -104,11 +96,7 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
 
 
 def pictures_of_rescaling(change: Rescaling, look: Look) -> list[Picture]:
-    """What a scaling does to the rotary pairs.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """What a scaling does to the rotary pairs."""
     waves = "Tokens per rotation of every rotary pair, before and after; shaded: what becomes of the pairs."
     turns = (
         "Cos and sin of some pairs by position, before and after; dashed: the trained context. "

@@ -63,19 +63,19 @@ def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, L
         labels: In the order of the colours.
         unscaled: Those of models as they are: grey.
     """
-    plain, found = set(unscaled), dict[str, Look]()
+    plain, chosen = set(unscaled), dict[str, Look]()
     for label in dict.fromkeys(labels):
-        turn, place = divmod(sum(other not in plain for other in found), len(COLOURS))
+        turn, place = divmod(sum(other not in plain for other in chosen), len(COLOURS))
         coloured = Look(COLOURS[place], DASHES[turn % len(DASHES)])
-        found[label] = Look(PLAIN) if label in plain else coloured
-    return found
+        chosen[label] = Look(PLAIN) if label in plain else coloured
+    return chosen
 
 
 def shown(text: str, limit: int = 30) -> str:
     """The text on one line, cut in the middle if it is longer than `limit`."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    kept = (limit - 1) // 2
-    return line if len(line) <= limit else f"{line[: limit - 1 - kept]}…{line[-kept:]}"
+    tail = (limit - 1) // 2
+    return line if len(line) <= limit else f"{line[: limit - 1 - tail]}…{line[-tail:]}"
 
 
 def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: str) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class KeptLosses:
+class LossStore:
     """A folder with one file per batch, ``<key>.safetensors``.
 
     A file is written whole or not at all, and holds a checksum.

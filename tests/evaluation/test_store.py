@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_models import build, tokens
+from loss_models import build, decoder_passes, tokens
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.kept import KeptLosses
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
+from ropepatch.evaluation.store import LossStore
 
 LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)
 PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
@@ -29,12 +29,8 @@ def llama() -> PreTrainedModel:
 
 def passes(model: PreTrainedModel, **options: object) -> tuple[list[torch.Tensor], int]:
     """The losses and how many forward passes of the decoder they took."""
-    counted: list[None] = []
-    hook = model.model.layers[0].register_forward_hook(lambda *_: counted.append(None))
-    try:
-        return list(perplexity(model, None, tokens(*LENGTHS), **options).nll), len(counted)
-    finally:
-        hook.remove()
+    with decoder_passes(model) as shapes:
+        return list(perplexity(model, None, tokens(*LENGTHS), **options).nll), len(shapes)
 
 
 def killed_after(batches: int):
@@ -103,7 +99,7 @@ def test_one_file_is_kept_for_each_batch_as_it_comes(llama, tmp_path):
 
 
 def test_found_losses_do_not_hold_those_of_their_batch(tmp_path):
-    kept = KeptLosses(tmp_path)
+    kept = LossStore(tmp_path)
     kept.write("batch", [torch.ones(3), torch.zeros(5)])
     found = kept.find("batch", [3, 5])
     assert [row.tolist() for row in found] == [[1.0] * 3, [0.0] * 5]
@@ -144,7 +140,7 @@ def test_a_damaged_file_is_measured_again_with_a_warning(llama, tmp_path, damage
     assert read == 1
     assert all(map(torch.equal, found, wanted))
     assert file.read_bytes() == whole
-    (message,) = [m for name, _, m in caplog.record_tuples if name == KeptLosses.__module__]
+    (message,) = [m for name, _, m in caplog.record_tuples if name == LossStore.__module__]
     assert str(file) in message
     assert "measuring again" in message
 
@@ -168,7 +164,7 @@ def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(llama, tmp
         Path(arguments[1]).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ropepatch.evaluation.kept.save_file", full)
+    monkeypatch.setattr("ropepatch.evaluation.store.save_file", full)
     with pytest.raises(RopepatchError, match="No space left on device"):
         perplexity(llama, None, tokens(9), keep=tmp_path)
     assert not list(tmp_path.iterdir())
