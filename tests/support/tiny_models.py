@@ -27,84 +27,40 @@ WEIGHT_SCALE = 6.0
 ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 PER_LAYER_FIELDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "block_types")
 
-SMALL: dict[str, Any] = {
-    # the residual stream and the feed-forward layers
-    "initializer_range": 0.02,
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "backbone_hidden_size": 64,
-    "num_layers": 1,
-    "intermediate_size": 128,
-    "ffn_dim": 128,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    # attention
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": 64,
-    "rotary_dim": 8,
-    "hidden_size_per_layer_input": 16,
-    "vocab_size_per_layer_input": 128,
-    # multi-head latent attention
-    "kv_lora_rank": 32,
-    "q_lora_rank": 32,
-    "o_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "qk_head_dim": 32,
-    "index_topk": 64,
-    "index_head_dim": 32,
-    "index_n_heads": 2,
-    # mixtures of experts
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "top_k_experts": 2,
-    "zero_expert_num": 2,
-    "expert_ffn_hidden_size": 32,
-    "shared_experts_intermediate_size": 32,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "shared_intermediate_size": 64,
-    # state spaces and linear attention
-    "mamba_n_heads": 4,
-    "mamba_d_head": 32,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 16,
-    "mamba_chunk_size": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    # vision and audio towers of composite models
-    "adapter_in_dim": 64,
-    "adapter_out_dim": 64,
-    "adapter_input_size": 64,
-    "num_blocks": 2,
-    "nemo_conv_channels": 32,
-    "ext_pw_out_channel": 64,
-    "mm_embed_dim": 64,
-    "mm_posemb_size": 16,
-    "output_proj_dims": 64,
-    "position_embedding_size": 16,
-    # no randomness
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
+SIZES: dict[float, str] = {  # the fields of configs, by the value that makes them small
+    0.02: "initializer_range",
+    128: "vocab_size intermediate_size ffn_dim vocab_size_per_layer_input",
+    64: """
+        hidden_size backbone_hidden_size max_position_embeddings sliding_window index_topk
+        shared_intermediate_size adapter_in_dim adapter_out_dim adapter_input_size
+        ext_pw_out_channel mm_embed_dim output_proj_dims
+    """,
+    1: "num_layers bos_token_id n_shared_experts n_group topk_group mamba_n_groups",
+    0: "pad_token_id",
+    2: """
+        eos_token_id num_key_value_heads index_n_heads num_experts_per_tok moe_topk moe_k
+        top_k_experts zero_expert_num linear_num_key_heads num_blocks
+    """,
+    4: """
+        num_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts
+        mamba_n_heads linear_num_value_heads
+    """,
+    16: """
+        head_dim hidden_size_per_layer_input qk_rope_head_dim qk_nope_head_dim v_head_dim
+        mamba_d_state mamba_chunk_size linear_key_head_dim linear_value_head_dim mm_posemb_size
+        position_embedding_size
+    """,
+    8: "rotary_dim",
+    32: """
+        kv_lora_rank q_lora_rank o_lora_rank qk_head_dim index_head_dim expert_ffn_hidden_size
+        shared_experts_intermediate_size moe_intermediate_size shared_expert_intermediate_size
+        mamba_d_head nemo_conv_channels
+    """,
 }
+NO_DROPOUT = dict.fromkeys(
+    ["attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"], 0.0
+)
+SMALL: dict[str, Any] = NO_DROPOUT | {name: size for size, names in SIZES.items() for name in names.split()}
 
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True, "mrope_section": [3, 3, 2]}
 QWEN_VL_TEXT = {"head_dim": 64, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}
