@@ -21,9 +21,9 @@ class Comparison:
     """Results side by side.
 
     Attributes:
-        model: Its name.
-        trained: Its context, in tokens.
-        target: The context that is asked about, in tokens.
+        model: The name of the model.
+        trained: The context it was trained on, in tokens.
+        target: The context to reach, in tokens.
         task: The name of their task.
         parameters: How all of them were measured.
         results: By a name that is theirs alone; without the floor.

@@ -52,7 +52,7 @@ class PasskeyGrid:
     Attributes:
         cells: By (length in tokens, depth of the first needle asked for).
         template: The words; None for a grid that was not measured here, as with all below.
-        seed: Of the keys.
+        seed: The seed from which the keys were drawn.
         trials: Prompts per cell.
         distractors: Further needles in each prompt.
         queries: Needles asked for in each prompt; each counts.

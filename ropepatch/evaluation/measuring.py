@@ -49,7 +49,7 @@ class Subject:
     Args:
         name: As the user gave it.
         source: Where its weights are.
-        survey: Of its rope before any scaling.
+        survey: What its folder says of its rope before any scaling.
         device: Where the model is put.
         base: What the weights were adapted from. Results then name the base, which they stand beside, and its
             tokenizer reads the texts.
@@ -154,7 +154,7 @@ def measure(
         suite: What to measure.
         out: A folder for the results, one JSON file each. Those it holds already are not measured again, and
             a text that was being read is taken up where it stopped.
-        revision: Of models from the Hub.
+        revision: The branch, tag or commit of models from the Hub.
         device: Where the models are put.
         progress: Called with the name of each job; gives a context manager around a callback that takes how
             much is done and how much there is.

@@ -66,7 +66,7 @@ def passkey(
             ``{name}``.
         queries: How many needles are asked for, one after the other, with the true answers in between; the
             first is the one at the depth. Each counts.
-        seed: Of all that is drawn.
+        seed: The seed from which all that is drawn follows.
         tokens_per_batch: How many tokens are read at once, at most, but for a single longer prompt.
         share_prefixes: Whether what prompts have in common is read once where that is faster and changes
             nothing but rounding; takes memory for the keys and values of ``tokens_per_batch`` tokens, or of a

@@ -33,7 +33,7 @@ class Ranked:
     Attributes:
         label: Its name in the results.
         nats: Mean loss over the whole target, nats per token.
-        interval: Of the mean, 95 %.
+        interval: The 95 % interval of that mean.
         behind: By how much it is behind the first of the ranking, in nats, and the 95 % interval of that,
             text by text.
         inside: Mean loss within the trained context.

@@ -20,7 +20,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """What is known at the trained context and at the target, by task and label, as JSON-ready data.
 
     Args:
-        results: Of one model and one target.
+        results: What was measured of one model for one target.
 
     Returns:
         ``model``, ``trained`` and ``target`` (both in tokens), and ``tasks``: each with its settings and, by

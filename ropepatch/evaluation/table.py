@@ -76,7 +76,7 @@ class Drawing(NamedTuple):
     """A figure that a comparison allows; `ropepatch.report.plots` draws it.
 
     Args:
-        name: Of its file.
+        name: How its file is called.
         kind: What is drawn: perplexity against length, the loss or the gain by position, or shares by length
             and depth (of the tables ``by_length``, ``by_position``, ``gain`` and ``cells``).
         caption: What it shows.

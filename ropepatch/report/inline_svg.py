@@ -25,7 +25,7 @@ def inline_svg(figure: Figure, prefix: str, label: str) -> str:
 
     Args:
         figure: What is drawn.
-        prefix: Of every id in it, so that several fit into one page.
+        prefix: What begins every id in it, so that several fit into one page.
         label: What it shows, for those who cannot see it.
     """
     file = io.StringIO()

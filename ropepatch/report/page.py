@@ -61,7 +61,7 @@ def write_report(results: Sequence[Result], file: str | Path, *, title: str | No
     Args:
         results: Of any models and tasks; what cannot be compared stands apart.
         file: Where to; it must not exist.
-        title: Of the page; the models and targets if None.
+        title: The title of the page; the models and targets if None.
 
     Returns:
         The file as an absolute path.

@@ -74,7 +74,7 @@ def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
     """The scalings, best first, and the floor of the text where it is known.
 
     Args:
-        ranking: Of the results.
+        ranking: The ranking of the results.
         results: What was measured.
     """
     loss = next(result for result in results if task_of(result.task).ranks == "loss")

@@ -34,7 +34,7 @@ def print_ranking(ranking: Ranking, results: Sequence[Result], *, on_stderr: boo
     """The scalings with their intervals, who is on the Pareto front, and the advice.
 
     Args:
-        ranking: Of the results.
+        ranking: The ranking of the results.
         results: What was measured; the floor of the text, if it is known, is the last row.
         on_stderr: Print there.
     """

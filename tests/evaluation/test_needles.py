@@ -115,17 +115,6 @@ def test_each_needle_has_its_share_of_the_filler_before_it(tokenizer):
             assert abs(before - needle.depth * len(sentences)) <= 0.5
 
 
-def test_lines_separate_all_but_the_sentences_of_the_filler_and_the_key(tokenizer):
-    words = PasskeyTemplate(separator="\n", filler=("It rained.",))
-    prompt = passkey_prompt(TOKENIZERS["llama3"](), length=110, depth=0.5, key="04711", template=words)
-    text = TOKENIZERS["llama3"]().decode(prompt.ids).removeprefix("<s>")
-    intro, before, needle, after, question = text.split("\n")
-    assert (intro, question) == (words.intro, words.question + " 04711")
-    assert needle == words.needle.replace("{key}", "04711")
-    assert set(after.split(". ")) <= {"It rained", "It rained."}
-    assert before.endswith("It rained.")
-
-
 def test_braces_of_names_and_other_words_are_ordinary_letters(tokenizer):
     words = NAMED.model_copy(update={"question": "{key} {} of {name}: {key}"})
     prompt = ask(tokenizer, words, length=400, needles=[Needle("48213", 0.5, "me")])

@@ -235,23 +235,6 @@ def test_the_short_context_grows_to_a_quarter_more_and_begins_anew(helpers, monk
     assert asked == [[tokenizer.encode(f"<s>{text}")], [tokenizer.encode(f"<s>{piece}") for piece in pieces]]
 
 
-def test_key_tokens_of_a_tale_repeat_what_was_told_before_the_short_context(tiny, helpers):
-    model, tokenizer = tiny
-    short, marked, due = 64, 0, 0
-    for tale in held_out_tales(tokenizer, length=256, count=6):
-        text = tokenizer.decode(tale.ids[1:])
-        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
-        runs = helpers._key_tokens(model, tokenizer, text, short)
-        for at, (begin, end) in enumerate(offsets, start=1):
-            is_key = any(first <= begin and end <= last for first, last in runs)
-            told = tale.distance[at].item()  # tokens back
-            assert not is_key or told > short
-            is_due = at > told > short + short // 4 and tale.prior[at] < -2
-            due += is_due
-            marked += is_key and is_due
-    assert marked >= 0.8 * due > 4
-
-
 def test_key_perplexity_is_that_of_the_spans_by_hand(tiny, helpers, tales):
     model, tokenizer = tiny
     given = {"text": str(tales), "max_seq_lengths": [128, 256], "short": 48, "evaluator": "tiny"}

@@ -42,9 +42,9 @@ class LmEvalTask(Task):
     """Run tasks of lm-eval.
 
     Args:
-        tasks: Their names: those of `eval/tasks` or of the harness.
-        metadata: What the tasks are given; `max_seq_lengths` is the target if it is not set.
-        limit: Documents per task; None for all.
+        tasks: The names of the tasks: those of `eval/tasks` or of the harness.
+        metadata: What is passed to the tasks; `max_seq_lengths` is the target if it is not set.
+        limit: How many documents of each task are read; None for all.
     """
 
     name: ClassVar[str] = "lm-eval"

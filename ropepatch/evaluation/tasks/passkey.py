@@ -42,10 +42,10 @@ class PasskeyTask(Task):
     """Ask for passkeys.
 
     Args:
-        lengths: In tokens; None for L/2, L, 2L ... the target.
+        lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target.
         depths: Where the key stands, from 0 to 1.
-        trials: Keys per length and depth.
-        seed: Of the keys.
+        trials: How many keys are asked for at each length and depth.
+        seed: The seed from which the keys are drawn.
         template: A YAML file with the words; None for those that come with ropepatch.
         distractors: Further keys in the text that are not asked for.
         queries: How many of the keys are asked for, one after the other.

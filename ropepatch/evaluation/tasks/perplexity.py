@@ -56,15 +56,15 @@ class PerplexityTask(Task):
         text: A file, a folder, a `datasets` id or a saved set; None for the text of the command line, or for
             the tales of tiny.
         field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
+        split: The split of a `datasets` id or a saved set.
         windows: Join the documents and read at most so many windows, spread over all; None for all.
         documents: Do not join, but read so many: the first that have the greatest length.
-        lengths: In tokens; None for L/2, L, 2L ... the target.
+        lengths: The lengths that get a figure, in tokens; None for L/2, L, 2L ... the target.
         read: Tokens of a piece of text, over which windows slide or lie side by side; None for twice the
             greatest length. Only of `sliding` and `disjoint`.
         protocol: `one-pass`, which gives every length at once, or `sliding`, `truncated` or `disjoint`, where
             the lengths are those of the window and each is a pass of its own.
-        stride: Of `sliding`, in tokens.
+        stride: Tokens from one window to the next, with `sliding`.
         bos: Where the beginning-of-sequence token goes: before each `document`, each `window`, or `none`.
         gain: Also measure what the tokens beyond the trained context bring; by a further pass.
     """

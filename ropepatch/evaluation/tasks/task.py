@@ -51,7 +51,7 @@ class Measurement(Protocol):
 
         Args:
             model: What is measured.
-            tokenizer: Its own.
+            tokenizer: The tokenizer of the model.
             keep: A folder for what is done so far, from which an interrupted measurement goes on; or None.
             advance: Called with how much is done and how much there is, None where that is not known.
         """
@@ -81,7 +81,7 @@ class Task(Settings):
 
         Args:
             model: The name that the user gave it.
-            tokenizer: Its own.
+            tokenizer: The tokenizer of the model.
             trained: The context it was trained on, in tokens.
             to: The target, in tokens.
 

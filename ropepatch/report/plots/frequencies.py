@@ -39,10 +39,10 @@ class Rescaling:
     """What becomes of a rope.
 
     Attributes:
-        name: Of the method.
+        name: The method.
         rope: The rope before.
-        after: Its frequencies and attention factor then.
-        factor: s.
+        after: The frequencies and the attention factor after it.
+        factor: By how much the context grows, s.
         target: The context to reach, in tokens.
     """
 
