@@ -486,14 +486,6 @@ def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
     assert [len(piece) for piece in material.pieces] == [128]
 
 
-@pytest.mark.parametrize("bos", ["document", "none"])
-def test_documents_begin_with_the_token_for_it_if_it_is_wanted(stranger, bos):
-    tokenizer = load_tokenizer(stranger)
-    task = PerplexityTask(text=str(stranger.parent / "text.txt"), documents=1, bos=bos)
-    material = task.prepare("model", tokenizer, trained=64, to=64)
-    assert (material.pieces[0][0] == tokenizer.bos_token_id) == (bos == "document")
-
-
 def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
     tokenizer, digests = load_tokenizer(stranger), []
     for end in ("rope", "sail"):

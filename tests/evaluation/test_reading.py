@@ -13,7 +13,7 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
-from ropepatch.evaluation.protocols import Disjoint, Sliding
+from ropepatch.evaluation.protocols import Disjoint
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
 from ropepatch.evaluation.tasks.perplexity import PerplexityMeasurement
@@ -49,16 +49,6 @@ def test_windows_move_over_pieces_of_twice_the_greatest_window(jsonl, tiny, prot
     ready = prepared(task(jsonl, protocol=protocol, lengths=(128, 256), **options), tiny[1])
     assert {len(piece) for piece in ready.pieces} == {512}
     assert ready.parameters["read"] == 512
-
-
-def test_the_greatest_window_slides(jsonl, tiny):
-    model, tokenizer = tiny
-    ready = prepared(task(jsonl, protocol="sliding", stride=64, lengths=(256,)), tokenizer)
-    (row,) = ready.run(model, tokenizer, None, lambda done, total: None)["by_length"]
-    slow = ropepatch.perplexity(model, None, ready.pieces, protocol=Sliding(256, 64))
-    assert row["tokens"] == 2 * 511
-    assert row["nats"] == pytest.approx(torch.cat(slow.nll).mean().item())
-    assert row["nats"] < ropepatch.perplexity(model, None, ready.pieces).between(0, 512).mean - 0.05
 
 
 def test_how_much_is_read_can_be_said(jsonl, tiny):
