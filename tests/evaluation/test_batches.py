@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_models import Largest, build, decoder_passes, expected, tokens
 from torch import Tensor
@@ -93,6 +93,7 @@ def test_on_a_cpu_1024_tokens_are_read_together_unless_told_otherwise(llama, cou
 # What is read together
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(2, 300), min_size=1, max_size=40),
     st.integers(1, 1000),

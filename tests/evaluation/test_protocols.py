@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_models import VOCABULARY, build, shift_model, tokens
 from torch import Tensor, nn
@@ -265,6 +265,7 @@ def test_the_other_windows_are_these():
     assert Truncated(4).rows(3, 0) == []
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_sliding_scores_every_token_once_with_as_much_context_as_it_says(data):
     window = data.draw(st.integers(2, 40))

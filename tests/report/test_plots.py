@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import adapted, asking, loss, model_record, reading, scoring
 
@@ -450,6 +450,7 @@ def test_eighteen_methods_are_told_apart_by_colour_and_dash():
     assert PLAIN not in {look.colour for look in found.values()}
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.08))
 def test_names_keep_their_distance_and_order(wanted, gap):
     places = spread(wanted, gap)
@@ -465,6 +466,7 @@ def test_names_with_room_stay_where_they_are():
     assert spread([1.0, 1.0, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60), st.integers(8, 30))
 def test_a_name_is_shown_on_one_line_and_not_too_long(text, limit):
     line = shown(text, limit)

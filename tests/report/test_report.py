@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
 
@@ -360,6 +360,7 @@ def test_a_perplexity_is_written_as_it_is_read(nats, text):
     assert perplexity_text(nats) == text
 
 
+@settings(deadline=None)
 @given(st.floats(0, 2000))
 def test_any_loss_has_a_perplexity_to_write(nats):
     text = perplexity_text(nats)
