@@ -2,6 +2,6 @@
 
 from ropepatch.fitting.fitting import Fitted, fit
 from ropepatch.fitting.settings import Objective
-from ropepatch.fitting.starts import published
+from ropepatch.fitting.vectors import published
 
 __all__ = ["Fitted", "Objective", "fit", "published"]

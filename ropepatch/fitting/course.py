@@ -18,8 +18,7 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.settings import FitSettings
-from ropepatch.fitting.starts import mixtures, named, published
-from ropepatch.fitting.vectors import Vector, project
+from ropepatch.fitting.vectors import Vector, mixtures, named, project, published
 from ropepatch.scaling.rope import rotations
 from ropepatch.settings import seed_of
 

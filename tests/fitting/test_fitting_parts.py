@@ -20,8 +20,16 @@ from ropepatch.fitting.examples import Examples, needle_examples, read_material,
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.problem import BACKWARD, Problem, reading
 from ropepatch.fitting.settings import FitSettings, Objective
-from ropepatch.fitting.starts import mixtures, named, published
-from ropepatch.fitting.vectors import LARGEST, SHAPES, SMOOTH_WAVES, Vector, project
+from ropepatch.fitting.vectors import (
+    LARGEST,
+    SHAPES,
+    SMOOTH_WAVES,
+    Vector,
+    mixtures,
+    named,
+    project,
+    published,
+)
 from ropepatch.model.survey import survey
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Frequencies, Rope

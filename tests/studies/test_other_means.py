@@ -282,8 +282,8 @@ def test_a_map_is_the_best_of_its_settings_on_the_windows_to_choose_on(case):
 def ramp(settings, **other):
     """The search's result as a published method."""
     names = ("beta_fast", "beta_slow", "attention_factor")
-    known = {"factor": settings["scale"]} | {name: settings[name] for name in names}
-    return YaRN(**(known | other), truncate=False)
+    parameters = {"factor": settings["scale"]} | {name: settings[name] for name in names}
+    return YaRN(**(parameters | other), truncate=False)
 
 
 GRID = [

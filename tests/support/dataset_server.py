@@ -54,11 +54,8 @@ class DatasetHub:
             if path.startswith(files := f"/datasets/{self.name}/resolve/{revision}/"):
                 return self._file(path.removeprefix(files))
             if path == f"{api}/paths-info/{revision}":
-                return (
-                    200,
-                    {},
-                    json.dumps([self._entry(self.folder / name) for name in wanted if name]).encode(),
-                )
+                entries = [self._entry(self.folder / name) for name in wanted if name]
+                return 200, {}, json.dumps(entries).encode()
             if path == f"{api}/revision/{revision}":
                 return 200, {}, json.dumps(self._info()).encode()
             if path == (tree := f"{api}/tree/{revision}") or path.startswith(f"{tree}/"):

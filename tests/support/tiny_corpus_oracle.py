@@ -69,12 +69,8 @@ class Words:
     def told(self, subject, seen):
         """Of the subject's sentences, how probable each value is for who has seen this much of it."""
         rows = self.rows_of[subject]
-        fits = np.array(
-            [
-                value.endswith(seen) if seen.isdigit() else value == seen
-                for value in map(self.value.__getitem__, rows)
-            ]
-        )
+        values = [self.value[row] for row in rows]
+        fits = np.array([value.endswith(seen) if seen.isdigit() else value == seen for value in values])
         possible = len({self.value[row] for row, fit in zip(rows, fits, strict=True) if fit})
         return rows, self.share[rows] * fits / possible
 
@@ -107,26 +103,20 @@ class Assignments:
 
     def __init__(self, tokenizer, sentences):
         values = {subject: pool for _, _, subject, pool in sentences if subject is not None}
+
+        def split(text, value):
+            text = " " + text.replace("{value}", value)
+            return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+        worlds = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
         self.worlds = [
-            [
-                (
-                    tuple(
-                        tokenizer(
-                            " " + text.replace("{value}", world.get(subject, "")), add_special_tokens=False
-                        ).input_ids
-                    ),
-                    share,
-                )
-                for text, share, subject, _ in sentences
-            ]
-            for world in (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+            [(split(text, world.get(subject, "")), share) for text, share, subject, _ in sentences]
+            for world in worlds
         ]
 
     def log_probs(self, ids, window=None):
-        begins = [
-            0.0,
-            1.0,
-        ]  # the probability that a sentence begins at an index; every world has the same lengths
+        # How probable it is that a sentence begins at an index; every world has the same lengths.
+        begins = [0.0, 1.0]
         for index in range(2, len(ids)):
             begins.append(sum(s * begins[index - len(t)] for t, s in self.worlds[0] if index - len(t) >= 1))
         result = [0.0]
@@ -208,9 +198,8 @@ def passkey_log_probs(prompts, ids, digit_ids, window=None):
             key = {}
             weight = _explained(prompt[span], ids[span], digit_ids, key)
             before += weight
-            after += weight * _explained(
-                prompt[position : position + 1], ids[position : position + 1], digit_ids, key
-            )
+            here = slice(position, position + 1)
+            after += weight * _explained(prompt[here], ids[here], digit_ids, key)
         result.append(math.log(after / before))
     return result
 
