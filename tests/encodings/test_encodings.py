@@ -75,7 +75,8 @@ ENDS: list[tuple[str, dict[str, Any]]] = [  # of the domains of parameters
 ]
 VARIANTS = [(name, NEEDED.get(name, {})) for name in ENCODINGS] + OTHERS
 ABSOLUTE = [name for name, kind in ENCODINGS.items() if kind.family == "absolute"]
-UNMOVED = [name for name in ENCODINGS if name not in {*ABSOLUTE, "axial"}]
+ATTENDING = [name for name in ENCODINGS if name not in ABSOLUTE]
+UNMOVED = [name for name in ATTENDING if name != "axial"]
 DRAWN = settings(derandomize=True, deadline=None, max_examples=12, database=None)
 
 
@@ -259,7 +260,7 @@ def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, posit
     assert_close(got, np.array(wanted))
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
+@pytest.mark.parametrize("name", ATTENDING)
 def test_positions_that_were_counted_instead_of_given_would_be_found(name):
     reading = READINGS["jumping"]
     inputs = drawn(reading.key_value_heads, TOKENS, TOKENS)
@@ -645,6 +646,10 @@ def test_the_oracle_sees_the_mistake(mistake, monkeypatch):
 # Gradients
 
 
+def leaves_and_direction() -> tuple[list[Tensor], Tensor]:
+    return [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)], drawn(3, TOKENS, TOKENS, seed=1)[0]
+
+
 def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments: Any) -> list[Tensor]:
     leaves = [*inputs, *layer.module.parameters()]
     output, _ = layer.read(*inputs, None, JUMPING, **arguments)
@@ -652,13 +657,12 @@ def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, slopes, strict=True)]
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
+@pytest.mark.parametrize("name", ATTENDING)
 def test_blocks_that_are_computed_again_give_the_gradients_of_one_block(name, monkeypatch):
     calls = []
     stock = attention.checkpoint
     monkeypatch.setattr(attention, "checkpoint", lambda *a, **k: (calls.append(a), stock(*a, **k))[1])
-    inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
-    direction = drawn(3, TOKENS, TOKENS, seed=1)[0]
+    inputs, direction = leaves_and_direction()
     with swapped_layer(encoding_of(name), model_of(3, "eager"), 1) as layer:
         whole = gradients(layer, inputs, direction)
         assert not calls
@@ -669,14 +673,12 @@ def test_blocks_that_are_computed_again_give_the_gradients_of_one_block(name, mo
         assert_close(ours, one)
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in ABSOLUTE])
+@pytest.mark.parametrize("name", ATTENDING)
 def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     """Along one direction in the space of q, k, v and all parameters."""
     monkeypatch.setattr(attention, "SCORES", FEW)
-    reading = READINGS["jumping"]
-    inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
-    steps = drawn(3, TOKENS, TOKENS, seed=1)
-    direction = drawn(3, TOKENS, TOKENS, seed=2)[0]
+    inputs, direction = leaves_and_direction()
+    steps = drawn(3, TOKENS, TOKENS, seed=2)
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         steps += [torch.randn_like(parameter) for parameter in layer.module.parameters()]
         slopes = gradients(layer, inputs, direction)
@@ -688,7 +690,7 @@ def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
                 key: value + h * as_array(step)
                 for (key, value), step in zip(layer.case.weights.items(), steps[3:], strict=True)
             }
-            output, _ = expected(name, layer.case._replace(weights=weights), reading, there)
+            output, _ = expected(name, layer.case._replace(weights=weights), READINGS["jumping"], there)
             ends.append((output * as_array(direction)).sum())
     assert got == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
 
@@ -696,8 +698,7 @@ def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
 @pytest.mark.parametrize("name", ["alibi", "shaw"])
 def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch):
     monkeypatch.setattr(attention, "SCORES", FEW)
-    inputs = [x.requires_grad_() for x in drawn(3, TOKENS, TOKENS)]
-    direction = drawn(3, TOKENS, TOKENS, seed=1)[0]
+    inputs, direction = leaves_and_direction()
     dropped = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)

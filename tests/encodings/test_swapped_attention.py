@@ -1,8 +1,6 @@
 """What the attention of a swapped model makes of masks, precisions, adapters and unlike models."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -88,8 +86,7 @@ def test_biases_are_float32_under_autocast(model, name, monkeypatch):
     assert set(seen) == {torch.float32}
 
 
-def test_peft_cannot_train_a_copy_that_attention_does_not_see():
-    model = tiny_model("llama")
+def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
     ropepatch.swap(model, "t5")
     with pytest.raises(RopepatchError, match="not copied without it") as error:
         get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"]))
@@ -106,11 +103,9 @@ def test_absolute_positions_are_not_added_to_embeddings_that_the_model_scales(fa
     ropepatch.swap(model, "alibi").remove()
 
 
-def test_parameters_follow_the_tokens_to_another_device():
+def test_parameters_follow_the_tokens_to_another_device(model):
     """On the meta device, where a tensor of another device would be an error."""
-    model = tiny_model("llama")
-    ropepatch.swap(model, "t5")
-    module = model.model.rotary_emb.module
+    module = ropepatch.swap(model, "t5").module
     assert module.bias(torch.zeros(2, 2, dtype=torch.long, device="meta")).device.type == "meta"
 
 
@@ -154,17 +149,13 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
 
 
 def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
-    def shifted(places: Places, tokens: int) -> Places:
-        return places._replace(keys=places.keys - tokens)
+    def shifted(query: Tensor, *others: Any) -> Places:
+        places = places_of(query, *others)
+        return places._replace(keys=places.keys - int(query.shape[2] == 1))
 
     put(model, "rope")
     expected = logits(model)
-    places_of = ropepatch.encodings.attention.places_of
-    monkeypatch.setattr(
-        ropepatch.encodings.attention,
-        "places_of",
-        lambda query, *rest: shifted(places_of(query, *rest), int(query.shape[2] == 1)),
-    )
+    monkeypatch.setattr(ropepatch.encodings.attention, "places_of", shifted)
     assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) > 1e-2
 
 
@@ -223,14 +214,14 @@ def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
 # Precision
 
 
-@contextmanager
-def angles_seen(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """The sines of all sinusoids and angles that a forward pass computes."""
-    seen: list[Tensor] = []
+def angles_of(model: PreTrainedModel) -> list[Tensor]:
+    """All whose sines a forward pass computes."""
+    angles: list[Tensor] = []
     sin = Tensor.sin
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Tensor, "sin", lambda self: seen.append(self) or sin(self))
-        yield seen
+        patched.setattr(Tensor, "sin", lambda self: angles.append(self) or sin(self))
+        logits(model)
+    return angles
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -239,11 +230,9 @@ def angles_seen(model: PreTrainedModel) -> Iterator[list[Tensor]]:
 )
 def test_casting_the_model_leaves_the_angles_alone(model, name, dtype):
     put(model, name)
-    with angles_seen(model) as before:
-        logits(model)
-    model.to(dtype)
-    with angles_seen(model) as after:
-        assert logits(model).dtype == dtype
+    before = angles_of(model)
+    after = angles_of(model.to(dtype))
+    assert logits(model).dtype == dtype
     assert len(before) == len(after) > 0
     for one, other in zip(before, after, strict=True):
         assert other.dtype == torch.float32
