@@ -60,64 +60,64 @@ def fold_attention(
     """
     folder = absent(out)
     source = find_source(model, revision, weights=True)
-    found = survey_folder(source.folder)
-    a = found.rope.carried_attention_factor
-    _check(found, source.name)
-    made = _plan(found, source, attention_factor=1.0)
-    offsets = query_weights(found)
+    survey = survey_folder(source.folder)
+    a = survey.rope.carried_attention_factor
+    _check(survey, source.name)
+    plan = _plan(survey, source, attention_factor=1.0)
+    offsets = query_weights(survey)
     weights = read_headers(source.folder)
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
     with new_folder(folder) as partial:
         check_space("the copy", folder.parent, weights.num_allocated, hint="free some space")
         copy_small_files(source.folder, partial)
-        write_configuration(source.folder, found.raw, partial, made)
+        write_configuration(source.folder, survey.raw, partial, plan)
         done = 0
         for file in weights.files:
-            _write(file, partial, a * a, offsets, getattr(found.config, "dtype", None))
+            _write(file, partial, a * a, offsets, getattr(survey.config, "dtype", None))
             done += file.stat().st_size
             if progress:
                 progress(done, weights.num_bytes)
-        verdict = _verify(partial, source.folder, made, _plan(found, source, attention_factor=a))
+        verdict = _verify(partial, source.folder, plan, _plan(survey, source, attention_factor=a))
         proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
-        records.write(partial, _record(source, made).amended(folded_attention_factor=a, **proof))
+        records.write(partial, _record(source, plan).amended(folded_attention_factor=a, **proof))
     return folder
 
 
-def _check(found: Survey, name: str) -> None:
-    if found.rope.carried_attention_factor == 1:
+def _check(survey: Survey, name: str) -> None:
+    if survey.rope.carried_attention_factor == 1:
         raise RopepatchError(
             f"{name} has an attention factor of 1: there is nothing to fold",
             hint="every engine reads it as it is",
         )
-    if "quantization_config" in found.raw:
+    if "quantization_config" in survey.raw:
         raise RopepatchError(f"{name} has quantised weights, which are not rewritten", hint=HINT)
-    if found.rotates_partly:
+    if survey.rotates_partly:
         raise RopepatchError(
             f"only part of each head of {name} rotates: the attention factor belongs to that part alone",
             hint=HINT,
         )
 
 
-def _plan(found: Survey, source: Source, *, attention_factor: float) -> Plan:
+def _plan(survey: Survey, source: Source, *, attention_factor: float) -> Plan:
     """No further scaling of this rope, with another attention factor; L is the window it reads now."""
-    rope = replace(found.rope, carried_attention_factor=attention_factor)
+    rope = replace(survey.rope, carried_attention_factor=attention_factor)
     window = rope.original_max_position_embeddings
     plain = make_scaling("none", factor=1.0)
-    return plan_scaling(replace(found, rope=rope), source.name, source.revision, plain, window)
+    return plan_scaling(replace(survey, rope=rope), source.name, source.revision, plain, window)
 
 
-def _record(source: Source, made: Plan) -> Record:
-    """Of an extension the plan that made it, with what config.json and the engines say now."""
+def _record(source: Source, plan: Plan) -> Record:
+    """The record of the extension that made the source, with what config.json and the engines say now."""
     origin = origin_of(source)
     if "earlier" not in origin:
-        return Record.of(made, **origin)
+        return Record.of(plan, **origin)
     extension: Record = origin["earlier"]
-    folded = Record.of(made)
+    folded = Record.of(plan)
     return extension.amended(**STALE, **{key: getattr(folded, key) for key in RENEWED})
 
 
-def query_weights(found: Survey) -> dict[str, float]:
+def query_weights(survey: Survey) -> dict[str, float]:
     """The tensors in proportion to which the queries are, by name, each with its offset o: it acts as w + o.
 
     Where queries are normalised these are the weights of the norm (o is 1 in families that multiply by
@@ -126,13 +126,13 @@ def query_weights(found: Survey) -> dict[str, float]:
     Raises:
         RopepatchError: If the queries of a layer have no weights of their own.
     """
-    model = blueprint(load_config(found.raw))
+    model = blueprint(load_config(survey.raw))
     tensors: dict[str, float] = {}
-    layers: Mapping[int, str] = dict(enumerate(getattr(found.config, "layer_types", None) or ()))
+    layers: Mapping[int, str] = dict(enumerate(getattr(survey.config, "layer_types", None) or ()))
     for path, module in model.named_modules():
         if not (hasattr(module, "q_proj") and hasattr(module, "k_proj")):
             continue
-        if found.site.layer_type and layers.get(getattr(module, "layer_idx", -1)) != found.site.layer_type:
+        if survey.site.layer_type and layers.get(getattr(module, "layer_idx", -1)) != survey.site.layer_type:
             continue
         if norm := getattr(module, "q_norm", None):
             if getattr(norm, "weight", None) is None:
@@ -141,7 +141,7 @@ def query_weights(found: Survey) -> dict[str, float]:
         else:
             tensors |= {f"{path}.q_proj.{name}": 0.0 for name, _ in module.q_proj.named_parameters()}
     if not tensors:
-        raise RopepatchError(f"{found.config.model_type} has no projection to queries alone", hint=HINT)
+        raise RopepatchError(f"{survey.config.model_type} has no projection to queries alone", hint=HINT)
     return tensors
 
 
@@ -173,15 +173,15 @@ def _write(
     save_file(tensors, folder / file.name, metadata)
 
 
-def _verify(written: Path, source: Path, made: Plan, unfolded: Plan) -> Verdict:
+def _verify(written: Path, source: Path, plan: Plan, unfolded: Plan) -> Verdict:
     """The folded checkpoint by stock transformers against its source at the same frequencies, in float32."""
-    check_frequencies(written, made)
+    check_frequencies(written, plan)
     model: Any = load_model(source)
     patch(model, unfolded)
     most = FOLDED[model.dtype]
     folded: Any = load_model(written)
-    before = probe_logits(model.float(), made.target, source.name)
-    after = probe_logits(folded.float(), made.target, written.name)
+    before = probe_logits(model.float(), plan.target, source.name)
+    after = probe_logits(folded.float(), plan.target, written.name)
     difference = ((after - before).abs().max() / before.abs().max()).item()
     if not difference <= most:
         raise RopepatchError(

@@ -24,7 +24,7 @@ from ropepatch.evaluation.measuring import _subject, measure
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.model.source import TINY
-from ropepatch.publishing.hub.contents import evidence
+from ropepatch.publishing.hub.contents import judge
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(model, tmp_path):
 
 
 def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
-    assert evidence(saved).against == (
+    assert judge(saved).against == (
         "its position encoding is swapped: only ropepatch loads it, and nothing verified it",
     )
 

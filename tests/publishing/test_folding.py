@@ -105,9 +105,6 @@ def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(y
         assert torch.allclose(after[name], expected, rtol=1e-6, atol=0)
         assert torch.equal(after[name], tensor) == ("q_proj" not in name)
     assert sum("q_proj" in name for name in before) == 2
-
-
-def test_shards_and_index_stay_as_they_were(yarn, folded):
     files = sorted(file.name for file in yarn.glob("*safetensors*"))
     assert len(files) > 2
     assert sorted(file.name for file in folded.glob("*safetensors*")) == files
@@ -134,24 +131,19 @@ def test_every_method_with_a_factor_of_its_own_can_be_folded(template, tmp_path,
     ],
 )
 def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_type, folded_into):
-    random_model(model_type).save_pretrained(tmp_path / "source")
+    model = random_model(model_type)
+    model.save_pretrained(tmp_path / "source")
     made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
     out = fold_attention(made, tmp_path / "out")
     before, after = weights(made), weights(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any(name.endswith(folded_into) for name in changed)
+    if model_type == "gemma3_text":
+        kinds = enumerate(model.config.layer_types)
+        scaled = {layer for layer, kind in kinds if kind == "full_attention"}
+        assert {int(name.split(".")[2]) for name in changed} == scaled
+        assert len(scaled) < model.config.num_hidden_layers
     assert largest_difference(made, out) < 1e-5
-
-
-def test_only_the_layers_whose_rope_is_scaled_are_folded(tmp_path):
-    model = tiny_model("gemma3_text")
-    model.save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
-    before, after = weights(made), weights(fold_attention(made, tmp_path / "out"))
-    changed = {int(name.split(".")[2]) for name in before if not torch.equal(before[name], after[name])}
-    kinds = model.config.layer_types
-    assert changed == {layer for layer, kind in enumerate(kinds) if kind == "full_attention"}
-    assert len(changed) < len(kinds)
 
 
 def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
@@ -213,11 +205,8 @@ def refused(source: Path, tmp_path: Path) -> str:
     return str(error.value)
 
 
-def test_a_model_with_a_factor_of_1_has_nothing_to_fold(template, tmp_path):
+def test_a_factor_of_1_and_quantised_weights_are_refused(template, yarn, tmp_path):
     assert "attention factor of 1" in refused(template, tmp_path)
-
-
-def test_quantised_weights_are_refused(yarn, tmp_path):
     source = Path(shutil.copytree(yarn, tmp_path / "source"))
     edit_json(source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     assert "quantised" in refused(source, tmp_path)
@@ -262,21 +251,13 @@ def export(*words: str):
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
 
-def test_the_command_says_what_was_folded_and_that_the_logits_stay(yarn, tmp_path):
-    done = export(yarn, "--fold-attention", "--out", tmp_path / "out")
+def test_the_command_says_what_was_folded_and_that_the_logits_stay(yarn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = export(yarn, "--fold-attention")
     assert done.exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["yarn-folded"]
     assert "attention factor 1.1386 -> 1" in done.stdout
     assert "logits within" in done.stdout
     as_json = export(yarn, "--fold-attention", "--out", tmp_path / "again", "--json")
     assert json.loads(as_json.stdout) == record(tmp_path / "again")
-
-
-def test_without_a_name_the_folder_is_called_after_the_model(yarn, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert export(yarn, "--fold-attention").exit_code == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["yarn-folded"]
-
-
-def test_two_outputs_at_once_are_refused(yarn):
-    done = export(yarn, "--fold-attention", "--gguf")
-    assert "two outputs" in str(done.exception)
+    assert "two outputs" in str(export(yarn, "--fold-attention", "--gguf").exception)

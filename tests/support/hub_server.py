@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event, RLock, Thread
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -49,21 +49,17 @@ class File:
     def etag(self) -> str:
         return self.sha256 if self.lfs else self.oid
 
-    def sibling(self, path: str, *, blobs: bool) -> dict[str, Any]:
+    def sibling(self, path: str) -> dict[str, Any]:
         """Its part of a model's description."""
-        if not blobs:
-            return {"rfilename": path}
+        lfs = {"sha256": self.sha256, "size": len(self.content), "pointerSize": 134}
         described = {"rfilename": path, "size": len(self.content), "blobId": self.oid}
-        if self.lfs:
-            described["lfs"] = {"sha256": self.sha256, "size": len(self.content), "pointerSize": 134}
-        return described
+        return described | ({"lfs": lfs} if self.lfs else {})
 
     def entry(self, path: str) -> dict[str, Any]:
         """Its line of a tree."""
+        lfs = {"oid": self.sha256, "size": len(self.content), "pointerSize": 134}
         described = {"type": "file", "path": path, "size": len(self.content), "oid": self.oid}
-        if self.lfs:
-            described["lfs"] = {"oid": self.sha256, "size": len(self.content), "pointerSize": 134}
-        return described
+        return described | ({"lfs": lfs} if self.lfs else {})
 
 
 @dataclass
@@ -157,8 +153,7 @@ class Hub:
 
     def create(self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False) -> Model:
         """A repository as the Hub makes it, with .gitattributes."""
-        attributes = "".join(f"*{ending} filter=lfs diff=lfs merge=lfs -text\n" for ending in LFS)
-        contents = {".gitattributes": attributes.encode()} | (files or {})
+        contents = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"} | (files or {})
         self.models[name] = model = Model(private)
         model.add({path: File(content, path.endswith(LFS)) for path, content in contents.items()})
         return model
@@ -179,9 +174,7 @@ class Hub:
         held = model.commits[model.branches.get(revision, revision)]
         return {path: file.content for path, file in held.items() if path != ".gitattributes"}
 
-    def answer(
-        self, method: str, path: str, asked: dict[str, list[str]], token: str | None, body: bytes
-    ) -> Answer:
+    def answer(self, method: str, path: str, token: str | None, body: bytes) -> Answer:
         """Status, headers and body for a request."""
         if self.error:
             return refusal(*self.error, "no")
@@ -189,14 +182,14 @@ class Hub:
         if wrong and not path.startswith("/lfs/"):
             return refusal(401, "", "Invalid credentials in Authorization header")
         if method in ("GET", "HEAD"):
-            return self._read(path, asked, token)
+            return self._read(path, token)
         if path.startswith("/lfs/"):
             return self._lfs_file(method, path, body)
         if token is None:
             return refusal(401, "", "Invalid username or password.")
         return self._write(path, body)
 
-    def _read(self, path: str, asked: dict[str, list[str]], token: str | None) -> Answer:
+    def _read(self, path: str, token: str | None) -> Answer:
         if path == "/api/whoami-v2":
             return good({"type": "user", "name": self.user, "orgs": []}) if token else refusal(401)
         of_api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|refs)(?:/(.+))?)?", path)
@@ -218,9 +211,8 @@ class Hub:
         if kind == "resolve":
             return self._file(files.get(below), commit)
         if kind == "tree":
-            return tree(files, below, recursive=asked.get("recursive", ["false"])[0].lower() in ("true", "1"))
-        blobs = "blobs" in asked
-        siblings = [files[path].sibling(path, blobs=blobs) for path in sorted(files)]
+            return tree(files, below)
+        siblings = [files[path].sibling(path) for path in sorted(files)]
         described = {"id": name, "modelId": name, "sha": commit, "private": model.private, "tags": []}
         return good(described | {"siblings": siblings})
 
@@ -337,20 +329,10 @@ def ignored(path: str, held: dict[str, File]) -> bool:
     return ".gitignore" in held and path in held[".gitignore"].content.decode().split()
 
 
-def tree(files: dict[str, File], below: str, *, recursive: bool) -> Answer:
-    """The entries of a folder, with those of its folders or without."""
-    start = f"{below}/" if below else ""
-    inside = {path: file for path, file in sorted(files.items()) if path.startswith(start)}
-    if below and not inside:
-        return refusal(404, "EntryNotFound", f"{below} does not exist")
-    folders = {
-        str(parent) for path in inside for parent in Path(path).parents if str(parent).startswith(start or "")
-    }
-    entries = [
-        {"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders - {"."})
-    ]
-    entries += [file.entry(path) for path, file in inside.items()]
-    return good([entry for entry in entries if recursive or "/" not in entry["path"].removeprefix(start)])
+def tree(files: dict[str, File], below: str) -> Answer:
+    """The files of a folder and of its folders."""
+    entries = [file.entry(path) for path, file in sorted(files.items()) if path.startswith(below)]
+    return good(entries) if entries else refusal(404, "EntryNotFound", f"{below} does not exist")
 
 
 def validated(card: str) -> Answer:
@@ -406,7 +388,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
         disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
 
         def serve(self) -> None:
-            raw, _, query = self.path.partition("?")
+            raw = self.path.partition("?")[0]
             path, token = unquote(raw), self.headers.get("Authorization")
             length = int(self.headers.get("Content-Length") or 0)
             with hub.lock:
@@ -425,7 +407,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 answer = refusal(fault.how, fault.code, fault.message)
             else:
                 with hub.lock:
-                    answer = hub.answer(self.command, raw, parse_qs(query), token, body)
+                    answer = hub.answer(self.command, raw, token, body)
             if fault is not None and fault.how == "lost":
                 self.close_connection = True
             else:

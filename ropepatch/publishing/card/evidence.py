@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 FIGURES = "evaluation/{}.png"  # within the folder of the checkpoint
 
 
-def headline(made: Extended) -> str:
+def headline(model: Extended) -> str:
     """What came out at the target, a sentence for each task that tells of lengths."""
     sentences = []
-    for evidence in made.evidence:
-        if evidence.last is not None:
-            length, own = evidence.last
+    for evidence in model.evidence:
+        if (last := evidence.group.last(evidence.own)) is not None:
+            length, own = last
             rows = {"this checkpoint": own}
             if (before := evidence.row(length, evidence.before)) is not None:
                 rows["the base model"] = before
@@ -33,23 +33,23 @@ def headline(made: Extended) -> str:
     return " ".join(sentences)
 
 
-def sections(made: Extended) -> Iterator[str]:
+def sections(model: Extended) -> Iterator[str]:
     """A section for every comparison, and one on the old context."""
-    for evidence in made.evidence:
+    for evidence in model.evidence:
         group = shown(evidence.group)
         task = task_of(group.task)
         tables = task.tables(group)
         yield f"### {plain(task.title)}"
         yield " ".join(filter(None, [plain(task.method(group.parameters)), _cells(tables), _place(evidence)]))
         yield markdown_table(tables, marked=evidence.own, note=" (this checkpoint)")
-        if evidence.stem in made.captions:
-            yield f"![{plain(made.captions[evidence.stem])}]({FIGURES.format(evidence.stem)})"
-    if old := [*_old_context(made)]:
+        if evidence.stem in model.captions:
+            yield f"![{plain(model.captions[evidence.stem])}]({FIGURES.format(evidence.stem)})"
+    if old := [*_old_context(model)]:
         yield "### Within the old context"
         yield "\n".join(f"- {line}" for line in old)
-    if made.evidence:
+    if model.evidence:
         yield "These numbers come from the result files in [evaluation](evaluation)."
-    if made.evidence and "evaluation.html" in made.files:
+    if model.evidence and "evaluation.html" in model.files:
         yield "[evaluation.html](evaluation.html) shows more of them."
 
 
@@ -75,21 +75,22 @@ def _place(evidence: Evidence) -> str:
     return f"Measured on {plain(', '.join([*place, *versions]))}." if versions and place else ""
 
 
-def _old_context(made: Extended) -> Iterator[str]:
+def _old_context(model: Extended) -> Iterator[str]:
     """What the extension did to what the model could before."""
-    for evidence in made.evidence:
-        own, before = (evidence.row(made.window, name) for name in (evidence.own, evidence.before))
+    window = model.record.original_max_position_embeddings
+    for evidence in model.evidence:
+        own, before = (evidence.row(window, name) for name in (evidence.own, evidence.before))
         if own is not None and before is not None:
             caption, cell = next(iter(task_of(evidence.group.task).columns.items()))
             text = shown(evidence.group).parameters.get("text")
             of = f" of {plain(text)}" if text else ""
             yield (
-                f"{caption} at {made.window:,} tokens{of}: {plain(cell(before).line)} before, "
+                f"{caption} at {window:,} tokens{of}: {plain(cell(before).line)} before, "
                 f"{plain(cell(own).line)} after."
             )
-    if made.record.adaptation:
-        gate = made.record.adaptation.gate
+    if model.record.adaptation:
+        gate = model.record.adaptation.gate
         change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"
         verdict = f"{'within' if gate.passed else '**beyond**'} the {gate.most:.2%} allowed"
-        watched = f"Loss on the text that was watched during the training{made.folded}"
+        watched = f"Loss on the text that was watched during the training{model.folded}"
         yield f"{watched}: {change}, {verdict}."

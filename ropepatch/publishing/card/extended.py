@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.evaluation.comparisons import comparisons
@@ -31,9 +30,9 @@ class Evidence(NamedTuple):
 
     Args:
         group: The results side by side.
-        own: The name of this checkpoint's.
-        before: The name of the base model's, where it was measured.
-        stem: Of the file of its figure.
+        own: The name of this checkpoint's result.
+        before: The name of the base model's result, where it was measured.
+        stem: The name of the file of its figure, without its ending.
     """
 
     group: Comparison
@@ -45,11 +44,6 @@ class Evidence(NamedTuple):
         """What a result says of a length."""
         return self.group.at(length).get(name) if name is not None else None
 
-    @property
-    def last(self) -> tuple[int, Row] | None:
-        """The greatest length up to the target at which this checkpoint was measured, and what was."""
-        return self.group.last(self.own)
-
 
 @dataclass(frozen=True)
 class Extended:
@@ -57,12 +51,12 @@ class Extended:
 
     Args:
         name: A Hub id, or the name of the folder.
-        record: Its record.
+        record: What ropepatch.json says.
         results: What was measured.
         files: The names of the files in its folder.
-        captions: Of the figures there are, by the stem of their files.
-        weights: The fingerprint of its own weights; None of an adapter.
-        branch: Of the Hub id, to load it from; None for main.
+        captions: The captions of its figures, by the stem of their files.
+        weights: The fingerprint of its weights; None for an adapter.
+        branch: The branch of the Hub id to load it from; None for main.
         fits_gguf: Whether `ropepatch export --gguf` takes it.
     """
 
@@ -92,16 +86,6 @@ class Extended:
         return shown_name(self.record.model)
 
     @property
-    def window(self) -> int:
-        """The context of the base model, in tokens."""
-        return self.record.original_max_position_embeddings
-
-    @property
-    def target(self) -> int:
-        """The context it was extended to, in tokens."""
-        return self.record.target
-
-    @property
     def folded(self) -> str:
         """What is said of losses and training from before the attention factor went into the weights."""
         return "" if self.record.folded_attention_factor is None else ", before folding"
@@ -123,8 +107,8 @@ class Extended:
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """Every comparison that holds a result of this checkpoint."""
-        found: list[Evidence] = []
+        """Every comparison that holds a result of this model."""
+        evidence: list[Evidence] = []
         seen: Counter[str] = Counter()
         for group in comparisons(sorted(self.results, key=_place)):
             own = [name for name, result in group.results.items() if self._is_own(result)]
@@ -132,8 +116,8 @@ class Extended:
             if own and group.task in TASKS:
                 seen[group.task] += 1
                 number = f"-{seen[group.task]}" if seen[group.task] > 1 else ""
-                found.append(Evidence(group, own[0], next(before, None), f"{group.task}{number}"))
-        return found
+                evidence.append(Evidence(group, own[0], next(before, None), f"{group.task}{number}"))
+        return evidence
 
     def _is_own(self, result: Result) -> bool:
         scaling = as_read(result.scaling)
@@ -156,8 +140,3 @@ def _place(result: Result) -> tuple[Any, ...]:
         result.adapted,
         result.label,
     )
-
-
-def folder_name(folder: PurePath) -> str:
-    """What a checkpoint is called that is not on the Hub."""
-    return folder.name or "model"

@@ -32,51 +32,52 @@ PLANNED = (
 SHORT = 8  # numbers of a list that is printed
 
 
-def summary(made: Extended) -> str:
+def summary(model: Extended) -> str:
     """What was done, with its numbers."""
-    record, trained = made.record, made.record.adaptation
-    base = link(made.base_id, _hub(made.base_id)) if made.base_id else plain(made.base_name)
-    revision = f" at revision {code(record.revision)}" if made.base_id else ""
+    record, trained = model.record, model.record.adaptation
+    base = plain(model.base_name)
+    if model.base_id:
+        base = f"{link(model.base_id, _hub(model.base_id))} at revision {code(record.revision)}"
     training = "without training"
     if trained:
-        training = f"trained for {trained.steps:,} steps on {trained.tokens:,} tokens{made.folded}"
-    what = "An adapter for " if made.is_adapter else ""
+        training = f"trained for {trained.steps:,} steps on {trained.tokens:,} tokens{model.folded}"
+    what = "An adapter for " if model.is_adapter else ""
     needs = "; it loads without ropepatch" if record.verified else ""
     return (
-        f"{what}{base}{revision}, extended from a context of {made.window:,} tokens to {made.target:,} with "
-        f"{code(record.method)}{_paper(made)}, a factor of {record.factor:g}, {training}. "
-        f"Made with ropepatch {plain(record.versions.get('ropepatch', ''))}{needs}."
+        f"{what}{base}, extended from a context of {record.original_max_position_embeddings:,} tokens to "
+        f"{record.target:,} with {code(record.method)}{_paper(model)}, a factor of {record.factor:g}, "
+        f"{training}. Made with ropepatch {plain(record.versions.get('ropepatch', ''))}{needs}."
     )
 
 
-def _paper(made: Extended) -> str:
+def _paper(model: Extended) -> str:
     """The paper in brackets; one that a record alone names leads nowhere: a stranger may have written it."""
-    if made.known_paper is None:
-        return f" ({code(made.record.paper)})" if made.record.paper.strip() else ""
-    where = address(made.known_paper)
-    return f" ({link(made.known_paper, where)})" if where else ""
+    if model.known_paper is None:
+        return f" ({code(model.record.paper)})" if model.record.paper.strip() else ""
+    where = address(model.known_paper)
+    return f" ({link(model.known_paper, where)})" if where else ""
 
 
-def sections(made: Extended) -> Iterator[str]:
+def sections(model: Extended) -> Iterator[str]:
     """The command, the plan, the cost, the proof."""
-    record = made.record
+    record = model.record
     if record.command is not None:
         yield fenced(shown_command(record.command), "bash")
     else:
-        yield fenced("\n".join(_python(made)), "python")
+        yield fenced("\n".join(_python(model)), "python")
     planned = {key: value for key in PLANNED if (value := getattr(record, key)) not in (None, {})}
     changes = {key: value for key, value in record.config_changes.items() if key not in LEGACY_KEYS}
-    plan = _readable(planned | ({} if made.is_adapter else {"config_changes": changes}))
+    plan = _readable(planned | ({} if model.is_adapter else {"config_changes": changes}))
     yield fenced(yaml.safe_dump(plan, sort_keys=False, allow_unicode=True), "yaml")
-    facts = [*_facts(made)]
+    facts = [*_facts(model)]
     yield "\n".join(f"- {fact}" for fact in facts)
 
 
-def _facts(made: Extended) -> Iterator[str]:
-    record, trained, versions = made.record, made.record.adaptation, made.record.versions
+def _facts(model: Extended) -> Iterator[str]:
+    record, trained, versions = model.record, model.record.adaptation, model.record.versions
     if trained:
-        yield f"Training{made.folded}: {', '.join(_cost(trained))}."
-    if trained and "adaptation" in made.files:
+        yield f"Training{model.folded}: {', '.join(_cost(trained))}."
+    if trained and "adaptation" in model.files:
         yield "The recipe and the history of the training are in [adaptation](adaptation)."
     if record.folded_attention_factor is not None:
         factor = record.folded_attention_factor
@@ -105,30 +106,30 @@ def _cost(trained: Adaptation) -> Iterator[str]:
         yield f"on {plain(trained.device)}"
 
 
-def _python(made: Extended) -> Iterator[str]:
+def _python(model: Extended) -> Iterator[str]:
     """The lines that make it from Python."""
-    record = made.record
-    given = _not_default(record.method, record.parameters)
+    record = model.record
+    parameters = _not_default(record.method, record.parameters)
     arguments = [
-        text(made.base_id or made.base_name),
-        f"to={made.target}",
+        text(model.base_id or model.base_name),
+        f"to={record.target}",
         f"method={text(record.method)}",
     ]
     if record.revision is not None:
         arguments.append(f"revision={text(record.revision)}")
-    if record.factor != made.target / made.window:
+    if record.factor != record.target / record.original_max_position_embeddings:
         arguments.append(f"factor={record.factor!r}")
-    if any(_is_long(value) for value in given.values()):
+    if any(_is_long(value) for value in parameters.values()):
         yield "import json"
         yield "from pathlib import Path"
         yield ""
         arguments.append('**json.loads(Path("ropepatch.json").read_text())["parameters"]')
     else:
-        arguments += [f"{name}={value!r}" for name, value in given.items()]
+        arguments += [f"{name}={value!r}" for name, value in parameters.items()]
     yield "import ropepatch"
     yield ""
     yield f"plan = ropepatch.plan({', '.join(arguments)})"
-    out = text(made.short_name)
+    out = text(model.short_name)
     if record.adaptation:
         yield f'ropepatch.adapt(plan, ropepatch.read_recipe("adaptation/recipe.yaml"), {out})'
     else:
@@ -136,8 +137,8 @@ def _python(made: Extended) -> Iterator[str]:
 
 
 def _not_default(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    known = fields(METHODS[method]) if method in METHODS else ()
-    defaults = {field.name: field.default for field in known}
+    settings = fields(METHODS[method]) if method in METHODS else ()
+    defaults = {field.name: field.default for field in settings}
     return {name: value for name, value in parameters.items() if defaults.get(name) != value}
 
 
@@ -154,16 +155,16 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, list) and len(value) > SHORT
 
 
-def citation(made: Extended) -> str:
+def citation(model: Extended) -> str:
     """BibTeX of the method, the base model and ropepatch."""
-    entries = [bibtex(made.known_paper) if made.known_paper else None]
-    if made.base_id:
-        owner, _, name = made.base_id.rpartition("/")
+    entries = [bibtex(model.known_paper) if model.known_paper else None]
+    if model.base_id:
+        owner, _, name = model.base_id.rpartition("/")
         about = {"title": f"{{{_latex(name)}}}"} | ({"author": f"{{{_latex(owner)}}}"} if owner else {})
-        where = {"note": f"revision {made.record.revision}", "url": _hub(made.base_id)}
+        where = {"note": f"revision {model.record.revision}", "url": _hub(model.base_id)}
         entries.append(entry("base-model", about | where))
     about = {"title": "{ropepatch: longer context for LLaMA-family checkpoints}"}
-    if version := made.record.versions.get("ropepatch"):
+    if version := model.record.versions.get("ropepatch"):
         about["note"] = f"version {version}"
     return fenced("\n\n".join(filter(None, [*entries, entry("ropepatch", about)])), "bibtex")
 

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 DIGITS = 4  # after the point, of a metric
 
 
-def front_matter(made: Extended) -> str:
+def front_matter(model: Extended) -> str:
     """The metadata as YAML, without the lines around it."""
-    results = [result for evidence in made.evidence for result in _results(evidence)]
-    base: Any = made.record.base
-    relation = "adapter" if made.is_adapter else "finetune" if made.record.adaptation else None
+    results = [result for evidence in model.evidence for result in _results(evidence)]
+    base: Any = model.record.base
+    relation = "adapter" if model.is_adapter else "finetune" if model.record.adaptation else None
     data = ModelCardData(
-        base_model=made.base_id,
-        base_model_relation=relation if made.base_id else None,
+        base_model=model.base_id,
+        base_model_relation=relation if model.base_id else None,
         license=base.license,
         license_name=base.license_name,
         license_link=base.license_link,
         language=base.language,
-        library_name="peft" if made.is_adapter else "transformers",
+        library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["ropepatch", "long-context", "rope-scaling", made.record.method],
-        model_name=made.short_name if results else None,
+        tags=["ropepatch", "long-context", "rope-scaling", model.record.method],
+        model_name=model.short_name if results else None,
         eval_results=results or None,
     )
     return str(data.to_yaml())

@@ -84,15 +84,15 @@ def address(paper: str) -> str | None:
 
 def bibtex(paper: str) -> str | None:
     """The BibTeX entry of a method's `paper`; None where it has none, or it is not known here."""
-    known, where = PAPERS.get(paper), address(paper)
-    if known is None or where is None:
+    cited, where = PAPERS.get(paper), address(paper)
+    if cited is None or where is None:
         return None
-    surname = known.authors.split(" and ")[0].split()[-1].lower()
-    fields = {"title": f"{{{known.title}}}", "author": known.authors, "year": str(known.year)}
+    surname = cited.authors.split(" and ")[0].split()[-1].lower()
+    fields = {"title": f"{{{cited.title}}}", "author": cited.authors, "year": str(cited.year)}
     number = paper.removeprefix("arXiv:")
     fields |= {} if number == paper else {"eprint": number, "archivePrefix": "arXiv"}
-    word = re.split(r"\W", known.title)[0].lower() if known.title[0].isascii() else ""
-    return entry(f"{surname}{known.year}{re.sub('[^a-z]', '', word)}", fields | {"url": where})
+    word = re.split(r"\W", cited.title)[0].lower() if cited.title[0].isascii() else ""
+    return entry(f"{surname}{cited.year}{re.sub('[^a-z]', '', word)}", fields | {"url": where})
 
 
 def entry(key: str, fields: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from ropepatch.extension import record as records
 from ropepatch.files import whole_file
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import evidence, making, usage
-from ropepatch.publishing.card.extended import Extended, folder_name
+from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import plain
 from ropepatch.publishing.card.metadata import front_matter
 from ropepatch.publishing.gguf.layout import fits_gguf
@@ -35,7 +35,7 @@ MARKER = (
 
 
 def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
-    """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
+    """Write README.md and its figures into a folder that ropepatch model, whole or not at all.
 
     Figures need matplotlib; without it there are none.
 
@@ -55,10 +55,10 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
     try:
         if card.exists() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
             return []
-        made = _read(folder, repo, revision)
-        pictures = dict(_pictures(made)) if find_spec("matplotlib") else {}
+        model = _read(folder, repo, revision)
+        pictures = dict(_pictures(model)) if find_spec("matplotlib") else {}
         text = card_text(
-            replace(made, captions={stem: picture.caption for stem, picture in pictures.items()})
+            replace(model, captions={stem: picture.caption for stem, picture in pictures.items()})
         )
         files = {folder / evidence.FIGURES.format(stem): picture for stem, picture in pictures.items()}
         with ExitStack() as stack:
@@ -73,22 +73,22 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
     return [card, *files]
 
 
-def card_text(made: Extended) -> str:
+def card_text(model: Extended) -> str:
     """The card: the same for the same record and results, and no number that is in neither."""
     parts = [
-        f"---\n{front_matter(made)}\n---",
+        f"---\n{front_matter(model)}\n---",
         MARKER,
-        f"# {plain(made.short_name)}",
-        making.summary(made),
-        evidence.headline(made),
+        f"# {plain(model.short_name)}",
+        making.summary(model),
+        evidence.headline(model),
         "## How to load it",
-        *usage.sections(made),
+        *usage.sections(model),
         "## What was measured",
-        *(tuple(evidence.sections(made)) or ("Nothing was measured on this checkpoint.",)),
+        *(tuple(evidence.sections(model)) or ("Nothing was measured on this checkpoint.",)),
         "## How it was made",
-        *making.sections(made),
+        *making.sections(model),
         "## Citation",
-        making.citation(made),
+        making.citation(model),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -99,25 +99,25 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
             f"no ropepatch.json in {folder}: ropepatch did not make it",
             hint="a card is written for what `ropepatch extend` made",
         )
-    made = Extended(
-        name=repo or folder_name(folder.resolve()),
+    model = Extended(
+        name=repo or folder.resolve().name or "model",
         record=records.read(folder),
         results=[read_result(file) for file in sorted((folder / "evaluation").glob("*.json"))],
         files=frozenset(file.name for file in folder.iterdir()),
         branch=branch,
     )
-    if made.is_adapter:
-        return made
-    return replace(made, weights=fingerprint(read_headers(folder)), fits_gguf=fits_gguf(folder))
+    if model.is_adapter:
+        return model
+    return replace(model, weights=fingerprint(read_headers(folder)), fits_gguf=fits_gguf(folder))
 
 
-def _pictures(made: Extended) -> Iterator[tuple[str, Picture]]:
+def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
     """One for every comparison by length, by the stem of its file."""
-    look = looks_of([result for found in made.evidence for result in found.group.results.values()])
-    for found in made.evidence:
-        for picture in pictures_of_results(found.group, look):
-            if picture.name == found.group.task:
-                yield found.stem, picture
+    look = looks_of([result for part in model.evidence for result in part.group.results.values()])
+    for part in model.evidence:
+        for picture in pictures_of_results(part.group, look):
+            if picture.name == part.group.task:
+                yield part.stem, picture
 
 
 def _save(figure: Figure, file: Path) -> None:

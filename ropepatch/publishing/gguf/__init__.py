@@ -21,13 +21,13 @@ from ropepatch.extension import record as records
 from ropepatch.files import absent, check_space, whole_file
 from ropepatch.model.source import find_source
 from ropepatch.model.weights import Progress
-from ropepatch.publishing.gguf.layout import DTYPES, Layout, read_layout
+from ropepatch.publishing.gguf.layout import DTYPES, ROPE_FREQS, GgufTensor, Layout, read_layout
 from ropepatch.publishing.gguf.tokenizer import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from collections.abc import Sequence
 
-ROPE_FREQS = "rope_freqs.weight"
+    from gguf import GGUFWriter
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,20 @@ def export_gguf(
                 _add_metadata(writer, Path(source.name).resolve().name, source.folder)
                 _add_model(writer, layout)
                 vocabulary.write(writer)
-                _write_tensors(gguf, writer, layout, progress)
+                _write_tensors(gguf, writer, layout.tensors, progress)
             finally:
                 writer.close()
             _verify(gguf, partial, layout, vocabulary)
     except OSError as error:
         raise _disk_error(error, file) from error
+    rope = layout.survey.rope
     return GgufFile(
         file=file,
         num_bytes=file.stat().st_size,
-        num_tensors=len(layout.tensors) + (layout.divisors is not None),
-        context_length=layout.survey.rope.original_max_position_embeddings,
-        scaled=layout.divisors is not None,
-        attention_factor=layout.attention_factor,
+        num_tensors=len(layout.tensors),
+        context_length=rope.original_max_position_embeddings,
+        scaled=layout.is_scaled,
+        attention_factor=rope.carried_attention_factor,
         tokenizer=vocabulary.model,
         notes=vocabulary.notes,
     )
@@ -114,52 +115,43 @@ def _add_metadata(writer: GGUFWriter, name: str, folder: Path) -> None:
     """The name, and of the base's card what the record carries over."""
     writer.add_type("model")
     writer.add_name(name)
-    base = records.read(folder).base.to_dict() if records.exists(folder) else {}
-    for key, add in (
-        ("license", writer.add_license),
-        ("license_name", writer.add_license_name),
-        ("license_link", writer.add_license_link),
-    ):
-        if isinstance(base.get(key), str):
-            add(base[key])
+    base = records.read(folder).base if records.exists(folder) else None
+    for key in ("license", "license_name", "license_link"):
+        if isinstance(value := getattr(base, key, None), str):
+            getattr(writer, f"add_{key}")(value)
 
 
 def _add_model(writer: GGUFWriter, layout: Layout) -> None:
     config: Any = layout.survey.config
+    rope, head_dim = layout.survey.rope, layout.survey.head_dim
     writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(layout.survey.rope.original_max_position_embeddings)
+    writer.add_context_length(rope.original_max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(layout.survey.head_dim)
-    writer.add_value_length(layout.survey.head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(layout.survey.head_dim)
-    writer.add_rope_freq_base(layout.survey.rope.rope_theta)
-    if layout.divisors is not None:
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(rope.rope_theta)
+    if layout.is_scaled:
         writer.add_string("llama.rope.scaling.type", "none")  # else llama.cpp assumes linear
-        writer.add_float32("llama.rope.scaling.attn_factor", layout.attention_factor)
+        writer.add_float32("llama.rope.scaling.attn_factor", rope.carried_attention_factor)
 
 
-def _write_tensors(gguf: ModuleType, writer: GGUFWriter, layout: Layout, progress: Progress | None) -> None:
-    kinds = gguf.GGMLQuantizationType
-    if layout.divisors is not None:
-        writer.add_tensor_info(
-            ROPE_FREQS, layout.divisors.shape, layout.divisors.dtype, layout.divisors.nbytes, kinds.F32
-        )
-    for tensor in layout.tensors:
-        dtype = np.dtype(DTYPES[tensor.written_dtype])
-        kind = kinds[tensor.written_dtype]
+def _write_tensors(
+    gguf: ModuleType, writer: GGUFWriter, tensors: Sequence[GgufTensor], progress: Progress | None
+) -> None:
+    for tensor in tensors:
+        dtype, kind = np.dtype(DTYPES[tensor.dtype]), gguf.GGMLQuantizationType[tensor.dtype]
         writer.add_tensor_info(tensor.name, tensor.shape, dtype, tensor.num_bytes, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if layout.divisors is not None:
-        writer.write_tensor_data(layout.divisors)
-    done, total = 0, sum(tensor.num_bytes for tensor in layout.tensors)
-    for tensor in layout.tensors:
+    done, total = 0, sum(tensor.num_bytes for tensor in tensors)
+    for tensor in tensors:
         writer.write_tensor_data(tensor.read())
         done += tensor.num_bytes
         if progress:
@@ -173,24 +165,26 @@ def _verify(gguf: ModuleType, written: Path, layout: Layout, vocabulary: Vocabul
         RopepatchError: If anything differs.
     """
     reader = gguf.GGUFReader(written)
-    expected = {tensor.name: (tensor.shape, tensor.written_dtype) for tensor in layout.tensors}
-    if layout.divisors is not None:
-        expected[ROPE_FREQS] = layout.divisors.shape, "F32"
-    found = {
+    shapes = {
         tensor.name: (tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type.name)
         for tensor in reader.tensors
     }
+    rope = layout.survey.rope
     values = {
-        "llama.context_length": layout.survey.rope.original_max_position_embeddings,
-        "llama.rope.freq_base": np.float32(layout.survey.rope.rope_theta),
+        "llama.context_length": rope.original_max_position_embeddings,
+        "llama.rope.freq_base": np.float32(rope.rope_theta),
         "tokenizer.ggml.model": vocabulary.model,
     }
-    if layout.divisors is not None:
-        values["llama.rope.scaling.attn_factor"] = np.float32(layout.attention_factor)
+    if layout.is_scaled:
+        values["llama.rope.scaling.attn_factor"] = np.float32(rope.carried_attention_factor)
     read = {name: field.contents() if (field := reader.get_field(name)) else None for name in values}
     tables = [tensor.data for tensor in reader.tensors if tensor.name == ROPE_FREQS]
-    wanted = [] if layout.divisors is None else [layout.divisors]
-    if found != expected or read != values or not all(map(np.array_equal, tables, wanted)):
+    expected = [tensor.read() for tensor in layout.tensors if tensor.name == ROPE_FREQS]
+    if (
+        shapes != {tensor.name: (tensor.shape, tensor.dtype) for tensor in layout.tensors}
+        or read != values
+        or not all(map(np.array_equal, tables, expected))
+    ):
         raise RopepatchError(
             "the file, read back, is not what was written",
             hint="nothing was kept; check the disk, and report the version of gguf",

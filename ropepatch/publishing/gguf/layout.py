@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,63 +24,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-IN_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16: its bits
+ROPE_FREQS = "rope_freqs.weight"
+UNQUANTISED = "export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself"
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a safetensors file, for llama.cpp.
+class GgufTensor:
+    """One tensor under llama.cpp's name.
 
     Args:
-        name: llama.cpp's.
-        entry: Where its bytes are, and what they are: F32, F16 or BF16.
-        heads: Of the queries or keys, whose rows are ordered anew; 0 for every other tensor.
+        name: The name in the GGUF file.
+        shape: Rows first.
+        dtype: F32, F16 or BF16.
+        read: Returns the values in llama.cpp's layout; of BF16 the bits.
     """
 
     name: str
-    entry: TensorEntry
-    heads: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows first."""
-        return self.entry.shape
-
-    @property
-    def written_dtype(self) -> str:
-        """llama.cpp adds and multiplies vectors in float32 only."""
-        return "F32" if len(self.shape) == 1 else self.entry.dtype
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], NDArray[Any]]
 
     @property
     def num_bytes(self) -> int:
-        """In the GGUF file."""
-        size: int = np.dtype(DTYPES[self.written_dtype]).itemsize
-        return size * int(np.prod(self.shape))
-
-    def read(self) -> NDArray[Any]:
-        """Its values as llama.cpp wants them; of BF16 the bits."""
-        entry, dtype = self.entry, DTYPES[self.entry.dtype]
-        stored: NDArray[Any] = np.memmap(
-            entry.file, dtype=dtype, mode="r", offset=entry.offset, shape=self.shape
-        )
-        if entry.dtype == "BF16" and self.written_dtype == "F32":
-            stored = (stored.astype(np.uint32) << 16).view(np.float32)
-        elif self.written_dtype == "F32":
-            stored = stored.astype(np.float32)
-        return interleaved(stored, self.heads) if self.heads else stored
+        """The size in the GGUF file."""
+        return np.dtype(DTYPES[self.dtype]).itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -87,18 +57,17 @@ class Layout:
 
     Args:
         survey: The checkpoint's configuration and rope.
-        tensors: In the order in which they are written.
-        divisors: theta_i / theta'_i for every rotary pair, float32; None for a plain rope.
+        tensors: In the order in which they are written; first `ROPE_FREQS`, theta_i / theta'_i for every
+            rotary pair in float32, unless the rope is plain.
     """
 
     survey: Survey
-    tensors: tuple[StoredTensor, ...]
-    divisors: NDArray[np.float32] | None
+    tensors: tuple[GgufTensor, ...]
 
     @property
-    def attention_factor(self) -> float:
-        """What multiplies cos and sin."""
-        return self.survey.rope.carried_attention_factor
+    def is_scaled(self) -> bool:
+        """Whether the rope is not plain."""
+        return self.survey.rope.carried is not None
 
 
 def interleaved(rows: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -125,16 +94,22 @@ def read_layout(folder: Path) -> Layout:
     Raises:
         RopepatchError: If llama.cpp's LLaMA cannot hold it, or its weights are unsound.
     """
-    found = check_architecture(folder)
-    config = found.config
-    model = blueprint(load_config(found.raw))
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    survey = check_architecture(folder)
+    config = survey.config
+    model = blueprint(load_config(survey.raw))
     weights = read_headers(folder)
     check_weights(weights, model)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     tensors = []
-    for name in expected:
-        ours = _gguf_name(name)
+    if survey.rope.carried is not None:
+        frequencies = divisors(survey.rope.unscaled(), survey.rope.inv_freq()).float().numpy()
+        tensors.append(GgufTensor(ROPE_FREQS, frequencies.shape, "F32", lambda: frequencies))
+    for name in model.state_dict():
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
+            raise _other(f"it has a tensor {name}")
         entry = weights.tensors.get(name)
         if entry is None:
             if config.tie_word_embeddings and name in (model._tied_weights_keys or ()):
@@ -145,12 +120,25 @@ def read_layout(folder: Path) -> Layout:
             )
         if entry.dtype not in DTYPES:
             raise RopepatchError(
-                f"{name} is stored as {entry.dtype}, expected one of {', '.join(DTYPES)}",
-                hint="export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself",
+                f"{name} is stored as {entry.dtype}, expected one of {', '.join(DTYPES)}", hint=UNQUANTISED
             )
-        permuted = heads.get(ours.split(".")[-2], 0)
-        tensors.append(StoredTensor(ours, entry, permuted))
-    return Layout(found, tuple(tensors), _divisors(found))
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        read = partial(_values, entry, heads.get(gguf_name.split(".")[-2]))
+        # llama.cpp adds and multiplies vectors in float32 only.
+        dtype = "F32" if len(entry.shape) == 1 else entry.dtype
+        tensors.append(GgufTensor(gguf_name, entry.shape, dtype, read))
+    return Layout(survey, tuple(tensors))
+
+
+def _values(entry: TensorEntry, heads: int | None) -> NDArray[Any]:
+    """The values of a tensor, vectors in float32, queries and keys with rotary pairs together."""
+    stored: NDArray[Any] = np.memmap(
+        entry.file, dtype=DTYPES[entry.dtype], mode="r", offset=entry.offset, shape=entry.shape
+    )
+    if stored.ndim == 1:
+        bits = entry.dtype == "BF16"
+        stored = (stored.astype(np.uint32) << 16).view(np.float32) if bits else stored.astype(np.float32)
+    return interleaved(stored, heads) if heads else stored
 
 
 def check_architecture(folder: Path) -> Survey:
@@ -162,13 +150,10 @@ def check_architecture(folder: Path) -> Survey:
     raw = read_json(folder / "config.json")
     config: Any = load_text_config(raw)
     if raw.get("quantization_config"):
-        raise RopepatchError(
-            "the weights are quantised",
-            hint="export the checkpoint before it was quantised; llama.cpp quantises a GGUF itself",
-        )
+        raise RopepatchError("the weights are quantised", hint=UNQUANTISED)
     if config.model_type not in IN_LLAMA_CPP:
-        known = ", ".join(sorted(IN_LLAMA_CPP.model_types))
-        raise _other(f"model_type {config.model_type} is none of {known}")
+        types = ", ".join(sorted(IN_LLAMA_CPP.model_types))
+        raise _other(f"model_type {config.model_type} is none of {types}")
     if config.hidden_act not in ("silu", "swish"):
         raise _other(f"hidden_act is {config.hidden_act}, not silu")
     if getattr(config, "sliding_window", None):
@@ -181,10 +166,10 @@ def check_architecture(folder: Path) -> Survey:
             f"this rope ({kind}) follows the sequence length, and a GGUF file holds one table of frequencies",
             hint="extend the base checkpoint with a static method, yarn say, and export that",
         )
-    found = survey_folder(folder)
-    if found.rope.rotary_dim != found.head_dim:
-        raise _other(f"it rotates {found.rope.rotary_dim} of {found.head_dim} dimensions")
-    return found
+    survey = survey_folder(folder)
+    if survey.rope.rotary_dim != survey.head_dim:
+        raise _other(f"it rotates {survey.rope.rotary_dim} of {survey.head_dim} dimensions")
+    return survey
 
 
 def _other(reason: str) -> RopepatchError:
@@ -192,18 +177,3 @@ def _other(reason: str) -> RopepatchError:
         f"llama.cpp's LLaMA cannot hold this model: {reason}",
         hint="llama.cpp's own convert_hf_to_gguf.py converts other architectures",
     )
-
-
-def _gguf_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    layer = LAYER.fullmatch(module)
-    ours = f"blk.{layer[1]}.{IN_LAYER[layer[2]]}" if layer and layer[2] in IN_LAYER else WHOLE.get(module)
-    if ours is None or kind not in ("weight", "bias"):
-        raise _other(f"it has a tensor {name}")
-    return f"{ours}.{kind}"
-
-
-def _divisors(found: Survey) -> NDArray[np.float32] | None:
-    if found.rope.carried is None:
-        return None
-    return divisors(found.rope.unscaled(), found.rope.inv_freq()).float().numpy()

@@ -156,10 +156,7 @@ def _vocabulary(tokenizer: Any, size: int) -> Vocabulary:
         normal = {text for text, type_ in zip(tokens, types, strict=True) if type_ == NORMAL}
         scores = _scores(backend, model, normal)
         least = min(scores.values(), default=0.0) - 1
-        kind: dict[str, Any] = {
-            "model": "llama",
-            "scores": tuple(scores.get(text, least) for text in tokens),
-        }
+        kind: dict[str, Any] = {"model": "llama", "scores": tuple(scores.get(text, least) for text in tokens)}
         flags |= {"add_space_prefix": prefix}
     else:
         pre, more = _pre_tokenizer(stated)

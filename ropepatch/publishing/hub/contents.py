@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -16,9 +15,6 @@ from ropepatch.files import read_json
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.source import CHECKPOINT_FILES
 from ropepatch.model.weights import fingerprint, read_headers
-
-if TYPE_CHECKING:
-    from ropepatch.extension.record import Record
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
@@ -54,19 +50,21 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Judgement:
     """What the record says for and against a folder.
 
     Args:
         against: Why it should not be pushed.
         notes: What its reader should know.
+        allows_card: Whether a card can be written from the record.
     """
 
     against: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    allows_card: bool = False
 
 
-def contents(folder: Path, token: str | None = None) -> Contents:
+def read_contents(folder: Path, token: str | None = None) -> Contents:
     """The files of a checkpoint or an adapter, its weights checked by their headers.
 
     Args:
@@ -107,19 +105,22 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER[0]).is_file() and not (folder / "config.json").exists()
 
 
-def evidence(folder: Path) -> Evidence:
+def judge(folder: Path) -> Judgement:
     """What speaks against pushing a folder: nothing verified it, it has changed since, or its gate is red.
 
     Raises:
-        RopepatchError: If the record or `config.json` cannot be read.
+        RopepatchError: If `config.json` or the weights cannot be read.
     """
     if not records.exists(folder):
-        return Evidence(("nothing has verified it (no ropepatch.json)",))
+        return Judgement(("nothing has verified it (no ropepatch.json)",))
     if not is_adapter(folder) and needs_ropepatch(folder):
-        return Evidence(
+        return Judgement(
             ("its position encoding is swapped: only ropepatch loads it, and nothing verified it",)
         )
-    record = records.read(folder)
+    try:
+        record = records.read(folder)
+    except RopepatchError as error:
+        return Judgement((str(error),))
     against, notes = [], []
     if is_adapter(folder):
         notes.append("an adapter: ropepatch puts it on its base, with the rope it was trained under")
@@ -133,7 +134,11 @@ def evidence(folder: Path) -> Evidence:
             notes.append(f"logits {verdict.logits}")
         elif verdict.difference is None:
             against.append(f"its logits after reloading are {verdict.logits}, expected equal")
-        if changed := _changed_since(folder, record):
+        config = read_json(folder / "config.json")
+        part = config.get("text_config")
+        stated = part if isinstance(part, dict) and part else config
+        changes = record.config_changes.items()
+        if changed := next((key for key, value in changes if stated.get(key) != value), None):
             against.append(f"config.json has changed since it was verified ({changed})")
         if record.weights is None:
             notes.append(
@@ -145,7 +150,7 @@ def evidence(folder: Path) -> Evidence:
     if gate and not gate.passed:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
         against.append(f"its gate is red: the loss within the old context {rise}")
-    return Evidence(tuple(against), tuple(notes))
+    return Judgement(tuple(against), tuple(notes), allows_card=True)
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
@@ -206,11 +211,3 @@ def _holds_token(path: Path, token: str | None) -> bool:
             f"cannot read {path}: {error.strerror or error}", hint="make the file readable, or remove it"
         ) from error
     return bool(TOKEN.search(data)) or bool(token and token.encode() in data)
-
-
-def _changed_since(folder: Path, record: Record) -> str | None:
-    """A key of config.json, or of its `text_config`, that no longer says what was verified."""
-    config = read_json(folder / "config.json")
-    part = config.get("text_config")
-    stated = part if isinstance(part, dict) and part else config
-    return next((key for key, value in record.config_changes.items() if stated.get(key) != value), None)

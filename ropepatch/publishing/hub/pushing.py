@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import HFValidationError
@@ -17,11 +18,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
-from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.publishing.hub import explaining
-from ropepatch.publishing.hub.contents import contents, evidence, is_adapter, is_stale, is_weights
+from ropepatch.publishing.hub.contents import is_stale, is_weights, judge, read_contents
 from ropepatch.publishing.hub.explaining import AGAIN, LOG_IN, talking
-from ropepatch.publishing.hub.remote import Remote, is_equal, look, read_text
+from ropepatch.publishing.hub.remote import Remote, look
 
 CARD = "README.md"
 BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|/\.|\.lock$|/$|\.$))[\w][\w./-]{0,199}")
@@ -98,30 +98,27 @@ def push(
             there is no token, the repository is public but should be private or holds weights of others, or
             the Hub does not play along.
     """
+    options: Any = {"private": private, "revision": revision, "dry_run": dry_run, "force": force}
     if isinstance(folder, Plan):
         check_repo(repo)
         with TemporaryDirectory(prefix="ropepatch-") as temporary:
             written = extend(folder, Path(temporary) / repo.rpartition("/")[2])
-            return push(
-                written,
-                repo,
-                private=private,
-                revision=revision,
-                dry_run=dry_run,
-                force=force,
-                card=card,
-                say=say,
-                api=api,
-            )
+            return push(written, repo, **options, card=card, say=say, api=api)
     place, branch = Path(folder).expanduser(), revision or "main"
     if not place.is_dir():
         raise RopepatchError(f"no folder {place}", hint="DIR is the folder that `ropepatch extend` wrote")
     _check_name(repo)
     if not BRANCH.fullmatch(branch):
         raise RopepatchError(f"{branch!r} is no name of a branch", hint="--revision long-context, say")
-    notes = _proof(place, force=force)
+    judgement = judge(place)
+    if judgement.against and not force:
+        raise RopepatchError(
+            f"{place} is not pushed: {'; '.join(judgement.against)}",
+            hint="`ropepatch push --force` pushes it all the same",
+        )
+    notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
     token = api.token if api and isinstance(api.token, str) else get_token()
-    found = contents(place, token)
+    content = read_contents(place, token)
     if token is None and not dry_run:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = api or HfApi(token=token, library_name="ropepatch")
@@ -135,49 +132,47 @@ def push(
         if not dry_run:
             raise
         notes.append(f"not compared with the Hub, all files count as new: {error}")
-    _check_private(remote, repo, private)
-    if remote is not None and not force:
-        with talking(repo, token):
-            _check_weights(hub, remote, repo, branch, found.files)
-    carded = card and records.exists(place) and (is_adapter(place) or not needs_ropepatch(place))
-    if carded and not dry_run:
-        from ropepatch.publishing.card import write_card
+    with talking(repo, token):
+        _check_private(remote, repo, private)
+        if remote is not None and not force:
+            _check_weights(remote, branch, content.files)
+        has_card = card and judgement.allows_card
+        if has_card and not dry_run:
+            from ropepatch.publishing.card import write_card
 
-        write_card(place, repo, None if branch == "main" else branch)
-        found = contents(place, token)
-    if not dry_run:
-        remote = _made(hub, repo, branch, remote, token, private=private, say=say)
-    elif remote is not None and not remote.has_branch:
-        notes.append(f"the branch {branch} would be made from main")
-    there = remote.files if remote else {}
-    with talking(repo, token):
-        same = {name for name, path in found.files.items() if name in there and is_equal(path, there[name])}
-        differs = CARD in there and CARD not in same and (carded or CARD in found.files)
-        if remote and differs and _has_own_card(hub, remote, repo, branch, token):
-            found.files.pop(CARD, None)
-            carded = False
+            write_card(place, repo, None if branch == "main" else branch)
+            content = read_contents(place, token)
+        if not dry_run:
+            remote = _made(hub, repo, branch, remote, private=private, say=say)
+        elif remote is not None and not remote.has_branch:
+            notes.append(f"the branch {branch} would be made from main")
+        there = remote.files if remote else {}
+        same = {name for name, path in content.files.items() if remote and remote.holds(name, path)}
+        differs = CARD in there and CARD not in same and (has_card or CARD in content.files)
+        if remote and differs and _has_own_card(remote, branch, token):
+            content.files.pop(CARD, None)
+            has_card = False
             notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
-    if dry_run and carded:
-        notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
-    stale = {name for name in there if is_stale(name, found.files, ours=records.FILE in there)}
-    planned = Pushed(
-        repo=repo,
-        url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
-        branch=branch,
-        commit=remote.head if remote else None,
-        created=created,
-        dry_run=dry_run,
-        uploaded={name: path.stat().st_size for name, path in found.files.items() if name not in same},
-        unchanged=tuple(sorted(same)),
-        deleted=tuple(sorted(stale)),
-        left_out=found.left_out,
-        notes=tuple(notes),
-    )
-    if dry_run or remote is None or not (planned.uploaded or planned.deleted):
-        return planned
-    say(f"uploading {len(planned.uploaded)} files, {planned.num_bytes / 1e6:.1f} MB, to {repo}")
-    with talking(repo, token):
-        return _send(hub, planned, found.files, remote, say)
+        if dry_run and has_card:
+            notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
+        stale = {name for name in there if is_stale(name, content.files, ours=records.FILE in there)}
+        planned = Pushed(
+            repo=repo,
+            url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
+            branch=branch,
+            commit=remote.head if remote else None,
+            created=created,
+            dry_run=dry_run,
+            uploaded={name: path.stat().st_size for name, path in content.files.items() if name not in same},
+            unchanged=tuple(sorted(same)),
+            deleted=tuple(sorted(stale)),
+            left_out=content.left_out,
+            notes=tuple(notes),
+        )
+        if dry_run or remote is None or not (planned.uploaded or planned.deleted):
+            return planned
+        say(f"uploading {len(planned.uploaded)} files, {planned.num_bytes / 1e6:.1f} MB, to {repo}")
+        return _send(remote, planned, content.files, say)
 
 
 def check_repo(repo: str) -> None:
@@ -208,17 +203,6 @@ def _check_name(repo: str) -> None:
         ) from error
 
 
-def _proof(folder: Path, *, force: bool) -> list[str]:
-    """What the user should know of the evidence; refuses a folder that something speaks against."""
-    proof = evidence(folder)
-    if proof.against and not force:
-        raise RopepatchError(
-            f"{folder} is not pushed: {'; '.join(proof.against)}",
-            hint="`ropepatch push --force` pushes it all the same",
-        )
-    return [*proof.notes, *(f"pushed by force: {reason}" for reason in proof.against)]
-
-
 def _check_private(remote: Remote | None, repo: str, private: bool) -> None:
     if private and remote is not None and not remote.private:
         raise RopepatchError(
@@ -226,83 +210,65 @@ def _check_private(remote: Remote | None, repo: str, private: bool) -> None:
         )
 
 
-def _check_weights(hub: HfApi, remote: Remote, repo: str, branch: str, files: dict[str, Path]) -> None:
+def _check_weights(remote: Remote, branch: str, files: dict[str, Path]) -> None:
     """Refuse to replace weights that ropepatch did not bring there."""
     if records.FILE in remote.files:
         return
-    weights = [name for name in remote.files if is_weights(name)]
-    others = [name for name in weights if name not in files or not is_equal(files[name], remote.files[name])]
-    if others and not _copies_main(hub, remote, repo, branch):
+    weights = filter(is_weights, remote.files)
+    others = [name for name in weights if name not in files or not remote.holds(name, files[name])]
+    if others and not remote.is_kept_by_main(branch):
         raise RopepatchError(
-            f"{repo} holds other weights: {', '.join(others)[:200]}",
+            f"{remote.repo} holds other weights: {', '.join(others)[:200]}",
             hint="`ropepatch push --force` replaces them; a new branch or repository leaves them",
         )
 
 
-def _has_own_card(hub: HfApi, remote: Remote, repo: str, branch: str, token: str | None) -> bool:
+def _has_own_card(remote: Remote, branch: str, token: str | None) -> bool:
     """Whether the README.md there is not ropepatch's: written or edited there."""
     from ropepatch.publishing.card import MARKER
 
-    ours = MARKER in read_text(hub, repo, remote.head, CARD, token)
-    return not ours and not _copies_main(hub, remote, repo, branch)
-
-
-def _copies_main(hub: HfApi, remote: Remote, repo: str, branch: str) -> bool:
-    """Whether a branch is to be made, or holds nothing yet that main does not keep."""
-    if branch == "main":
-        return False
-    main = look(hub, repo, "main")
-    return main is not None and main.head == remote.head
+    return MARKER not in remote.text(CARD, token) and not remote.is_kept_by_main(branch)
 
 
 def _made(
-    hub: HfApi,
-    repo: str,
-    branch: str,
-    remote: Remote | None,
-    token: str | None,
-    *,
-    private: bool,
-    say: Callable[[str], None],
+    hub: HfApi, repo: str, branch: str, remote: Remote | None, *, private: bool, say: Callable[[str], None]
 ) -> Remote:
     """The branch, made where it was not there."""
     if remote is not None and remote.has_branch:
         return remote
-    with talking(repo, token):
-        if remote is None:
-            say(f"creating {repo}" + (", private" if private else ""))
-            hub.create_repo(repo, private=private or None, exist_ok=True)
-        if branch != "main":
-            say(f"creating the branch {branch}")
-            hub.create_branch(repo, branch=branch, exist_ok=True)
-        made = look(hub, repo, branch)
-    if made is None or not made.has_branch:
+    if remote is None:
+        say(f"creating {repo}" + (", private" if private else ""))
+        hub.create_repo(repo, private=private or None, exist_ok=True)
+    if branch != "main":
+        say(f"creating the branch {branch}")
+        hub.create_branch(repo, branch=branch, exist_ok=True)
+    remote = look(hub, repo, branch)
+    if remote is None or not remote.has_branch:
         raise RopepatchError(f"the Hub made no branch {branch} of {repo}", hint=AGAIN)
-    _check_private(made, repo, private)
-    return made
+    _check_private(remote, repo, private)
+    return remote
 
 
-def _send(
-    hub: HfApi, planned: Pushed, files: dict[str, Path], before: Remote, say: Callable[[str], None]
-) -> Pushed:
+def _send(before: Remote, planned: Pushed, files: dict[str, Path], say: Callable[[str], None]) -> Pushed:
     """One commit, which the Hub takes whole or not at all; but a .gitignore there may swallow files."""
+    hub, repo = before.hub, before.repo
     additions = [CommitOperationAdd(name, files[name]) for name in planned.uploaded]
     deletions = [CommitOperationDelete(name, is_folder=False) for name in planned.deleted]
     commit = hub.create_commit(
-        planned.repo,
+        repo,
         [*additions, *deletions],
         commit_message=f"Push with ropepatch {importlib.metadata.version('ropepatch')}",
         revision=planned.branch,
         parent_commit=before.head,
     ).oid
     say("checking what the Hub has")
-    after = look(hub, planned.repo, commit)
+    after = look(hub, repo, commit)
     now = after.files.keys() if after and after.has_branch else set()
     if wrong := sorted((files.keys() - now) | (now & {*planned.deleted})):
         raise RopepatchError(
-            f"{planned.repo} does not hold what was sent: {', '.join(wrong)[:200]}",
+            f"{repo} does not hold what was sent: {', '.join(wrong)[:200]}",
             hint=f"look for a .gitignore there that names it; then {AGAIN}",
         )
-    newest = hub.model_info(planned.repo, revision=planned.branch, timeout=explaining.TIME_LIMIT).sha
+    newest = hub.model_info(repo, revision=planned.branch, timeout=explaining.TIME_LIMIT).sha
     moved = [] if newest == commit else [f"{planned.branch} has since moved on to {newest}"]
     return replace(planned, commit=commit, notes=(*planned.notes, *moved))

@@ -25,16 +25,44 @@ class Remote:
     """A branch as the Hub has it.
 
     Args:
-        private: Whether the repository is.
+        hub: The Hub.
+        repo: The repository, with its namespace.
+        private: Whether the repository is private.
         has_branch: False for what the branch would be made from.
-        head: Its newest commit.
+        head: The newest commit of the branch.
         files: By name.
     """
 
+    hub: HfApi
+    repo: str
     private: bool
     has_branch: bool
     head: str
     files: dict[str, RepoSibling]
+
+    def holds(self, name: str, path: Path) -> bool:
+        """Whether the file of a name is this one: by size, then by what git or LFS calls its content."""
+        if (entry := self.files.get(name)) is None:
+            return False
+        if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
+            return False
+        if entry.lfs is None:
+            return git_hash(path.read_bytes()) == entry.blob_id
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
+
+    def text(self, name: str, token: str | None) -> str:
+        """What a file says."""
+        headers = build_hf_headers(token=token or False, library_name="ropepatch")
+        address = f"{self.hub.endpoint}/{self.repo}/resolve/{self.head}/{name}"
+        response = get_session().get(address, headers=headers)
+        hf_raise_for_status(response)
+        return str(response.content.decode("utf-8", errors="replace"))
+
+    def is_kept_by_main(self, branch: str) -> bool:
+        """Whether the branch is to be made, or holds nothing yet that main does not keep."""
+        main = None if branch == "main" else look(self.hub, self.repo, "main")
+        return main is not None and main.head == self.head
 
 
 def look(hub: HfApi, repo: str, branch: str) -> Remote | None:
@@ -50,22 +78,4 @@ def look(hub: HfApi, repo: str, branch: str) -> Remote | None:
     except RepositoryNotFoundError:
         return None
     files = {file.rfilename: file for file in info.siblings or ()}
-    return Remote(bool(info.private), has_branch, str(info.sha), files)
-
-
-def read_text(hub: HfApi, repo: str, commit: str, name: str, token: str | None) -> str:
-    """What a file of a commit says."""
-    headers = build_hf_headers(token=token or False, library_name="ropepatch")
-    response = get_session().get(f"{hub.endpoint}/{repo}/resolve/{commit}/{name}", headers=headers)
-    hf_raise_for_status(response)
-    return str(response.content.decode("utf-8", errors="replace"))
-
-
-def is_equal(path: Path, entry: RepoSibling) -> bool:
-    """Whether a file is what the Hub has: by size, then by what git or LFS calls its content."""
-    if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
-        return False
-    if entry.lfs is None:
-        return git_hash(path.read_bytes()) == entry.blob_id
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
+    return Remote(hub, repo, bool(info.private), has_branch, str(info.sha), files)
