@@ -138,17 +138,8 @@ def tables(card):
 # Every number comes from the record or the results
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)*(?:[eE][-+]?\d+)?(?:%|[km]\b)?")
-UNQUOTED = {
-    "inv_freq",
-    "inv_freq_before",
-    "evaluation",
-    "config_before",
-    "by_document",
-    "by_position",
-    "cells",
-    "gain",
-    "recipe",
-}
+UNQUOTED = {"inv_freq", "inv_freq_before", "evaluation", "config_before", "by_document", "by_position"}
+UNQUOTED |= {"cells", "gain", "recipe"}
 
 
 def numbers_of(text):

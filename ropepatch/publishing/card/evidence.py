@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ropepatch.evaluation.tasks import task_of
-from ropepatch.publishing.card.names import shown_name
 from ropepatch.report.markdown import markdown_table, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.table import Table
     from ropepatch.publishing.card.extended import Evidence, Extended
 
@@ -28,19 +25,19 @@ def headline(model: Extended) -> str:
             rows = {"this checkpoint": own}
             if (before := evidence.row(length, evidence.before)) is not None:
                 rows["the base model"] = before
-            group = shown(evidence.group)
-            sentences.append(plain(task_of(group.task).sentence(group, length, rows, best=False)))
+            task = task_of(evidence.group.task)
+            sentences.append(plain(task.sentence(evidence.group, length, rows, best=False)))
     return " ".join(sentences)
 
 
 def sections(model: Extended) -> Iterator[str]:
     """A section for every comparison, and one on the old context."""
     for evidence in model.evidence:
-        group = shown(evidence.group)
-        task = task_of(group.task)
-        tables = task.tables(group)
+        task = task_of(evidence.group.task)
+        tables = task.tables(evidence.group)
+        method = plain(task.method(evidence.group.parameters))
         yield f"### {plain(task.title)}"
-        yield " ".join(filter(None, [plain(task.method(group.parameters)), _cells(tables), _place(evidence)]))
+        yield " ".join(filter(None, [method, _cells(tables), _place(evidence)]))
         yield markdown_table(tables, marked=evidence.own, note=" (this checkpoint)")
         if evidence.stem in model.captions:
             yield f"![{plain(model.captions[evidence.stem])}]({FIGURES.format(evidence.stem)})"
@@ -51,14 +48,6 @@ def sections(model: Extended) -> Iterator[str]:
         yield "These numbers come from the result files in [evaluation](evaluation)."
     if model.evidence and "evaluation.html" in model.files:
         yield "[evaluation.html](evaluation.html) shows more of them."
-
-
-def shown(comparison: Comparison) -> Comparison:
-    """The comparison with its text named as others may see it."""
-    if "text" not in comparison.parameters:
-        return comparison
-    text = shown_name(str(comparison.parameters["text"]))
-    return replace(comparison, parameters={**comparison.parameters, "text": text})
 
 
 def _cells(tables: Sequence[Table]) -> str:
@@ -82,7 +71,7 @@ def _old_context(model: Extended) -> Iterator[str]:
         own, before = (evidence.row(window, name) for name in (evidence.own, evidence.before))
         if own is not None and before is not None:
             caption, cell = next(iter(task_of(evidence.group.task).columns.items()))
-            text = shown(evidence.group).parameters.get("text")
+            text = evidence.group.parameters.get("text")
             of = f" of {plain(text)}" if text else ""
             yield (
                 f"{caption} at {window:,} tokens{of}: {plain(cell(before).line)} before, "

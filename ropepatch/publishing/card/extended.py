@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,7 +116,7 @@ class Extended:
             if own and group.task in TASKS:
                 seen[group.task] += 1
                 number = f"-{seen[group.task]}" if seen[group.task] > 1 else ""
-                evidence.append(Evidence(group, own[0], next(before, None), f"{group.task}{number}"))
+                evidence.append(Evidence(_shown(group), own[0], next(before, None), f"{group.task}{number}"))
         return evidence
 
     def _is_own(self, result: Result) -> bool:
@@ -128,6 +128,14 @@ class Extended:
             and all(scaling.get(key) == as_read(getattr(self.record, key)) for key in SAME)
             and result.adapted == (self.record.adaptation is not None)
         )
+
+
+def _shown(comparison: Comparison) -> Comparison:
+    """The comparison with its text named as others may see it."""
+    if "text" not in comparison.parameters:
+        return comparison
+    text = shown_name(str(comparison.parameters["text"]))
+    return replace(comparison, parameters={**comparison.parameters, "text": text})
 
 
 def _place(result: Result) -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from ropepatch.evaluation.tasks import task_of
-from ropepatch.publishing.card.evidence import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +38,7 @@ def front_matter(model: Extended) -> str:
 
 
 def _results(evidence: Evidence) -> Iterator[EvalResult]:
-    group = shown(evidence.group)
-    for metric in task_of(group.task).metrics(group, evidence.own):
+    for metric in task_of(evidence.group.task).metrics(evidence.group, evidence.own):
         kind, name = metric.dataset
         settings: Any = {
             key: round(value, DIGITS) if isinstance(value, float) else value

@@ -139,106 +139,95 @@ def _vocabulary(tokenizer: Any, size: int) -> Vocabulary:
         model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     ):
         raise UnfaithfulError(f"a {model['type']} tokenizer of a form that llama.cpp does not have")
-    beyond = [added["content"] for added in stated["added_tokens"] if added["id"] >= size]
-    tokens, types = _tokens(stated, size)
     special = {
         name: token
         for name in SPECIAL
         if (token := getattr(tokenizer, f"{name}_token_id")) is not None and token < size
     }
+    tokens, types = _tokens(stated, size, special.get("unk"))
     flags = _added_around(tokenizer, special)
-    notes = [f"left out {text}: it has no row in the embedding" for text in beyond]
-    if any(added["lstrip"] or added["rstrip"] or added["single_word"] for added in stated["added_tokens"]):
+    added = stated["added_tokens"]
+    notes = [
+        f"left out {one['content']}: it has no row in the embedding" for one in added if one["id"] >= size
+    ]
+    if any(one["lstrip"] or one["rstrip"] or one["single_word"] for one in added):
         notes.append("llama.cpp keeps spaces around special tokens that this tokenizer strips")
+    kind: dict[str, Any]
     if model.get("byte_fallback"):
-        prefix, more = _space_prefix(stated)
-        types = _sentencepiece_types(tokens, types, special.get("unk"))
+        flags["add_space_prefix"], more = _space_prefix(stated)
         normal = {text for text, type_ in zip(tokens, types, strict=True) if type_ == NORMAL}
         scores = _scores(backend, model, normal)
         least = min(scores.values(), default=0.0) - 1
-        kind: dict[str, Any] = {"model": "llama", "scores": tuple(scores.get(text, least) for text in tokens)}
-        flags |= {"add_space_prefix": prefix}
+        kind = {"model": "llama", "scores": tuple(scores.get(text, least) for text in tokens)}
     else:
         pre, more = _pre_tokenizer(stated)
         if not model["merges"]:
             raise UnfaithfulError("it has no merges, without which llama.cpp does not load it")
         kind = {"model": "gpt2", "pre": pre, "merges": tuple(" ".join(pair) for pair in model["merges"])}
+    template = getattr(tokenizer, "chat_template", None)
     return Vocabulary(
         **kind,
         tokens=tokens,
         types=types,
         flags=flags,
         special=special,
-        chat_template=_chat_template(tokenizer),
+        chat_template=template if isinstance(template, str) else None,
         notes=(*notes, *more),
     )
 
 
-def _tokens(stated: dict[str, Any], size: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    found = {token: (text, NORMAL) for text, token in stated["model"]["vocab"].items()}
-    if max(found, default=-1) >= size:
-        raise UnfaithfulError(f"it has {max(found) + 1} tokens, the embedding {size} rows")
+def _tokens(
+    stated: dict[str, Any], size: int, unknown: int | None
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The text and the type of every token; without byte tokens none is unknown."""
+    entries = {token: (text, NORMAL) for text, token in stated["model"]["vocab"].items()}
+    if max(entries, default=-1) >= size:
+        raise UnfaithfulError(f"it has {max(entries) + 1} tokens, the embedding {size} rows")
     for added in stated["added_tokens"]:
-        found[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
-    rows = [found.get(token, (f"[PAD{token}]", UNUSED)) for token in range(size)]
-    texts = tuple(text for text, _ in rows)
+        entries[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
+    rows = [entries.get(token, (f"[PAD{token}]", UNUSED)) for token in range(size)]
+    texts, types = (list(column) for column in zip(*rows, strict=True))
     if len(set(texts)) < size:  # which llama.cpp takes as a reason to abort
         raise UnfaithfulError("two of its tokens have the same text")
-    return texts, tuple(kind for _, kind in rows)
+    if stated["model"].get("byte_fallback"):
+        types = [
+            BYTE if BYTE_TOKEN.fullmatch(text) else kind for text, kind in zip(texts, types, strict=True)
+        ]
+        if types.count(BYTE) != 256:
+            raise UnfaithfulError(f"it has {types.count(BYTE)} of the 256 byte tokens")
+        if unknown is not None:
+            types[unknown] = UNKNOWN
+    return tuple(texts), tuple(types)
 
 
 def _added_around(tokenizer: Any, special: dict[str, int]) -> dict[str, bool]:
     """Which special tokens stand around every text."""
     bare = tokenizer.encode("a", add_special_tokens=False)
     around = tokenizer.encode("a")
-    for bos in (False, True):
-        for eos in (False, True):
-            first, last = [special.get("bos")] * bos, [special.get("eos")] * eos
-            if around == first + bare + last:
-                return {"add_bos_token": bos, "add_eos_token": eos}
+    for bos, eos in itertools.product((False, True), repeat=2):
+        if around == [special.get("bos")] * bos + bare + [special.get("eos")] * eos:
+            return {"add_bos_token": bos, "add_eos_token": eos}
     raise UnfaithfulError("it puts other special tokens around a text than bos and eos")
 
 
-def _chat_template(tokenizer: Any) -> str | None:
-    template = getattr(tokenizer, "chat_template", None)
-    return template if isinstance(template, str) else None
-
-
-def _steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    if part is None:
-        return []
-    return list(part[name]) if part["type"] == "Sequence" else [part]
+def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer."""
+    if part is None or part["type"] != "Sequence":
+        return [part] if part else []
+    return list(part.get("normalizers") or part["pretokenizers"])
 
 
 def _space_prefix(stated: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
     """Whether a text gets a space in front, as SentencePiece tokenizers do it."""
-    steps, cuts = (
-        _steps(stated["normalizer"], "normalizers"),
-        _steps(stated["pre_tokenizer"], "pretokenizers"),
-    )
-    if not cuts and steps == [PREPEND, REPLACE]:
-        return True, ()
-    if not cuts and steps == [REPLACE]:
-        return False, ()
-    if not steps and len(cuts) == 1 and cuts[0]["type"] == "Metaspace":
-        (cut,) = cuts
-        if cut["replacement"] == SPACE and not cut["split"] and cut["prepend_scheme"] == "never":
+    match _steps(stated["normalizer"]), _steps(stated["pre_tokenizer"]):
+        case steps, [] if steps in ([PREPEND, REPLACE], [REPLACE]):
+            return len(steps) == 2, ()
+        case [], [{"type": "Metaspace", "replacement": "▁", "split": False, "prepend_scheme": "never"}]:
             return False, ()
-        if cut["replacement"] == SPACE and not cut["split"]:
+        case [], [{"type": "Metaspace", "replacement": "▁", "split": False}]:
             note = "llama.cpp puts a space before texts that begin with one and after special tokens"
             return True, (f"{note}; this tokenizer does not",)
     raise UnfaithfulError("llama.cpp has no SentencePiece with its normalisation")
-
-
-def _sentencepiece_types(
-    tokens: tuple[str, ...], types: tuple[int, ...], unknown: int | None
-) -> tuple[int, ...]:
-    kinds = [BYTE if BYTE_TOKEN.fullmatch(text) else kind for text, kind in zip(tokens, types, strict=True)]
-    if kinds.count(BYTE) != 256:
-        raise UnfaithfulError(f"it has {kinds.count(BYTE)} of the 256 byte tokens")
-    if unknown is not None:
-        kinds[unknown] = UNKNOWN
-    return tuple(kinds)
 
 
 def _scores(backend: Any, model: dict[str, Any], normal: set[str]) -> dict[str, float]:
@@ -246,11 +235,6 @@ def _scores(backend: Any, model: dict[str, Any], normal: set[str]) -> dict[str, 
 
     It is minus the place of a token's first merge. Where the merges of tokens are mixed that need not be the
     same order, so the two are compared on runs of spaces and on random text.
-
-    Args:
-        backend: The tokenizer itself, to compare with.
-        model: What it states of its merges.
-        normal: The texts that merging may make.
     """
     merges = [(left, right) for left, right in model["merges"]]
     splits = {
@@ -299,10 +283,10 @@ def _pre_tokenizer(stated: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
         notes = ("llama.cpp does not normalise texts to NFC, as this tokenizer does",)
     steps = tuple(
         {name: value for name, value in step.items() if name != "trim_offsets"}
-        for step in _steps(stated["pre_tokenizer"], "pretokenizers")
+        for step in _steps(stated["pre_tokenizer"])
     )
-    asked = PreTokenizer(steps, bool(stated["model"].get("ignore_merges")))
-    for name, known in PRE_TOKENIZERS.items():
-        if known == asked:
+    pre_tokenizer = PreTokenizer(steps, bool(stated["model"].get("ignore_merges")))
+    for name, candidate in PRE_TOKENIZERS.items():
+        if candidate == pre_tokenizer:
             return name, notes
     raise UnfaithfulError("llama.cpp has no byte-level BPE with its pre-tokenizer")

@@ -154,15 +154,11 @@ def judge(folder: Path) -> Judgement:
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
-    """Whether a file of the repository was left there by an earlier push, and would now say something wrong.
+    """Whether a file is left from an earlier push, though none of these replaces it, and now misleads.
 
-    Args:
-        name: In the repository.
-        files: What is pushed now.
-        ours: Whether the repository's files are from ropepatch.
+    Evidence is only deleted from a repository of ours, which ropepatch wrote.
     """
-    left = is_weights(name) or (ours and EVIDENCE.fullmatch(name))
-    return bool(left) and name not in files
+    return name not in files and (is_weights(name) or (ours and EVIDENCE.fullmatch(name) is not None))
 
 
 def is_weights(name: str) -> bool:

@@ -143,7 +143,7 @@ def push(
             write_card(place, repo, None if branch == "main" else branch)
             content = read_contents(place, token)
         if not dry_run:
-            remote = _made(hub, repo, branch, remote, private=private, say=say)
+            remote = _created(hub, repo, branch, remote, private=private, say=say)
         elif remote is not None and not remote.has_branch:
             notes.append(f"the branch {branch} would be made from main")
         there = remote.files if remote else {}
@@ -230,7 +230,7 @@ def _has_own_card(remote: Remote, branch: str, token: str | None) -> bool:
     return MARKER not in remote.text(CARD, token) and not remote.is_kept_by_main(branch)
 
 
-def _made(
+def _created(
     hub: HfApi, repo: str, branch: str, remote: Remote | None, *, private: bool, say: Callable[[str], None]
 ) -> Remote:
     """The branch, made where it was not there."""
