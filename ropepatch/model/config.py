@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-MOST_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
+MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
 def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
@@ -63,8 +63,19 @@ def load_text_config(raw: dict[str, Any]) -> PreTrainedConfig:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a configuration that describes the language model."""
-    return config.get_text_config(decoder=True)
+    """The part of a configuration that describes the language model.
+
+    Raises:
+        RopepatchError: If it has a part for text that transformers does not read.
+    """
+    part: Any = config.get_text_config(decoder=True)
+    if isinstance(part, dict):
+        raise RopepatchError(
+            f"config.json has a part for text that {config.model_type} does not have",
+            hint="take text_config, decoder and the like out, or write what it holds at the top",
+        )
+    text: PreTrainedConfig = part
+    return text
 
 
 def _decode_floats(value: Any) -> Any:
@@ -84,9 +95,9 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
             hint="ropepatch extends the models that AutoModelForCausalLM loads",
         )
     layers = getattr(config, "num_hidden_layers", 1)
-    if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
+    if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
         raise RopepatchError(
-            f"num_hidden_layers must be an integer from 1 to {MOST_LAYERS}, got {layers!r}",
+            f"num_hidden_layers must be an integer from 1 to {MAX_LAYERS}, got {layers!r}",
             hint="mend config.json",
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
@@ -102,9 +113,9 @@ def check_rope_types(config: PreTrainedConfig) -> None:
         RopepatchError: Naming the type and the known ones.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
-    for kind in (one.get("rope_type", "default") for one in nested or [parameters]):
+    for kind in (rope.get("rope_type", "default") for rope in by_layer or [parameters]):
         if not isinstance(kind, str) or kind not in known:
             raise RopepatchError(
                 f"unknown rope_type {kind!r} in config.json",

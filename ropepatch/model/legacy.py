@@ -40,27 +40,23 @@ def check_agreement(raw: dict[str, Any]) -> None:
     parameters = raw.get("rope_parameters")
     if not isinstance(parameters, dict):
         return
-    older = raw.get("rope_scaling")
-    older = _with_rope_type(
-        {"rope_theta": raw.get("rope_theta")} | (older if isinstance(older, dict) else {})
-    )
+    scaling = raw.get("rope_scaling")
+    older = {"rope_theta": raw.get("rope_theta")} | (scaling if isinstance(scaling, dict) else {})
     newer = _with_rope_type(parameters)
     if not any(isinstance(value, dict) for value in parameters.values()):
-        for key, value in older.items():
-            stated = newer.get(key)
-            if value is not None and stated is not None and value != stated:
-                raise RopepatchError(
-                    f"config.json contradicts itself: {key} is {value!r} in the older keys "
-                    f"and {stated!r} in rope_parameters",
-                    hint="readers differ in which they follow: make them agree or drop one",
-                )
-    nested = parameters.get("original_max_position_embeddings")
-    top = raw.get("original_max_position_embeddings")
-    if nested is not None and top is not None and nested != top:
+        for key, value in _with_rope_type(older).items():
+            hint = "readers differ in which they follow: make them agree or drop one"
+            _check_equal(key, value, "in the older keys", newer.get(key), hint)
+    key = "original_max_position_embeddings"
+    hint = "it is the window the model was pretrained with: make them agree or drop one"
+    _check_equal(key, raw.get(key), "at the top level", parameters.get(key), hint)
+
+
+def _check_equal(key: str, older: Any, where: str, newer: Any, hint: str) -> None:
+    if None not in (older, newer) and older != newer:
         raise RopepatchError(
-            f"config.json contradicts itself: original_max_position_embeddings is {top!r} at the top level "
-            f"and {nested!r} in rope_parameters",
-            hint="it is the window the model was pretrained with: make them agree or drop one",
+            f"config.json contradicts itself: {key} is {older!r} {where} and {newer!r} in rope_parameters",
+            hint=hint,
         )
 
 

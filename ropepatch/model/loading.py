@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.stock import no_progress_bars, stock_code
+from ropepatch.model.weights import foreign
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -40,11 +40,8 @@ def load_model(folder: Path, config: PreTrainedConfig | None = None) -> PreTrain
         model, report = load(folder, **how)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
-            raise RopepatchError(
-                f"the weights are not those of config.json: {len(report[problem])} "
-                f"{problem.replace('_', ' ')}, for instance {min(map(str, report[problem]))}",
-                hint="put config.json and the weights of the same checkpoint together",
-            )
+            first = min(map(str, report[problem]))
+            raise foreign(f"{len(report[problem])} {problem.replace('_', ' ')}, for instance {first}")
     loaded: PreTrainedModel = model.eval()
     return loaded
 

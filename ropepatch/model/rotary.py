@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
-MOST_PAIRS = 1 << 15
+MAX_PAIRS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -70,35 +70,29 @@ def find_rotary(model: nn.Module) -> RotarySite:
     Raises:
         RopepatchError: If there is none, there are several, or its interface is not LLaMA's; with the reason.
     """
+    if substitute := find_substitute(model, RotarySubstitute):
+        raise RopepatchError(substitute[1].state, hint=substitute[1].way_back)
     config: Any = model.config
-    model_type = config.model_type
-    for module in model.modules():
-        if isinstance(module, RotarySubstitute):
-            raise RopepatchError(module.state, hint=module.way_back)
+    refusal = partial(_refusal, config.model_type)
     modules = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
     if not modules:
-        raise _refusal(model_type, "it has no rotary module (positions are learned, biased or absent)")
+        raise refusal("it has no rotary module (positions are learned, biased or absent)")
     if len(modules) > 1:
-        raise _refusal(
-            model_type, f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ..."
-        )
+        raise refusal(f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ...")
     ((path, module),) = modules.items()
+    rotary_class = type(module)
     if getattr(text_config(config), "is_heterogeneous", False):
-        raise _refusal(model_type, "its configuration differs from layer to layer")
-    arguments = list(inspect.signature(type(module).forward).parameters)
+        raise refusal("its configuration differs from layer to layer")
+    arguments = list(inspect.signature(rotary_class.forward).parameters)
     if arguments[1:3] != ["x", "position_ids"]:
-        raise _refusal(
-            model_type, f"its {type(module).__name__} is called with {arguments[1:]}, not (x, position_ids)"
-        )
+        raise refusal(f"its {rotary_class.__name__} is called with {arguments[1:]}, not (x, position_ids)")
     if not isinstance(getattr(module, "rope_type", None), dict):
         if not hasattr(module, "inv_freq") or not hasattr(module, "attention_scaling"):
-            raise _refusal(
-                model_type, f"its {type(module).__name__} has no inv_freq with an attention_scaling"
-            )
-        return RotarySite(path, type(module), None)
+            raise refusal(f"its {rotary_class.__name__} has no inv_freq with an attention_scaling")
+        return RotarySite(path, rotary_class, None)
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
-        raise _refusal(model_type, f"its rope differs by layer type and none is called {GLOBAL_LAYERS}")
-    return RotarySite(path, type(module), GLOBAL_LAYERS)
+        raise refusal(f"its rope differs by layer type and none is called {GLOBAL_LAYERS}")
+    return RotarySite(path, rotary_class, GLOBAL_LAYERS)
 
 
 class RotarySubstitute(nn.Module):
@@ -172,9 +166,7 @@ class Substitution(ABC, Generic[Substitute]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:
@@ -214,9 +206,8 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
-    raise RopepatchError(
-        f"{type(model).__name__} holds no transformers model", hint="pass what AutoModelForCausalLM returned"
-    )
+    message = f"{type(model).__name__} holds no transformers model"
+    raise RopepatchError(message, hint="pass what AutoModelForCausalLM returned")
 
 
 def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
@@ -225,9 +216,10 @@ def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[f
         return {}
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
         module: Any = site.rotary_class(config)
-        others = {kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in module.rope_type}
-        factors = {f"{kind} a": [getattr(module, f"{kind}_attention_scaling")] for kind in module.rope_type}
-    return {kind: row for kind, row in (others | factors).items() if kind.split()[0] != site.layer_type}
+        kinds = [kind for kind in module.rope_type if kind != site.layer_type]
+        frequencies = {kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in kinds}
+        factors = {f"{kind} a": [getattr(module, f"{kind}_attention_scaling")] for kind in kinds}
+    return frequencies | factors
 
 
 def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
@@ -235,23 +227,20 @@ def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
         with torch.device("meta"):
             pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
-        if pairs > MOST_PAIRS:
-            raise RopepatchError(
-                f"{2 * pairs} rotary dimensions are not plausible", hint="check head_dim in config.json"
-            )
+        if pairs > MAX_PAIRS:
+            message = f"{2 * pairs} rotary dimensions are not plausible"
+            raise RopepatchError(message, hint="check head_dim in config.json")
         module = site.rotary_class(config)
         inv_freq = getattr(module, site.attribute("inv_freq"))
-        return Frequencies(
-            inv_freq.detach().clone(), float(getattr(module, site.attribute("attention_scaling")))
-        )
+        attention_factor = float(getattr(module, site.attribute("attention_scaling")))
+        return Frequencies(inv_freq.detach().clone(), attention_factor)
 
 
 def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Module:
     """A shallow copy of a stock rotary module whose forward computes with other frequencies."""
     twin: Any = copy.copy(stock)
     # Under any other type the stock forward may recompute its frequencies.
-    kind = "default" if site.layer_type is None else {**stock.rope_type, site.layer_type: "default"}
-    twin.rope_type = kind
+    twin.rope_type = "default" if site.layer_type is None else {**stock.rope_type, site.layer_type: "default"}
     twin._buffers = dict(stock._buffers)
     setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
     setattr(twin, site.attribute("attention_scaling"), frequencies.attention_factor)
@@ -273,9 +262,8 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
         )
     pairs = zip(expected, got, strict=True) if isinstance(expected, tuple) else [(expected, got)]
     if not all(torch.allclose(3 * one, other, atol=1e-6) for one, other in pairs):
-        raise _refusal(
-            config.model_type, f"{site.rotary_class.__name__} recomputes its frequencies in forward"
-        )
+        reason = f"{site.rotary_class.__name__} recomputes its frequencies in forward"
+        raise _refusal(config.model_type, reason)
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
@@ -286,9 +274,8 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     """
     parameters = site.parameters(config)
     if parameters.get("llama_4_scaling_beta"):
-        raise _refusal(
-            config.model_type, "its query temperature reads the same rope_parameters (llama_4_scaling_beta)"
-        )
+        reason = "its query temperature reads the same rope_parameters (llama_4_scaling_beta)"
+        raise _refusal(config.model_type, reason)
     kind = parameters.get("rope_type", "default")
     lists = parameters.get("short_factor"), parameters.get("long_factor")
     if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):
@@ -325,9 +312,8 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
 
 
 def _holds_frequencies(module: nn.Module) -> bool:
-    return any(
-        name == "inv_freq" or name.endswith("_inv_freq") for name, _ in module.named_buffers(recurse=False)
-    )
+    names = (name for name, _ in module.named_buffers(recurse=False))
+    return any(name == "inv_freq" or name.endswith("_inv_freq") for name in names)
 
 
 def _refusal(model_type: str, reason: str) -> RopepatchError:

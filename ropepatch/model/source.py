@@ -15,14 +15,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILES = ["config.json"]
 PASSED_ON = ("license", "license_name", "license_link", "language")
 CHECKPOINT_FILES = [
-    "*.json",
-    "*.safetensors",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "LICENSE*",
-    "NOTICE*",
-    "README.md",
+    *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"),
+    *("LICENSE*", "NOTICE*", "README.md"),
 ]
 
 
@@ -50,25 +44,22 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
         RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
     """
     name = "./tiny" if model == Path("tiny") else str(model)
+    expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
     if name == "tiny":
         if revision is not None:
-            raise RopepatchError(
-                "tiny comes with ropepatch and has no revisions", hint="leave --revision out"
-            )
+            message = "tiny comes with ropepatch and has no revisions"
+            raise RopepatchError(message, hint="leave --revision out")
         return Source(name, TINY)
     try:
         folder = Path(name).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
-        raise RopepatchError(
-            f"cannot look for {name}: {getattr(error, 'strerror', None) or error}",
-            hint="MODEL is a checkpoint folder or a Hub id like owner/name",
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise RopepatchError(f"cannot look for {name}: {reason}", hint=expected) from error
     if is_folder:
         if revision is not None:
-            raise RopepatchError(
-                f"{name} is a local folder, which has no revisions", hint="leave --revision out"
-            )
+            message = f"{name} is a local folder, which has no revisions"
+            raise RopepatchError(message, hint="leave --revision out")
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
             raise RopepatchError(
                 f"{name} holds a PEFT adapter, not a model",
@@ -76,13 +67,10 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
             )
         return Source(name, folder)
     if exists:
-        raise RopepatchError(
-            f"{name} is a file, not a checkpoint folder", hint="name the folder that holds config.json"
-        )
+        message = f"{name} is a file, not a checkpoint folder"
+        raise RopepatchError(message, hint="name the folder that holds config.json")
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
-        raise RopepatchError(
-            f"no folder {name}", hint="MODEL is a checkpoint folder or a Hub id like owner/name"
-        )
+        raise RopepatchError(f"no folder {name}", hint=expected)
     return _from_hub(name, revision, CHECKPOINT_FILES if weights else CONFIG_FILES)
 
 
@@ -108,6 +96,7 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     )
 
     at = f" at revision {revision}" if revision else ""
+    answer = error if isinstance(error, HfHubHTTPError) else error.__cause__
     if isinstance(error, GatedRepoError):
         message, hint = f"{name} is gated", "accept its licence on the Hub, then log in with `hf auth login`"
     elif isinstance(error, RevisionNotFoundError):
@@ -115,9 +104,7 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     elif isinstance(error, RepositoryNotFoundError):
         message = f"no folder {name} here and no such model on the Hub"
         hint = "check the spelling; for a private model log in with `hf auth login`"
-    elif isinstance(
-        answer := error if isinstance(error, HfHubHTTPError) else error.__cause__, HfHubHTTPError
-    ):
+    elif isinstance(answer, HfHubHTTPError):
         status = answer.response.status_code
         message = f"no folder {name} here, and the Hub answered {status} for it{at}"
         hint = "log in with `hf auth login`, or check HF_TOKEN" if status in (401, 403) else "try again later"
@@ -140,13 +127,11 @@ def stated_by_card(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, YAMLError, RecursionError):  # no card, or one that only people can read
         return {}
     texts = {key: metadata.get(key) for key in PASSED_ON}
-    return {key: value for key, value in texts.items() if _is_text(value)}
+    return {key: value for key, value in texts.items() if isinstance(value, str) or _are_texts(value)}
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-    )
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
 def check_inside(file: Path, folder: Path) -> None:

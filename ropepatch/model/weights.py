@@ -20,7 +20,6 @@ from ropepatch.files import read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
-TOGETHER = "put config.json and the weights of the same checkpoint together"
 BLOCK = 16 << 20  # bytes copied between two progress reports
 SAMPLE = 1 << 20
 
@@ -94,26 +93,7 @@ def read_headers(folder: Path) -> Weights:
         RopepatchError: If weights are missing, truncated, damaged or pickled.
     """
     if (folder / INDEX).exists():
-        index = read_json(folder / INDEX).get("weight_map")
-        hint = "copy the index again from where the checkpoint came from"
-        if not isinstance(index, dict):
-            raise RopepatchError(
-                f"{folder / INDEX} has no weight_map of tensor names to file names", hint=hint
-            )
-        for name in index.values():
-            if not _is_plain_name(name):
-                raise RopepatchError(
-                    f"{folder / INDEX} names {name!r}, expected a *.safetensors file beside it", hint=hint
-                )
-        shards = {name: _tensors(folder / name) for name in sorted(set(index.values()))}
-        for tensor, name in index.items():
-            if tensor not in shards[name]:
-                raise RopepatchError(
-                    f"{INDEX} places {tensor} in {name}, which does not hold it",
-                    hint="the index and the files come from different checkpoints: copy both again",
-                )
-        tensors = {tensor: entry for shard in shards.values() for tensor, entry in shard.items()}
-        return Weights((folder / INDEX, *(folder / name for name in shards)), tensors)
+        return _indexed(folder, folder / INDEX)
     if (folder / SINGLE).exists():
         return Weights((folder / SINGLE,), _tensors(folder / SINGLE))
     pickles = [name for name in PICKLES if (folder / name).exists()]
@@ -126,6 +106,27 @@ def read_headers(folder: Path) -> Weights:
         f"no weights in {folder}",
         hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
     )
+
+
+def _indexed(folder: Path, index: Path) -> Weights:
+    places = read_json(index).get("weight_map")
+    hint = "copy the index again from where the checkpoint came from"
+    if not isinstance(places, dict):
+        raise RopepatchError(f"{index} has no weight_map of tensor names to file names", hint=hint)
+    for name in places.values():
+        if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
+            raise RopepatchError(
+                f"{index} names {name!r}, expected a *.safetensors file beside it", hint=hint
+            )
+    shards = {name: _tensors(folder / name) for name in sorted(set(places.values()))}
+    for tensor, name in places.items():
+        if tensor not in shards[name]:
+            raise RopepatchError(
+                f"{INDEX} places {tensor} in {name}, which does not hold it",
+                hint="the index and the files come from different checkpoints: copy both again",
+            )
+    tensors = {tensor: entry for shard in shards.values() for tensor, entry in shard.items()}
+    return Weights((index, *(folder / name for name in shards)), tensors)
 
 
 def read_header(file: Path) -> Header:
@@ -173,6 +174,14 @@ def fingerprint(weights: Weights) -> str:
     return digest.hexdigest()
 
 
+def foreign(reason: str) -> RopepatchError:
+    """The error of weights that belong to another model."""
+    return RopepatchError(
+        f"the weights are not those of config.json: {reason}",
+        hint="put config.json and the weights of the same checkpoint together",
+    )
+
+
 def check_fit(
     weights: Weights, expected: dict[str, tuple[int, ...]], tied: frozenset[str] = frozenset()
 ) -> None:
@@ -188,30 +197,17 @@ def check_fit(
     Raises:
         RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
     """
-    parts = {_ending(name) for name in expected} & {_ending(name) for name in weights.shapes}
-    if not parts:
-        raise RopepatchError(
-            "the weights are not those of config.json: "
-            f"they hold {min(weights.shapes, default='no tensor')}, expected names like {min(expected)}",
-            hint=TOGETHER,
-        )
-    for name in sorted(expected.keys() & weights.shapes.keys()):
-        if weights.shapes[name] != expected[name]:
-            raise RopepatchError(
-                f"the weights are not those of config.json: {name} has shape {list(weights.shapes[name])}, "
-                f"expected {list(expected[name])}",
-                hint=TOGETHER,
-            )
-    if (
-        not weights.shapes.keys() - expected.keys()
-    ):  # else transformers renames while loading, and judges itself
-        missing = [name for name in expected.keys() - weights.shapes.keys() if name not in tied]
-        if missing:
-            raise RopepatchError(
-                f"the weights are not those of config.json: {len(missing)} missing keys, "
-                f"for instance {min(missing)}",
-                hint=TOGETHER,
-            )
+    shapes = weights.shapes
+    if {_ending(name) for name in expected}.isdisjoint(map(_ending, shapes)):
+        first = min(shapes, default="no tensor")
+        raise foreign(f"they hold {first}, expected names like {min(expected)}")
+    for name in sorted(expected.keys() & shapes.keys()):
+        if shapes[name] != expected[name]:
+            raise foreign(f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}")
+    missing = expected.keys() - shapes.keys() - tied
+    # Where others are there, transformers renames while loading, and judges itself.
+    if missing and shapes.keys() <= expected.keys():
+        raise foreign(f"{len(missing)} missing keys, for instance {min(missing)}")
 
 
 def _ending(name: str) -> str:
@@ -274,19 +270,12 @@ def _copy(origin: Path, target: Path) -> Iterator[int]:
             yield copied
 
 
-def _is_plain_name(name: object) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
-
-
 def _tensors(file: Path) -> dict[str, TensorEntry]:
     try:
         return read_header(file).tensors
     except FileNotFoundError:
-        raise RopepatchError(
-            f"{file.name} is missing from {file.parent}",
-            hint="download the checkpoint again; every shard is needed",
-        ) from None
+        message = f"{file.name} is missing from {file.parent}"
+        raise RopepatchError(message, hint="download the checkpoint again; every shard is needed") from None
     except (SafetensorError, OSError) as error:
-        raise RopepatchError(
-            f"{file.name} is truncated or damaged: {error}", hint="download the file again"
-        ) from error
+        message = f"{file.name} is truncated or damaged: {error}"
+        raise RopepatchError(message, hint="download the file again") from error
