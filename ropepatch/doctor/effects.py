@@ -59,11 +59,7 @@ def with_effects(
 ) -> list[Finding]:
     """The findings; those that concern the rope with the effect that was measured, or why it was not.
 
-    Args:
-        case: The checkpoint.
-        findings: About it.
-        weights: Its weights; None where there are none to load.
-        loadable: The checkpoint after all that can be mended, whose configuration loads if any does.
+    `loadable` is the checkpoint after all that can be mended: its configuration loads if any does.
     """
     results = []
     probe: Probe | str = ""

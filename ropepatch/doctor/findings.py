@@ -23,13 +23,7 @@ class DROP:
 
 @dataclass(frozen=True)
 class Edit:
-    """One value of a JSON file, changed.
-
-    Args:
-        file: Its name.
-        path: The keys down to the value.
-        value: What it becomes; DROP removes the key.
-    """
+    """A change: the value at `path` of a JSON file becomes another; DROP removes the key."""
 
     file: str
     path: Keys
@@ -38,13 +32,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a JSON file.
-
-    Args:
-        file: The file's name.
-        path: The keys down to this one.
-        value: What the file has there; None where the key is missing.
-    """
+    """A key of a JSON file, and the value that it has there; None where it is missing."""
 
     file: str
     path: Keys

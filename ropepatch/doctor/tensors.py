@@ -75,13 +75,7 @@ def read_shards(folder: Path) -> tuple[Headers, list[Finding]]:
 
 
 def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]:
-    """What is wrong with the index, and with what it names.
-
-    Args:
-        folder: Of the checkpoint.
-        headers: Of the files that can be read.
-        broken: Whether there are others, so that no index can be made of the files.
-    """
+    """What is wrong with the index, and with what it names; of broken files no index can be made."""
     problem = "it has no weight_map of tensor names to file names"
     try:
         places: Any = read_json(folder / INDEX).get("weight_map")

@@ -22,9 +22,7 @@ SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 def load_model(folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     """The model of a checkpoint folder, in the dtype of config.json, else of its weights, and in eval mode.
 
-    Args:
-        folder: With config.json and weights.
-        config: In the place of config.json.
+    A `config` takes the place of config.json.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its weights are not those of config.json.

@@ -5,7 +5,6 @@ That of an extension is in `ropepatch.extension.record`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -118,10 +117,7 @@ def read_swapped(folder: Path) -> Swapped:
 def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) -> None:
     """Say in a folder that transformers has written which encoding its model has.
 
-    Args:
-        folder: Of the checkpoint; its config.json then names a model type that transformers refuses.
-        encoding: The name of the encoding.
-        parameters: Its own.
+    Its config.json then names a model type that transformers refuses.
     """
     config = read_json(folder / "config.json")
     record = Swapped(
@@ -134,7 +130,7 @@ def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) ->
     )
     write_json(folder / FILE, record.to_dict())
     config |= {"model_type": NEEDS_ROPEPATCH, "architectures": ["NeedsRopepatch"]}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", config)
 
 
 def needs_ropepatch(folder: Path) -> bool:

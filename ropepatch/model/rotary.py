@@ -101,9 +101,6 @@ class RotarySubstitute(nn.Module):
     The stock module is not registered: `model.to(bfloat16)` would round its frequencies by up to 0.4%, which
     at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation would reset them.
     No subclass is called "RotaryEmbedding", by which transformers finds what to re-initialise.
-
-    Args:
-        stock: The rotary module.
     """
 
     state: ClassVar[str] = "the rotary module of this model is replaced"  # why it is not replaced again
@@ -141,13 +138,7 @@ def find_substitute(model: nn.Module, kind: type[Substitute]) -> tuple[str, Subs
 
 
 class Substitution(ABC, Generic[Substitute]):
-    """The handle of a model whose rotary module is replaced, and a context manager that puts it back.
-
-    Args:
-        model: The model.
-        path: Where its rotary module was.
-        substitute: What stands there while the substitution is on.
-    """
+    """The handle of a model whose rotary module is replaced, and a context manager that puts it back."""
 
     def __init__(self, model: PreTrainedModel, path: str, substitute: Substitute) -> None:
         self.model = model

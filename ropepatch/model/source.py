@@ -22,13 +22,7 @@ CHECKPOINT_FILES = [
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint on this machine.
-
-    Args:
-        name: As the user gave it.
-        folder: Where its files are.
-        revision: The commit, of a checkpoint from the Hub.
-    """
+    """A checkpoint on this machine, by the user's name for it; `revision` is the commit of one from the Hub."""
 
     name: str
     folder: Path

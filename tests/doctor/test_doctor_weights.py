@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, mend
-from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
 
 # As for a user: a warning of transformers is no error.
@@ -61,7 +60,7 @@ def scaled(folder: Path, **changes) -> Path:
     return folder
 
 
-def found(folder: Path, *, measure: bool = False) -> list[str]:
+def codes(folder: Path, *, measure: bool = False) -> list[str]:
     return [one.code for one in diagnose(folder, measure=measure).findings if one.severity != "remark"]
 
 
@@ -76,13 +75,24 @@ def logits(folder: Path) -> torch.Tensor:
         return model(torch.arange(3, 43)[None]).logits
 
 
-def save(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+def save(folder: Path, tensors: dict[str, torch.Tensor], name: str = "model.safetensors") -> None:
+    safetensors.torch.save_file(tensors, folder / name, {"format": "pt"})
 
 
 def with_frequencies(folder: Path, inv_freq: torch.Tensor) -> None:
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     save(folder, tensors | {INV_FREQ.format(layer): inv_freq.clone() for layer in range(2)})
+
+
+def exact() -> torch.Tensor:
+    return 1 / 10000.0 ** (torch.arange(0, 16, 2) / 16)
+
+
+def linear(folder: Path) -> Path:
+    """Scaled as transformers 4.31 did: by 4."""
+    edit_json(folder / "config.json", drop=("rope_parameters",), rope_theta=10000.0)
+    edit_json(folder / "config.json", rope_scaling={"type": "linear", "factor": 4.0})
+    return folder
 
 
 # --- weights --------------------------------------------------------------------------------------------
@@ -121,20 +131,15 @@ def other_index(content: str):
     ids=["misplaced", "unlisted", "no JSON", "no map", "no names", "no index"],
 )
 def test_an_index_that_is_wrong_is_made_anew_from_the_files(sharded, damage, tmp_path):
-    before, expected = index(sharded), logits(sharded)
+    before, expected = json.loads((sharded / INDEX).read_text()), logits(sharded)
     damage(sharded)
-    assert found(sharded) == ["index-wrong"]
+    assert codes(sharded) == ["index-wrong"]
     out = mend(diagnose(sharded, measure=False), tmp_path / "out")
-    assert index(out) == before
+    after = json.loads((out / INDEX).read_text())
+    assert after["weight_map"] == before["weight_map"]
+    assert after["metadata"]["total_size"] == before["metadata"]["total_size"]
     assert torch.equal(logits(out), expected)
-    assert found(out) == []
-
-
-def test_the_total_size_in_a_new_index_is_that_of_the_tensors(sharded, tmp_path):
-    total = json.loads((sharded / INDEX).read_text())["metadata"]["total_size"]
-    (sharded / INDEX).unlink()
-    out = mend(diagnose(sharded, measure=False), tmp_path / "out")
-    assert json.loads((out / INDEX).read_text())["metadata"]["total_size"] == total
+    assert codes(out) == []
 
 
 def test_a_tensor_that_is_in_no_file_makes_an_index_that_cannot_be_mended(sharded):
@@ -149,29 +154,23 @@ def test_a_tensor_that_is_in_no_file_makes_an_index_that_cannot_be_mended(sharde
 def test_a_missing_shard_is_named_and_cannot_be_mended(sharded):
     second = sorted(sharded.glob("model-*.safetensors"))[1]
     second.unlink()
-    found_here = diagnose(sharded, measure=False).findings
-    assert [(one.code, one.fixable) for one in found_here] == [("shard-missing", False)]
-    assert second.name in found_here[0].problem
+    (finding,) = diagnose(sharded, measure=False).findings
+    assert (finding.code, finding.fixable) == ("shard-missing", False)
+    assert second.name in finding.problem
 
 
 @pytest.mark.parametrize("keep", [0, 4, 2000])
 def test_a_file_that_was_cut_is_named(folder, keep):
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:keep])
-    assert found(folder, measure=True) == ["weights-damaged"]
-
-
-def test_a_cut_shard_is_named_once(sharded):
-    second = sorted(sharded.glob("model-*.safetensors"))[1]
-    second.write_bytes(second.read_bytes()[:100])
-    assert found(sharded) == ["weights-damaged"]
+    assert codes(folder, measure=True) == ["weights-damaged"]
 
 
 def test_weights_on_another_disk_are_read_and_copied(folder, tmp_path):
     """As a link, which `extend` follows too."""
     weights = Path(shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors"))
     (folder / "model.safetensors").symlink_to(weights)
-    assert found(folder) == []
+    assert codes(folder) == []
     scaled(folder, attention_factor=0)
     out = mend(diagnose(folder, measure=False), tmp_path / "out")
     assert not (out / "model.safetensors").is_symlink()
@@ -182,25 +181,19 @@ def test_a_link_out_that_is_called_weights_and_is_none_is_not_copied(folder, tmp
     (tmp_path / "secret").write_text("secret")
     (folder / "model-00001-of-00001.safetensors").symlink_to(tmp_path / "secret")
     scaled(folder, attention_factor=0)
-    assert found(folder) == ["attention-factor-zero", "weights-damaged"]
+    assert codes(folder) == ["attention-factor-zero", "weights-damaged"]
     with pytest.raises(RopepatchError, match="leads out of the checkpoint"):
         mend(diagnose(folder, measure=False), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def resharded(folder: Path, count: int, scale: float = 1.0) -> Path:
-    """The same tensors once more, as a save in `count` files without an index."""
-    tensors = {}
-    for file in (folder / "model.safetensors", *folder.glob("whole/*")):
-        tensors |= safetensors.torch.load_file(file) if file.is_file() else {}
-    (folder / "whole").mkdir(exist_ok=True)
-    if (folder / "model.safetensors").exists():
-        (folder / "model.safetensors").rename(folder / "whole/model.safetensors")
-    names = sorted(tensors)
+def resharded(folder: Path, count: int) -> Path:
+    """The same tensors in `count` files without an index."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
     for i in range(count):
-        part = {name: tensors[name] * scale for name in names[i::count]}
-        name = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-        safetensors.torch.save_file(part, folder / name, {"format": "pt"})
+        part = {name: tensors[name] for name in sorted(tensors)[i::count]}
+        save(folder, part, f"model-{i + 1:05d}-of-{count:05d}.safetensors")
     return folder
 
 
@@ -209,36 +202,33 @@ def only_finding(folder: Path) -> tuple[str, bool, str]:
     return finding.code, finding.fixable, finding.remedy
 
 
-def test_no_index_is_made_of_the_files_of_two_saves(folder, tmp_path):
-    resharded(resharded(folder, 3, scale=3.0), 2)
+def test_no_index_is_made_of_the_files_of_two_saves(folder):
+    for file in [*resharded(folder, 3).glob("model-*")]:
+        shutil.copy(file, file.with_name(file.name.replace("of-00003", "of-00004")))
     code, fixable, remedy = only_finding(folder)
     assert (code, fixable) == ("index-wrong", False)
-    assert "-of-00002 and -of-00003" in remedy
-    for leftover in folder.glob("*-of-00003.safetensors"):
+    assert "-of-00003 and -of-00004" in remedy
+    for leftover in folder.glob("*-of-00004.safetensors"):
         leftover.unlink()
     assert only_finding(folder)[:2] == ("index-wrong", True)
 
 
-@pytest.mark.parametrize("last", [2, 3])
-def test_no_index_is_made_where_a_shard_is_missing(folder, last):
-    (resharded(folder, 3) / f"model-0000{last}-of-00003.safetensors").unlink()
+@pytest.mark.parametrize("name", [None, "model-00004-of-00003.safetensors"], ids=["gone", "renamed"])
+def test_no_index_is_made_where_a_shard_is_missing(folder, name):
+    last = resharded(folder, 3) / "model-00003-of-00003.safetensors"
+    last.rename(folder / name) if name else last.unlink()
     code, fixable, remedy = only_finding(folder)
     assert (code, fixable) == ("index-wrong", False)
-    assert "2 of 3 files" in remedy
-
-
-def test_no_index_is_made_where_a_shard_has_another_number(folder):
-    resharded(folder, 3)
-    (folder / "model-00003-of-00003.safetensors").rename(folder / "model-00004-of-00003.safetensors")
-    assert only_finding(folder)[:2] == ("index-wrong", False)
+    assert f"{3 if name else 2} of 3 files" in remedy
 
 
 def test_no_index_is_made_where_a_tensor_is_in_two_files(folder, tmp_path):
     diagnosis = diagnose(resharded(folder, 3), measure=False)
-    second = safetensors.torch.load_file(folder / "model-00002-of-00003.safetensors")
-    first = safetensors.torch.load_file(folder / "model-00001-of-00003.safetensors")
+    first, second = (
+        safetensors.torch.load_file(folder / f"model-0000{i}-of-00003.safetensors") for i in (1, 2)
+    )
     twice = min(first)
-    safetensors.torch.save_file(second | {twice: first[twice]}, folder / "model-00002-of-00003.safetensors")
+    save(folder, second | {twice: first[twice]}, "model-00002-of-00003.safetensors")
     code, fixable, remedy = only_finding(folder)
     assert (code, fixable) == ("index-wrong", False)
     assert f"{twice} is in two" in remedy
@@ -257,19 +247,25 @@ def test_a_wrong_index_is_not_made_anew_of_the_files_of_two_saves(sharded, damag
     assert "-of-00099" in remedy
 
 
-def test_leaving_frequencies_out_keeps_the_index_to_the_files_it_names(sharded, tmp_path):
+def with_frequencies_in_a_shard(sharded: Path) -> Path:
+    """The first shard, which holds rounded frequencies too, as the index says."""
     first = min(sharded.glob("model-*.safetensors"))
-    shutil.copy(first, sharded / "model-00001-of-00099.safetensors")
     tensors = safetensors.torch.load_file(first) | {INV_FREQ.format(0): exact().bfloat16()}
-    safetensors.torch.save_file(tensors, first, {"format": "pt"})
+    save(sharded, tensors, first.name)
+    edit_json(sharded / INDEX, weight_map=index(sharded) | {INV_FREQ.format(0): first.name})
+    return first
+
+
+def test_leaving_frequencies_out_keeps_the_index_to_the_files_it_names(sharded, tmp_path):
     places = index(sharded)
-    edit_json(sharded / INDEX, weight_map=places | {INV_FREQ.format(0): first.name})
+    shutil.copy(min(sharded.glob("model-*.safetensors")), sharded / "model-00001-of-00099.safetensors")
+    with_frequencies_in_a_shard(sharded)
     assert index(mend(diagnose(sharded, measure=False), tmp_path / "out")) == places
 
 
 def test_pickled_weights_are_named_and_never_loaded(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert found(folder, measure=True) == ["weights-pickled"]
+    assert codes(folder, measure=True) == ["weights-pickled"]
 
 
 def test_weights_of_another_model_are_named(folder):
@@ -286,15 +282,6 @@ def test_a_folder_without_weights_is_no_fault(folder):
     assert "no weights that can be read" in str(diagnosis)
 
 
-def exact() -> torch.Tensor:
-    return 1 / 10000.0 ** (torch.arange(0, 16, 2) / 16)
-
-
-def test_frequencies_saved_in_float32_that_are_those_of_the_configuration_are_no_fault(folder):
-    with_frequencies(folder, exact())
-    assert found(folder) == []
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_frequencies_saved_in_half_precision_are_left_out(folder, dtype, tmp_path):
     expected = logits(folder)
@@ -306,54 +293,40 @@ def test_frequencies_saved_in_half_precision_are_left_out(folder, dtype, tmp_pat
     out = mend(diagnose(folder, measure=False), tmp_path / "out")
     assert not [name for name in read_headers(out).shapes if "inv_freq" in name]
     assert torch.equal(logits(out), expected)
-    assert found(out) == []
+    assert codes(out) == []
 
 
 def test_of_several_shards_only_the_one_that_holds_frequencies_is_rewritten(sharded, tmp_path):
-    first, *others = sorted(sharded.glob("model-*.safetensors"))
-    tensors = safetensors.torch.load_file(first) | {INV_FREQ.format(0): exact().bfloat16()}
-    safetensors.torch.save_file(tensors, first, {"format": "pt"})
-    edit_json(sharded / INDEX, weight_map=index(sharded) | {INV_FREQ.format(0): first.name})
+    first = with_frequencies_in_a_shard(sharded)
     out = mend(diagnose(sharded, measure=False), tmp_path / "out")
     assert INV_FREQ.format(0) not in index(out)
     assert INV_FREQ.format(0) not in safetensors.torch.load_file(out / first.name)
-    for other in others:
+    for other in {*sharded.glob("model-*.safetensors")} - {first}:
         assert (out / other.name).read_bytes() == other.read_bytes()
-    assert found(out) == []
+    assert codes(out) == []
 
 
-def test_saved_frequencies_that_contradict_the_configuration_are_evidence_and_stay(folder):
-    with_frequencies(folder, exact() / 4)
-    (finding,) = diagnose(folder, measure=False).findings
-    assert (finding.code, finding.severity, finding.fixable) == ("frequencies-contradict", "error", False)
-    with_frequencies(folder, exact()[:4])
-    assert found(folder) == ["frequencies-contradict"]
-
-
-def linear(folder: Path) -> Path:
-    """Scaled as transformers 4.31 did: by 4."""
-    edit_json(folder / "config.json", drop=("rope_parameters",), rope_theta=10000.0)
-    edit_json(folder / "config.json", rope_scaling={"type": "linear", "factor": 4.0})
-    return folder
-
-
-@pytest.mark.parametrize("divisor", [1, 4])
-def test_linear_scaling_saves_its_frequencies_scaled_or_as_transformers_4_31_unscaled(folder, divisor):
-    """That version divided the positions."""
-    with_frequencies(linear(folder), exact() / divisor)
-    assert found(folder) == []
-
-
-def test_other_frequencies_contradict_linear_scaling_too(folder):
-    with_frequencies(linear(folder), exact() / 16)
-    assert found(folder) == ["frequencies-contradict"]
-
-
-def test_unscaled_frequencies_contradict_every_other_scaling(folder):
-    with_frequencies(folder, exact() * 4)
-    assert found(folder) == ["frequencies-contradict"]
-    with_frequencies(folder, survey_folder(scaled(folder)).rope.inv_freq() * 4)
-    assert found(folder) == ["frequencies-contradict"]
+@pytest.mark.parametrize(
+    ("prepare", "frequencies", "expected"),
+    [
+        (Path, exact(), []),
+        (Path, exact() / 4, ["frequencies-contradict"]),
+        (Path, exact() * 4, ["frequencies-contradict"]),
+        (Path, exact()[:4], ["frequencies-contradict"]),
+        (scaled, exact() * 4, ["frequencies-contradict"]),
+        (linear, exact(), []),  # transformers 4.31 divided the positions
+        (linear, exact() / 4, []),
+        (linear, exact() / 16, ["frequencies-contradict"]),
+    ],
+)
+def test_saved_frequencies_that_contradict_the_configuration_are_evidence_and_stay(
+    folder, prepare, frequencies, expected
+):
+    with_frequencies(prepare(folder), frequencies)
+    findings = [one for one in diagnose(folder, measure=False).findings if one.severity != "remark"]
+    assert [(one.code, one.severity, one.fixable) for one in findings] == [
+        (code, "error", False) for code in expected
+    ]
 
 
 @pytest.mark.parametrize("divisor", [1, 4])
@@ -366,16 +339,10 @@ def test_how_far_rounded_frequencies_are_off_is_counted_in_the_scaled_ones(folde
     assert float(re.search(r"off by (\S+) radians", finding.why)[1]) == pytest.approx(radians, rel=0.05)
 
 
-def test_mended_weights_are_no_longer_called_verified(folder, tmp_path):
-    (folder / "ropepatch.json").write_text(json.dumps({"verified": {"logits": "equal"}, "target": 64}))
-    with_frequencies(folder, exact().bfloat16())
-    out = mend(diagnose(folder, measure=False), tmp_path / "out")
-    assert json.loads((out / "ropepatch.json").read_text()) == {"target": 64}
-
-
-def test_with_a_new_index_weights_are_no_longer_called_verified(sharded, tmp_path):
+@pytest.mark.parametrize("damage", [with_frequencies_in_a_shard, lambda folder: (folder / INDEX).unlink()])
+def test_mended_weights_are_no_longer_called_verified(sharded, damage, tmp_path):
     (sharded / "ropepatch.json").write_text(json.dumps({"verified": {"logits": "equal"}, "target": 64}))
-    (sharded / INDEX).unlink()
+    damage(sharded)
     out = mend(diagnose(sharded, measure=False), tmp_path / "out")
     assert json.loads((out / "ropepatch.json").read_text()) == {"target": 64}
 
@@ -510,20 +477,14 @@ def test_switching_against_the_cache_is_measured_full_against_incremental(folder
     ids = torch.randint(48, (1, 64), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(32, 96)[None]
 
-    def model():
-        return AutoModelForCausalLM.from_pretrained(folder).eval()
+    def read(model, first: int, last: int, **cache):
+        where, mask = positions[:, first:last], torch.ones(1, last, dtype=torch.long)
+        return model(ids[:, first:last], position_ids=where, attention_mask=mask, **cache)
 
-    full = model()(ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits[0]
-    cached, past, stepwise = model(), None, []
-    for step in ([*range(32)], *([i] for i in range(32, 64))):
-        mask = torch.ones(1, step[-1] + 1, dtype=torch.long)
-        out = cached(
-            ids[:, step],
-            position_ids=positions[:, step],
-            attention_mask=mask,
-            past_key_values=past,
-            use_cache=True,
-        )
+    full = read(AutoModelForCausalLM.from_pretrained(folder).eval(), 0, 64).logits[0]
+    model, past, stepwise = AutoModelForCausalLM.from_pretrained(folder).eval(), None, []
+    for first, last in ((0, 32), *((i, i + 1) for i in range(32, 64))):
+        out = read(model, first, last, past_key_values=past, use_cache=True)
         past = out.past_key_values
         stepwise.append(out.logits[0])
     largest = (torch.cat(stepwise) - full)[32:].abs().max().item()
@@ -573,7 +534,7 @@ def test_an_adapter_on_a_base_that_has_its_rope_is_sound(adapter, folder, tmp_pa
 def test_a_base_with_another_attention_factor_lacks_the_rope(adapter, folder, tmp_path):
     out = ropepatch.extend(ropepatch.plan(folder, to=256, attention_factor=1.0), tmp_path / "extended").folder
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    assert found(adapter) == ["adapter-base-lacks-rope"]
+    assert codes(adapter) == ["adapter-base-lacks-rope"]
 
 
 def test_a_base_with_other_weights_is_named(adapter, folder, tmp_path):
@@ -581,14 +542,14 @@ def test_a_base_with_other_weights_is_named(adapter, folder, tmp_path):
     tensors = safetensors.torch.load_file(out / "model.safetensors")
     save(out, {name: tensor + 1 for name, tensor in tensors.items()})
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    assert found(adapter) == ["adapter-base-changed"]
+    assert codes(adapter) == ["adapter-base-changed"]
 
 
 @pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
 def test_a_base_that_cannot_be_found_is_named(adapter, name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=name)
-    assert found(adapter) == ["adapter-base-missing"]
+    assert codes(adapter) == ["adapter-base-missing"]
 
 
 def test_without_a_record_only_the_tokenizer_can_tell(adapter):
@@ -599,13 +560,13 @@ def test_without_a_record_only_the_tokenizer_can_tell(adapter):
     (finding,) = diagnose(adapter).findings
     assert (finding.code, finding.severity) == ("adapter-base-lacks-rope", "warning")
     (adapter / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
-    assert found(adapter) == []
+    assert codes(adapter) == []
 
 
 @pytest.mark.parametrize("inv_freq", ["x", None, [], [1.0], [[1.0]], [None], {"a": 1}])
 def test_a_record_that_makes_no_sense_is_another_rope(adapter, inv_freq):
     edit_json(adapter / "ropepatch.json", inv_freq=inv_freq)
-    assert found(adapter) == ["adapter-base-lacks-rope"]
+    assert codes(adapter) == ["adapter-base-lacks-rope"]
 
 
 def test_an_adapter_cannot_be_mended_and_an_unreadable_one_is_a_user_error(adapter, tmp_path):

@@ -159,61 +159,38 @@ def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ropepa
     assert "spelling" in hint
 
 
-@pytest.mark.parametrize(("status", "command"), [(401, "find"), (403, "extend")])
-def test_a_gated_model_is_said_to_be_gated(hub, ropepatch, run_at, status, command):
-    hub.error = (status, "GatedRepo")
-    find = command == "find"
-    done = ropepatch(command, NAME) if find else run_at(command, NAME, "--to", "256")
-    message, hint = ropepatch.refused(done)
-    assert message == f"{NAME} is gated"
-    assert "hf auth login" in hint
+ANSWERED = f"no folder {NAME} here, and the Hub answered"
+UNANSWERED = f"no folder {NAME} here, and the Hub did not answer for it"
 
 
-def test_a_wrong_token_is_answered_with_the_way_to_log_in(hub, ropepatch):
-    hub.error = (401, "")
-    message, hint = ropepatch.fails("find", NAME)
-    assert NAME in message
-    assert "hf auth login" in hint
+def answering(status: int, code: str = ""):
+    return lambda hub, cache: setattr(hub, "error", (status, code))
 
 
-def test_an_unknown_revision_is_named(ropepatch):
-    message, hint = ropepatch.fails("find", NAME, "--revision", "no-such-branch")
-    assert message == f"{NAME} has no revision no-such-branch"
-    assert "--revision" in hint
-
-
-@pytest.mark.parametrize(("status", "advice"), [(403, "HF_TOKEN"), (503, "try again later")])
-def test_a_hub_that_refuses_is_named_with_its_answer(hub, ropepatch, status, advice):
-    hub.error = (status, "")
-    message, hint = ropepatch.fails("find", NAME)
-    assert message == f"no folder {NAME} here, and the Hub answered {status} for it"
+@pytest.mark.parametrize(
+    ("prepare", "revision", "environment", "problem", "advice"),
+    [
+        (answering(401, "GatedRepo"), None, {}, f"{NAME} is gated", "hf auth login"),
+        (answering(403, "GatedRepo"), None, {}, f"{NAME} is gated", "hf auth login"),
+        (answering(401), None, {}, f"no folder {NAME} here", "hf auth login"),
+        (answering(403), None, {}, f"{ANSWERED} 403 for it", "HF_TOKEN"),
+        (answering(503), None, {}, f"{ANSWERED} 503 for it", "try again later"),
+        (None, "no-such-branch", {}, f"{NAME} has no revision no-such-branch", "--revision"),
+        (lambda hub, cache: setattr(hub, "hung_up", "config.json"), None, {}, UNANSWERED, "network"),
+        (lambda hub, cache: cache.write_text("no folder"), None, {}, f"cannot download {NAME}: ", "HF_HOME"),
+        (None, None, {"HF_ENDPOINT": "http://127.0.0.1:9"}, UNANSWERED, "network"),
+        (None, None, {"HF_HUB_OFFLINE": "1"}, UNANSWERED, "downloaded before"),
+    ],
+)
+def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
+    hub, ropepatch, prepare, revision, environment, problem, advice
+):
+    if prepare:
+        prepare(hub, ropepatch.cache)
+    words = ["--revision", revision] if revision else []
+    message, hint = ropepatch.fails("find", NAME, *words, **environment)
+    assert message.startswith(problem)
     assert advice in hint
-
-
-def test_a_download_that_breaks_off_is_said_so(hub, ropepatch):
-    hub.hung_up = "config.json"
-    message, hint = ropepatch.fails("find", NAME)
-    assert message.startswith(f"no folder {NAME} here, and the Hub did not answer for it")
-    assert "network" in hint
-
-
-def test_a_cache_that_cannot_be_written_is_said_so(ropepatch):
-    ropepatch.cache.write_text("a file where a folder should be")
-    message, hint = ropepatch.fails("find", NAME)
-    assert message.startswith(f"cannot download {NAME}: ")
-    assert "HF_HOME" in hint
-
-
-def test_a_hub_that_cannot_be_reached_is_said_so(ropepatch):
-    message, hint = ropepatch.fails("find", NAME, HF_ENDPOINT="http://127.0.0.1:9")
-    assert message.startswith(f"no folder {NAME} here, and the Hub did not answer for it")
-    assert "network" in hint
-
-
-def test_offline_and_not_downloaded_before_is_said_so(ropepatch):
-    message, hint = ropepatch.fails("find", NAME, HF_HUB_OFFLINE="1")
-    assert message.startswith(f"no folder {NAME} here, and the Hub did not answer for it")
-    assert "downloaded before" in hint
 
 
 def test_a_model_without_config_json_is_refused(hub, ropepatch, run_at):
