@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ropepatch.doctor.findings import ADAPTER, CONFIG, GENERATION, TOKENIZER, Edit, Key, Keys, edited, shown
 from ropepatch.errors import RopepatchError
@@ -47,14 +47,11 @@ class Block:
     Args:
         path: Where it is in config.json.
         values: What it says.
-        generation: Of its keys: transformers 5 writes `rope_parameters` only, what is older reads
-            `rope_scaling` only.
         layer_type: The layers it is for; None where there is one rope.
     """
 
     path: Keys
     values: dict[str, Any]
-    generation: Literal["older", "newer"]
     layer_type: str | None = None
 
     @property
@@ -116,12 +113,12 @@ class Case:
         """The architecture, in transformers' words."""
         return str(self.stated.get("model_type", self.raw.get("model_type")))
 
-    @cached_property
+    @property
     def blocks(self) -> tuple[Block, ...]:
         """Every description of a rope, the newer ones first."""
-        return (*self._blocks("rope_parameters", "newer"), *self._blocks("rope_scaling", "older"))
+        return self.newer + self.older
 
-    def _blocks(self, name: str, generation: Literal["older", "newer"]) -> Iterable[Block]:
+    def _blocks(self, name: str) -> Iterator[Block]:
         whole = self.stated.get(name)
         if not isinstance(whole, dict):
             return
@@ -129,19 +126,19 @@ class Case:
         flat = {"rope_type", "type", "factor"} & whole.keys()
         nested = {} if flat else {key: value for key, value in whole.items() if isinstance(value, dict)}
         for key, value in nested.items():
-            yield Block((*path, key), value, generation, key)
+            yield Block((*path, key), value, key)
         if not nested:
-            yield Block(path, whole, generation)
+            yield Block(path, whole)
 
-    @property
+    @cached_property
     def newer(self) -> tuple[Block, ...]:
-        """The blocks that transformers 5 writes."""
-        return tuple(block for block in self.blocks if block.generation == "newer")
+        """The blocks that transformers 5 writes: all it writes."""
+        return tuple(self._blocks("rope_parameters"))
 
-    @property
+    @cached_property
     def older(self) -> tuple[Block, ...]:
-        """The blocks that readers of the older keys read."""
-        return tuple(block for block in self.blocks if block.generation == "older")
+        """The blocks that readers older than transformers 5 read: all they read."""
+        return tuple(self._blocks("rope_scaling"))
 
     @property
     def newest(self) -> Block | None:
@@ -172,7 +169,7 @@ class Case:
         """The window of pretraining; a value at the top wins, as in transformers 5."""
         return positive(self.stated.get(ORIGINAL)) or positive(block.values.get(ORIGINAL))
 
-    def reach(self, block: Block | None = None) -> float | None:
+    def reach(self) -> float | None:
         """How many tokens the scaled model reads.
 
         An extended window says it; a factor may be larger than it needs. Qwen leaves its window as it was
@@ -180,11 +177,11 @@ class Case:
         """
         scaled = [
             original * factor
-            for one in ([block] if block else self.blocks)
-            if one.kind in ("yarn", "longrope")
-            and (original := self.original(one))
+            for block in self.blocks
+            if block.kind in ("yarn", "longrope")
+            and (original := self.original(block))
             and (self.window or 0) <= LEFT_BEHIND * original
-            and (factor := positive(one.values.get("factor")))
+            and (factor := positive(block.values.get("factor")))
         ]
         return max([*scaled, self.window or 0]) or None
 

@@ -52,9 +52,9 @@ def decoded_once(
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
     """The logits [B, C, V] of positions [C] of ids [B, T], a function within the block.
 
-    Every call runs the whole model, but for its decoder (see `decoder_of`), which runs in the first call only:
-    so the head is the model's own code, with all its family does before and after the projection. `through`
-    is applied to the hidden states [B, T, H] once they are computed.
+    Every call runs the whole model, but for its decoder, which runs in the first call only: so the head is
+    the model's own code, with all its family does before and after the projection. `through` is applied to
+    the hidden states [B, T, H] once they are computed.
 
     Yields:
         The function, and the hidden states of the decoder, one per call.

@@ -22,7 +22,7 @@ CHECKPOINT_FILES = [
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint on this machine, by the user's name for it; `revision` is the commit of one from the Hub."""
+    """A checkpoint on this machine, under the name the user gave; from the Hub, at the commit `revision`."""
 
     name: str
     folder: Path

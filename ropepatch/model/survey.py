@@ -74,7 +74,7 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
 
 
 def survey_folder(folder: Path, *, swapped: bool = False) -> Survey:
-    """Survey the config.json of a checkpoint folder; if `swapped` is allowed, for the rope that it had before."""
+    """Survey the config.json of a checkpoint folder; if `swapped` is allowed, for the rope it had before."""
     raw = read_config(folder) if swapped else read_json(folder / "config.json")
     check_agreement(raw)
     return survey(raw)
