@@ -34,16 +34,10 @@ def absent(out: str | Path) -> Path:
 
 
 def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
-    """Refuse to write more bytes than the disk has room for.
-
-    Args:
-        what: What is written, in errors.
-        place: A folder on that disk.
-        needed: Bytes.
-        hint: What to do.
+    """Refuse to write more bytes than the disk of the folder `place` has room for.
 
     Raises:
-        RopepatchError: With both sizes.
+        RopepatchError: That `what` needs so much and `place` has so much, with the hint.
     """
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -170,13 +164,13 @@ def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
 
 
 def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str) -> None:
-    """Refuse to go on with what an earlier call left behind, if it was asked for something else.
+    """Refuse to go on with what an earlier call left behind, if something else decided its outcome.
 
     Args:
-        what: Was left behind, in errors: "FOLDER is of another run".
-        earlier: What decided its outcome, as read from JSON.
+        what: What is wrong, such as "FOLDER is of another run".
+        earlier: All that decided the outcome of the earlier call, as read from JSON.
         now: The same of this call.
-        hint: What to do.
+        hint: What the user can do.
 
     Raises:
         RopepatchError: With all that differs.

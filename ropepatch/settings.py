@@ -68,14 +68,14 @@ def check_keys(kind: type, content: object) -> None:
     Raises:
         RopepatchError: No mapping, a key that is unknown, or one that is missing.
     """
-    place, known = kind.__name__.lower(), [field.name for field in fields(kind)]
-    keys = f"its keys are {', '.join(known)}"
+    place, keys = kind.__name__.lower(), [field.name for field in fields(kind)]
+    hint = f"its keys are {', '.join(keys)}"
     if not isinstance(content, dict):
-        raise RopepatchError(f"a {place} must be a mapping, got {shown(content)}", hint=keys)
-    refuse_unknown(content, known, f"{place} key")
+        raise RopepatchError(f"a {place} must be a mapping, got {shown(content)}", hint=hint)
+    refuse_unknown(content, keys, f"{place} key")
     for field in fields(kind):
         if field.default is field.default_factory is MISSING and field.name not in content:
-            raise RopepatchError(f"a {place} must have the key {field.name}", hint=keys)
+            raise RopepatchError(f"a {place} must have the key {field.name}", hint=hint)
 
 
 def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> None:
@@ -88,10 +88,6 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> 
     for name in names:
         if name not in choices:
             raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest(name, choices))
-
-
-def is_count(value: object) -> bool:  # noqa: D103
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 TOKENS = r"([0-9]{1,12})([kKmM]?)"

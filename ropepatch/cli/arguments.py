@@ -22,8 +22,6 @@ Settings = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
 TextSource = Annotated[
     str | None,
     typer.Option(
@@ -34,7 +32,7 @@ TextSource = Annotated[
 ]
 TextField = Annotated[str, typer.Option("--field", help="The column or key of a document's text.")]
 TextSplit = Annotated[str, typer.Option("--split", help="Of a `datasets` id or a saved set.")]
-OutFolder = Annotated[
+Out = Annotated[
     Path | None,
     typer.Option("--out", help="A folder for the results; what it holds already is not measured again."),
 ]
@@ -46,33 +44,34 @@ def command_line() -> str:
     return shlex.join(["ropepatch", *sys.argv[1:]])
 
 
-def parse_settings(method: str, settings: list[str] | None, *, findable: bool = False) -> dict[str, Any]:
+def parse_settings(method: str, settings: list[str] | None, *, learnable: bool = False) -> dict[str, Any]:
     """NAME=VALUE pairs as the types that the method's dataclass declares.
 
     Args:
         method: A name, or a scaling file, which holds every parameter.
         settings: The pairs.
-        findable: Whether `fit` and `auto` may stand for a method; `extend` checks what is set beside them.
+        learnable: Whether `fit` and `auto` may stand for a method; `extend` checks what is set beside them.
 
     Raises:
         RopepatchError: If a pair has no `=`, its name is unknown or its value is of another type; or beside a
-            scaling file; or the method is one that must be found first.
+            scaling file; or the method is `fit` or `auto`.
     """
     from ropepatch.scaling import find_method
     from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file
 
-    if findable and method in (FIT, AUTO):
-        return {name: _count(name, text) for name, text in map(_pair, settings or [])}
+    pairs = [_pair(setting) for setting in settings or []]
     if method in (FIT, AUTO):
+        if learnable:  # of the parameters of `fit`, the steps alone are a number
+            return {name: int(text) if name == "steps" and text.isdecimal() else text for name, text in pairs}
         raise RopepatchError(
             f"--method {method} is found by measuring a model, which `ropepatch extend` does",
             hint=f"here name what it finds: `ropepatch {'fit' if method == FIT else 'compare'}` says; "
             f"`ropepatch extend --method {method} --dry-run` shows its plan",
         )
     types = {} if is_scaling_file(method) else get_type_hints(find_method(method))
-    parameters: dict[str, Any] = {}
-    for name, text in map(_pair, settings or []):
-        parameters[name] = _value(method, name, text, types[name]) if name in types else text
+    parameters = {
+        name: _value(method, name, text, types[name]) if name in types else text for name, text in pairs
+    }
     check_method(method, parameters)
     return parameters
 
@@ -82,11 +81,6 @@ def _pair(setting: str) -> tuple[str, str]:
     if not equals:
         raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
     return name, text
-
-
-def _count(name: str, text: str) -> int | str:
-    """Of the parameters of `fit`, the steps alone are a number."""
-    return int(text) if name == "steps" and text.isdecimal() else text
 
 
 def _value(method: str, name: str, text: str, kind: Any) -> Any:
@@ -102,11 +96,8 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
             return _numbers(text)
         return kind(text)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        expected = (
-            "numbers separated by commas, or a JSON file with a list"
-            if get_origin(kind) is tuple
-            else {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        )
+        words = {bool: "true or false", int: "a whole number", float: "a number"}
+        expected = words.get(kind, "numbers separated by commas, or a JSON file with a list")
         raise RopepatchError(
             f"{name} must be {expected}, got {text!r}",
             hint=f"`ropepatch methods {method}` lists its parameters",
@@ -114,9 +105,10 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    if text.endswith(".json"):
-        return tuple(float(number) for number in json.loads(Path(text).read_text(encoding="utf-8")))
-    return tuple(float(number) for number in text.split(","))
+    from_file = text.endswith(".json")
+    return tuple(
+        map(float, json.loads(Path(text).read_text(encoding="utf-8")) if from_file else text.split(","))
+    )
 
 
 def parse_share(text: str) -> float:

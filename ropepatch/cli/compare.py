@@ -7,18 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ropepatch.cli.arguments import (
-    AsJson,
-    Model,
-    OutFolder,
-    Report,
-    Revision,
-    TextField,
-    TextSource,
-    TextSplit,
-)
+from ropepatch.cli.arguments import AsJson, Model, Out, Report, Revision, TextField, TextSource, TextSplit
 from ropepatch.pipeline.running import is_first
-from ropepatch.settings import parse_length
 
 EXAMPLES = """\b
 Examples:
@@ -43,7 +33,7 @@ def compare(
     split: TextSplit = "test",
     windows: Annotated[int, typer.Option(min=1, help="Read at most so many windows of the text.")] = 24,
     trials: Annotated[int, typer.Option(min=0, help="Passkeys per length and depth; 0 for none.")] = 4,
-    out: OutFolder = None,
+    out: Out = None,
     report: Report = None,
     revision: Revision = None,
     as_json: AsJson = False,
@@ -57,6 +47,7 @@ def compare(
     from ropepatch.pipeline.choice import compare as compare_methods
     from ropepatch.report import print_ranking
     from ropepatch.scaling.file import AUTO, FIT
+    from ropepatch.settings import parse_length
 
     choice = compare_methods(
         model,
@@ -78,9 +69,9 @@ def compare(
         return
     print_ranking(choice.ranking, choice.results)
     if choice.ranking.recommended == FIT and choice.fitted:
-        kept = [] if out is None else [str(out / FIT / f"{FIT}.json")]
         reading = ["--text", text, "--field", field, "--split", split] if text else []
-        print(_command(model, revision, to, kept or [AUTO, *reading]), end="")
+        again = [AUTO, *reading] if out is None else [str(out / FIT / f"{FIT}.json")]
+        print(_command(model, revision, to, again), end="")
     elif choice.method is not None:
         print(_command(model, revision, to, [choice.method]), end="")
 
@@ -89,6 +80,7 @@ def _command(model: str, revision: str | None, to: str, method: list[str]) -> st
     """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
     from ropepatch.extension.planning import plan
     from ropepatch.scaling.file import AUTO
+    from ropepatch.settings import parse_length
 
     name = method[0]
     if name != AUTO and not plan(model, to=parse_length(to), method=name, revision=revision).savable:

@@ -8,7 +8,7 @@ import typer
 
 from ropepatch.cli.arguments import (
     AsJson,
-    OutFolder,
+    Out,
     Report,
     Revision,
     Settings,
@@ -19,7 +19,6 @@ from ropepatch.cli.arguments import (
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.pipeline.running import is_first
-from ropepatch.settings import parse_length, parse_lengths
 
 if TYPE_CHECKING:
     from ropepatch.evaluation.suites import Method
@@ -75,7 +74,7 @@ def evaluate(
     gain: Annotated[
         bool, typer.Option("--gain", help="Also measure what tokens beyond the trained context bring.")
     ] = False,
-    out: OutFolder = None,
+    out: Out = None,
     report: Report = None,
     revision: Revision = None,
     as_json: AsJson = False,
@@ -88,6 +87,7 @@ def evaluate(
     """
     from ropepatch.pipeline.evaluation import evaluate as measure
     from ropepatch.report import print_results
+    from ropepatch.settings import parse_length, parse_lengths
 
     task: dict[str, Any] = {
         "lengths": parse_lengths(lengths) if lengths else None,

@@ -6,16 +6,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
 from ropepatch.errors import RopepatchError
 from ropepatch.pipeline.running import WEIGHTS, bar
-
-if TYPE_CHECKING:
-    from ropepatch.publishing.gguf import GgufFile
 
 EXAMPLES = """\b
 Examples:
@@ -51,45 +48,37 @@ def export(
         )
     name = Path(model).resolve().name
     if fold_attention:
-        from ropepatch.extension import record as records
+        _fold(model, out or Path(f"{name}-folded"), revision, as_json)
+    else:
+        _write_gguf(model, out or Path(f"{name}.gguf"), revision, as_json)
 
-        folder = _fold(model, out or Path(f"{name}-folded"), revision)
-        record = records.read(folder)
-        if as_json:
-            print(json.dumps(record.to_dict(), indent=2, ensure_ascii=False))
-        else:
-            assert record.verified is not None
-            print(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
-            print(f"reloaded with stock transformers: logits {record.verified.logits}")
+
+def _fold(model: str, out: Path, revision: str | None, as_json: bool) -> None:
+    from ropepatch.extension import record as records
+    from ropepatch.publishing.folding import fold_attention
+
+    with bar(WEIGHTS) as progress:
+        folder = fold_attention(model, out, revision=revision, progress=progress)
+    record = records.read(folder)
+    if as_json:
+        print(json.dumps(record.to_dict(), indent=2, ensure_ascii=False))
         return
-    written = _write_gguf(model, out or Path(f"{name}.gguf"), revision)
+    assert record.verified is not None
+    print(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
+    print(f"reloaded with stock transformers: logits {record.verified.logits}")
+
+
+def _write_gguf(model: str, out: Path, revision: str | None, as_json: bool) -> None:
+    from ropepatch.publishing.gguf import export_gguf
+
+    with bar(WEIGHTS) as progress:
+        written = export_gguf(model, out, revision=revision, progress=progress)
     for note in written.notes:
         print(f"warning: {note}", file=sys.stderr)
     if as_json:
         print(json.dumps(asdict(written) | {"file": str(written.file)}, indent=2, ensure_ascii=False))
-    else:
-        _print_outcome(written)
-
-
-def _fold(model: str, out: Path, revision: str | None) -> Path:
-    from ropepatch.publishing.folding import fold_attention
-
-    with bar(WEIGHTS) as progress:
-        return fold_attention(model, out, revision=revision, progress=progress)
-
-
-def _write_gguf(model: str, out: Path, revision: str | None) -> GgufFile:
-    from ropepatch.publishing.gguf import export_gguf
-
-    with bar(WEIGHTS) as progress:
-        return export_gguf(model, out, revision=revision, progress=progress)
-
-
-def _print_outcome(written: GgufFile) -> None:
-    rope = (
-        f"frequencies in rope_freqs, attention factor {written.attention_factor:.4f}"
-        if written.scaled
-        else "plain rope"
-    )
+        return
+    factor = f"frequencies in rope_freqs, attention factor {written.attention_factor:.4f}"
+    rope = factor if written.scaled else "plain rope"
     print(f"{written.file}: {written.num_bytes / 1e6:.1f} MB, {written.context_length} tokens, {rope}")
     print(f"tokenizer: {written.tokenizer}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,7 +110,9 @@ def extend(
             out,
             to=to,
             method=method,
-            settings=parse_settings(method_of(method, recipe), settings, findable=True) if settings else None,
+            settings=parse_settings(method_of(method, recipe), settings, learnable=True)
+            if settings
+            else None,
             recipe=recipe,
             max_short_loss_increase=share,
             evaluate=suite,
@@ -133,12 +136,12 @@ def extend(
         raise typer.Exit(1)
 
 
+@dataclass
 class _Screen:
     """Where the outcome of `extend` is printed, as text as it comes or as JSON in the end."""
 
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._record: dict[str, Any] | None = None
+    as_json: bool
+    record: dict[str, Any] | None = None
 
     def show(self, outcome: Choice | Fitted | Extension) -> None:
         """Print what is found on the way: how the method was found on stderr, the checkpoint on stdout."""
@@ -151,8 +154,8 @@ class _Screen:
         elif not isinstance(outcome, Extension):
             print(outcome, file=sys.stderr, flush=True)
         elif is_first():
-            self._record = outcome.record
-            if not self._as_json:
+            self.record = outcome.record
+            if not self.as_json:
                 if outcome.results:
                     print_results(outcome.results)
                 print(outcome.outcome())
@@ -160,13 +163,13 @@ class _Screen:
     def show_last(self, extension: Extension) -> None:
         """Print what is known when all is done: the plan of a dry run, or what was pushed."""
         if not extension.record:
-            print(extension.plan.to_json() if self._as_json else extension.plan)
-        elif extension.pushed and self._record is not None:
-            self._record |= {"pushed": pushed_data(extension.pushed)}
-            if not self._as_json:
+            print(extension.plan.to_json() if self.as_json else extension.plan)
+        elif extension.pushed and self.record is not None:
+            self.record |= {"pushed": pushed_data(extension.pushed)}
+            if not self.as_json:
                 print_pushed(extension.pushed)
 
     def close(self) -> None:
         """Print the record, if JSON is wanted."""
-        if self._as_json and self._record is not None:
-            print(json.dumps(self._record, indent=2, ensure_ascii=False))
+        if self.as_json and self.record is not None:
+            print(json.dumps(self.record, indent=2, ensure_ascii=False))

@@ -11,7 +11,6 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision, TextField, TextSource, command_line
 from ropepatch.pipeline.running import WEIGHTS, bar, device
-from ropepatch.settings import parse_length, short_length
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -76,6 +75,7 @@ def fit(
     from ropepatch.fitting import fit as learn
     from ropepatch.model.source import find_source
     from ropepatch.model.weights import read_headers
+    from ropepatch.settings import parse_length, short_length
 
     target = parse_length(to)
     place = absent(out or Path(f"{Path(model).name}-fit-{short_length(target)}"))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
 
 def print_table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None, numbers: int = 0
 ) -> None:
-    """Print rows below headers, or alone where there are none; cells too long for the screen are folded.
+    """Print rows below headers, or alone where all are empty; cells too long for the screen are folded.
 
     Args:
-        headers: One for each column; all empty for none.
+        headers: One for each column.
         rows: The cells.
         width: Of the screen, in characters; None for what it is.
         numbers: So many of the last columns are aligned at the right.
     """
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
     for place, header in enumerate(headers):
         right = place >= len(headers) - numbers

@@ -8,7 +8,6 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision, Settings, parse_settings
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import parse_length
 
 EXAMPLES = """\b
 Examples:
@@ -33,10 +32,11 @@ def plan(
     """Show what an extension would change, from the configuration alone."""
     from ropepatch.extension.planning import plan as make_plan
     from ropepatch.scaling.file import is_scaling_file
+    from ropepatch.settings import parse_length
 
     parameters = parse_settings(method, settings)
     if to is None and not is_scaling_file(method):
         raise RopepatchError("--to is missing", hint="--to 32k")
     target = None if to is None else parse_length(to)
-    made = make_plan(model, to=target, method=method, revision=revision, **parameters)
-    print(made.to_json() if as_json else made)
+    extension_plan = make_plan(model, to=target, method=method, revision=revision, **parameters)
+    print(extension_plan.to_json() if as_json else extension_plan)

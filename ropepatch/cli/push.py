@@ -50,15 +50,8 @@ def push(
     """
     from ropepatch.publishing.hub import push as send
 
-    pushed = send(
-        folder,
-        repo,
-        private=private,
-        revision=revision,
-        dry_run=dry_run,
-        force=force,
-        say=say_on_stderr,
-    )
+    options = {"private": private, "dry_run": dry_run, "force": force}
+    pushed = send(folder, repo, revision=revision, say=say_on_stderr, **options)
     if as_json:
         print(json.dumps(pushed_data(pushed), indent=2, ensure_ascii=False))
     else:

@@ -47,10 +47,10 @@ class Choice:
     Attributes:
         ranking: All that took part, and why one was chosen.
         method: A name from `METHODS` or a scaling file; None where no scaling is seen to help.
-        parameters: Of that method; those that are not left at their defaults.
+        parameters: The parameters of that method that are not left at their defaults.
         results: What was measured.
-        fitted: What `fit` found, chosen or not; None if it took no part.
-        left_out: What took no part, and why.
+        fitted: The outcome of `fit`, chosen or not; None if it took no part.
+        left_out: The names of what took no part, and why.
     """
 
     ranking: Ranking
@@ -62,12 +62,8 @@ class Choice:
 
     def to_json(self) -> str:
         """Rule, ranking and results as JSON."""
-        content = {
-            "rule": RULE,
-            "ranking": self.ranking.record(),
-            "results": [asdict(result) for result in self.results],
-        }
-        return json_text(content)
+        results = [asdict(result) for result in self.results]
+        return json_text({"rule": RULE, "ranking": self.ranking.record(), "results": results})
 
     def to_pandas(self) -> DataFrame:
         """The ranking, a row for every scaling, the best first.
@@ -78,14 +74,7 @@ class Choice:
         return data_frame(asdict(row) for row in self.ranking.rows)
 
     def plot(self, name: str | None = None) -> Figure:
-        """A figure of what was measured; see `Results.plot`.
-
-        Args:
-            name: Such as `perplexity`, which None stands for, or `passkey`.
-
-        Raises:
-            RopepatchError: If there is no figure of that name, or no matplotlib.
-        """
+        """A figure of what was measured; see `Results.plot`."""
         return self.results.plot(name)
 
     def _repr_html_(self) -> str:
@@ -132,7 +121,7 @@ def choose(
         revision: Branch, tag or commit of a Hub id.
         device: Where the model is put; None for the GPU, if there is one.
         say: Takes lines that tell how far it is, and what takes no part.
-        progress: See `Feedback`.
+        progress: See `ropepatch.pipeline.running.Feedback`.
 
     Raises:
         RopepatchError: The model, the target, a method that is named or the text does not allow it.
@@ -144,19 +133,10 @@ def choose(
     target = in_tokens(to, name, revision)
     published = [method for method in names if method != FIT]
     entrants, left_out = participants(name, published, to=target, revision=revision)
-    for left, why in left_out.items():
-        say(f"warning: without {left}: {why}")
-    suite, reason = ranking_suite(
-        name,
-        entrants,
-        to=target,
-        text=text,
-        field=field,
-        split=split,
-        windows=windows,
-        trials=trials,
-        revision=revision,
-    )
+    for candidate, refusal in left_out.items():
+        say(f"warning: without {candidate}: {refusal}")
+    reading: dict[str, Any] = {"text": text, "field": field, "split": split, "windows": windows}
+    suite, reason = ranking_suite(name, entrants, to=target, **reading, trials=trials, revision=revision)
     if reason is not None:
         left_out["passkeys"] = str(reason)
         say(f"warning: no passkeys are asked for: {reason}")
@@ -165,8 +145,8 @@ def choose(
     with TemporaryDirectory(prefix="ropepatch-") as place:
         if FIT in names:
             try:
-                kept = Path(place) if folder is None else folder / FIT
-                method, fitted = fit_beside(suite, kept, **where, progress=feedback.announced)
+                fits = Path(place) if folder is None else folder / FIT
+                method, fitted = fit_beside(suite, fits, **where, progress=feedback.announced)
                 suite = suite.model_copy(update={"methods": (*suite.methods, method)})
             except RopepatchError as error:
                 if methods is not None:
@@ -175,13 +155,13 @@ def choose(
                 say(f"warning: without {FIT}: {error}")
         results = measured(suite, out=out, report=report, **where, feedback=feedback)
     ranking = rank(results, base=AS_IT_IS, ignored=[FLOOR])
-    named = {method.label: method.name for method in suite.methods}
-    chosen, parameters = named.get(ranking.recommended or ""), dict[str, Any]()
+    names_by_label = {method.label: method.name for method in suite.methods}
+    best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()
     if fitted is not None and ranking.recommended == FIT:
-        chosen, parameters = fitted.scaling.name, fitted.scaling.parameters()
+        best, parameters = fitted.scaling.name, fitted.scaling.parameters()
     return Choice(
         ranking=ranking,
-        method=chosen,
+        method=best,
         parameters=parameters,
         results=results,
         fitted=fitted,
@@ -192,15 +172,5 @@ def choose(
 def compare(
     model: str | os.PathLike[str], *, to: Length, methods: Iterable[str] = COMPARED, **options: Any
 ) -> Choice:
-    """Rank scalings on a model, as `choose` does with a list of methods.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target, in tokens.
-        methods: As in `choose`; all that are named must be possible.
-        **options: Those of `choose`.
-
-    Raises:
-        RopepatchError: As `choose` does.
-    """
+    """Rank scalings on a model, as `choose` does with a list of methods, whose options these are."""
     return choose(model, to=to, methods=methods, **options)

@@ -14,14 +14,7 @@ from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import (
-    Feedback,
-    Progress,
-    Say,
-    bar,
-    is_first,
-    say_on_stderr,
-)
+from ropepatch.pipeline.running import Feedback, Progress, Say, bar, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.settings import Length
 
@@ -77,7 +70,7 @@ def evaluate(
     name = None if model is None else model_name(model)
     if suite is None:
         task |= {"text": text, "field": field, "split": split}
-        planned = _reading(name, revision, methods, to, task)
+        suite = _reading(name, revision, methods, to, task)
     else:
         options = {"--method": methods, "--to": to} | {f"--{key}": value for key, value in task.items()}
         if refused := [option for option, value in options.items() if value]:
@@ -85,15 +78,9 @@ def evaluate(
                 f"{', '.join(refused)} beside --suite",
                 hint="the suite says it: copy its YAML file and change that",
             )
-        planned = named_suite(suite, model=name, text=text, field=field, split=split)
-    return measured(
-        planned,
-        out=out,
-        report=report,
-        revision=revision,
-        device=device,
-        feedback=Feedback(say=say, progress=progress),
-    )
+        suite = named_suite(suite, model=name, text=text, field=field, split=split)
+    feedback = Feedback(say=say, progress=progress)
+    return measured(suite, out=out, report=report, revision=revision, device=device, feedback=feedback)
 
 
 def _reading(
@@ -151,24 +138,10 @@ def measured(
     device: str | None = None,
     feedback: Feedback,
 ) -> Results:
-    """The results of a suite and its report; one that cannot be written is refused before.
-
-    Args:
-        suite: What is measured.
-        out: As in `evaluate`, like `report`, `revision` and `device`.
-        report: An HTML file to write.
-        revision: Of models from the Hub.
-        device: Where the models are put.
-        feedback: How far it is.
-    """
+    """The results of a suite, and a report, refused before if it cannot be written; see `evaluate`."""
     folder, page = check_places(out, report)
-    results = measuring.measure(
-        suite,
-        out=folder,
-        revision=revision,
-        device=device or best_device(),
-        progress=feedback.progress,
-    )
+    device, progress = device or best_device(), feedback.progress
+    results = measuring.measure(suite, out=folder, revision=revision, device=device, progress=progress)
     return reported(results, page, feedback)
 
 
@@ -197,13 +170,13 @@ def can_report() -> bool:
 
 def reported(results: Iterator[Result], report: Path | None, feedback: Feedback) -> Results:
     """All results, each announced as it comes, and their report."""
-    found = []
+    measured = []
     for result in results:
-        found.append(result)
+        measured.append(result)
         if result.seconds is not None:
             feedback.say(f"{result.task}, {result.label}, {result.target} tokens")
     if report is not None and is_first():
         from ropepatch.report import write_report
 
-        feedback.say(f"report: {write_report(found, report)}")
-    return Results(tuple(found))
+        feedback.say(f"report: {write_report(measured, report)}")
+    return Results(tuple(measured))

@@ -17,6 +17,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
 from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
+from ropepatch.pipeline.learned import Learned, planned
 from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results, inline
 from ropepatch.pipeline.running import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from ropepatch.evaluation.suites import Suite
-    from ropepatch.pipeline.learned import Learned
     from ropepatch.publishing.hub import Pushed
     from ropepatch.training.recipe import Recipe
     from ropepatch.training.watching import Gate
@@ -76,14 +76,7 @@ class Extension:
         return self.folder / name
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
-        """What was measured; see `Results.to_pandas`.
-
-        Args:
-            table: Such as `by_position`.
-
-        Raises:
-            RopepatchError: If pandas is not installed.
-        """
+        """What was measured; see `Results.to_pandas`."""
         return self.results.to_pandas(table)
 
     def plot(self, name: str | None = None) -> Figure:
@@ -201,7 +194,7 @@ def extend(
         from ropepatch.publishing.hub import check_repo
 
         check_repo(push)
-    plan, learned = request.planned(feedback, keep=not dry_run)
+    plan, learned = planned(request, feedback, keep=not dry_run)
     if dry_run:
         return Extension(request.folder, plan, {})
     if request.plan is None and plan.savable:
@@ -210,36 +203,21 @@ def extend(
     request.check_suite(plan)
     extras = dict(record or {})
     if request.recipe is None:
-        extension = _written(request, plan, learned, link_weights, extras, feedback)
+        with feedback.progress(WEIGHTS) as advance:
+            folder = writing.extend(
+                plan,
+                request.folder,
+                link_weights=link_weights,
+                progress=advance,
+                record=(learned.record if learned else {}) | extras,
+            )
+        extension = _finished(request, plan, folder, learned, feedback)
     else:
         extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback)
     show(extension)
     if extension.gate is not None:
         say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
     return replace(extension, pushed=_pushed(extension, push, feedback)) if push and is_first() else extension
-
-
-def _written(
-    request: Request,
-    plan: Plan,
-    learned: Learned | None,
-    link_weights: bool,
-    extras: dict[str, Any],
-    feedback: Feedback,
-) -> Extension:
-    """The checkpoint of a plan with the weights of the source, measured if a suite is given."""
-    with feedback.progress(WEIGHTS) as advance:
-        folder = writing.extend(
-            plan,
-            request.folder,
-            link_weights=link_weights,
-            progress=advance,
-            record=(learned.record if learned else {}) | extras,
-        )
-    if learned and is_first():
-        learned.put_on_record(folder)
-    results = _measured(request, plan, folder, feedback)
-    return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
 def _trained(
@@ -250,7 +228,7 @@ def _trained(
     extras: dict[str, Any],
     feedback: Feedback,
 ) -> Extension:
-    """The checkpoint of a model that was trained under a plan, measured if a suite is given."""
+    """The checkpoint of a model that was trained under a plan; its record says `extras` if it is new."""
     try:
         from ropepatch.training.adaptation import adapt
     except ImportError as error:
@@ -266,14 +244,21 @@ def _trained(
         max_short_loss_increase=max_short_loss_increase,
         say=feedback.say,
     )
-    folder = adapted.folder
+    extension = _finished(request, plan, adapted.folder, learned, feedback)
+    record = records.read(adapted.folder)
+    if is_first() and (before is None or record.evaluation != before.evaluation):
+        record = records.amend(adapted.folder, **extras)
+    return replace(extension, record=record.to_dict(), gate=adapted.gate)
+
+
+def _finished(
+    request: Request, plan: Plan, folder: Path, learned: Learned | None, feedback: Feedback
+) -> Extension:
+    """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
     if learned and is_first():
         learned.put_on_record(folder)
     results = _measured(request, plan, folder, feedback)
-    record = records.read(folder)
-    if is_first() and (before is None or record.evaluation != before.evaluation):
-        record = records.amend(folder, **extras)
-    return Extension(folder, plan, record.to_dict(), results, adapted.gate)
+    return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
 def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) -> Results:
@@ -293,12 +278,12 @@ def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) ->
         device=device(),
         progress=feedback.progress,
     )
-    found = reported(results, page, feedback)
+    measured = reported(results, page, feedback)
     if is_first():
-        records.amend(folder, evaluation=summary(found))
+        records.amend(folder, evaluation=summary(measured))
         if page is None:
             feedback.say('no report: pip install "ropepatch[plot]"')
-    return found
+    return measured
 
 
 def _pushed(extension: Extension, repo: str, feedback: Feedback) -> Pushed | None:

@@ -1,4 +1,4 @@
-"""The methods `fit` and `auto`: found once, kept until a checkpoint has it."""
+"""The methods `fit` and `auto`: searched for once, remembered until a checkpoint has the outcome."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.pipeline import choice
+from ropepatch.pipeline.request import Request
 from ropepatch.pipeline.running import Feedback, device, num_processes
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
@@ -37,16 +38,16 @@ from ropepatch.training.supply import write_windows
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
 EVIDENCE = ("fit", "ranking")  # in records: what the choice of the method rests on
 
-Search = Callable[[Path], dict[str, Any]]  # of a work folder: method, parameters, factor and `EVIDENCE`
+Search = Callable[[Source, Path], dict[str, Any]]  # in a work folder; method, parameters, factor, `EVIDENCE`
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A scaling that was found on the model itself.
+    """A scaling that was learned or chosen on the model itself.
 
     Args:
         plan: The plan of that scaling.
-        record: What `ropepatch.json` says of it: what was asked for, what was found, and how.
+        record: What `ropepatch.json` says of it: the request, the outcome, and what that rests on.
         work: The folder that holds it until the checkpoint is written.
     """
 
@@ -55,74 +56,83 @@ class Learned:
     work: Path
 
     def put_on_record(self, folder: Path) -> None:
-        """Say in the record of a checkpoint how its scaling was found; the work folder has served then."""
+        """Say in a checkpoint's record where its scaling comes from; the work folder has served then."""
         records.amend(folder, **self.record)
-        if self.work.is_dir() and not _others(self.work):
+        if self.work.is_dir() and not _foreign(self.work):
             shutil.rmtree(self.work)
 
 
-def fit_settings(parameters: dict[str, Any], text: dict[str, Any], *, measured: bool, recipe: bool) -> Fit:
-    """The parameters of the method `fit`.
+def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
+    """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
     Args:
-        parameters: Those that are set, in the call or in a recipe.
-        text: The text of the call, with its field and split.
-        measured: Whether a suite measures on that text, so that nothing may be learned from it.
-        recipe: Whether there is a recipe, which has texts.
+        request: What is asked for.
+        feedback: Shows the `Fitted` of `fit` or the `Choice` of `auto`.
+        keep: Whether a work folder beside the checkpoint is made, from which an interrupted search goes on.
 
     Raises:
-        RopepatchError: An unknown parameter, one that is not what it must be, or no text but the one that is
-            measured.
+        NothingHelpsError: `auto` sees no scaling help.
+        RopepatchError: The model, the target or the method does not allow it, the suite could not be
+            measured, the folders hold something else, or a search would run in several processes.
     """
-    refuse_unknown(parameters, Fit.model_fields, "parameter of fit")
-    if text["text"] and measured and not recipe and "text" not in parameters:
+    where: dict[str, Any] = {"to": request.target, "revision": request.revision}
+    if request.plan is not None:
+        return request.plan, None
+    if request.method not in (FIT, AUTO):
+        return plan(request.model, **where, method=request.method, **request.parameters), None
+    request.check_suite(plan(request.model, **where, method="linear"))  # refused before the search, if at all
+    settings, search = (_choose if request.method == AUTO else _fit)(request, feedback)
+    source = find_source(request.model, request.revision, weights=True)
+    weights = fingerprint(read_headers(source.folder))
+    asked = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
+    absolute = request.folder.expanduser().absolute()
+    work = absolute.with_name(f"{absolute.name}.{FIT}")
+    record = _remembered(asked, request.folder, work)
+    if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
+        if num_processes() > 1:
+            raise RopepatchError(
+                f"--method {request.method} runs in one process",
+                hint="`ropepatch fit` or `compare` before, and --method with what they give",
+            )
+        absent(request.folder)
+        if keep:
+            record = _searched_in(work, asked, search, source)
+        else:
+            with TemporaryDirectory(prefix="ropepatch-") as place:
+                record = _record(asked, search(source, Path(place)))
+    start = record["start"]
+    options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
+    learned = plan(
+        source.name, to=request.target, method=start["method"], revision=source.revision, **options
+    )
+    evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
+    return learned, Learned(learned, evidence, work)
+
+
+def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
+    """What decides the outcome of `fit`, and the search."""
+    text, recipe = request.text, request.recipe
+    refuse_unknown(request.parameters, Fit.model_fields, "parameter of fit")
+    if text["text"] and request.suite and not recipe and "text" not in request.parameters:
         raise RopepatchError("--text is what --eval measures; a fit needs another", hint="--set text=FILE")
-    return Fit(**(text if text["text"] and not measured else {}) | parameters)
-
-
-def fitted_plan(
-    model: str,
-    to: int,
-    revision: str | None,
-    settings: Fit,
-    recipe: Recipe | None,
-    folder: Path,
-    feedback: Feedback,
-    *,
-    keep: bool,
-) -> Learned:
-    """The plan of frequencies that are fitted to a model, or were when this was asked for before.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target, in tokens.
-        revision: Of a Hub id.
-        settings: How it is fitted.
-        recipe: Whose texts are read where the settings name none.
-        folder: The checkpoint to make.
-        feedback: How the fit speaks; it shows what it found.
-        keep: Whether the work folder beside the checkpoint is made.
-
-    Raises:
-        RopepatchError: The folders hold something else, or what `ropepatch.fit` refuses.
-    """
-    source = find_source(model, revision, weights=True)
+    settings = Fit(**(text if text["text"] and not request.suite else {}) | request.parameters)
     sources = recipe.data.sources if recipe and settings.text is None else ()
-    texts = [kind.text for kind in sources if isinstance(kind, Texts)]
+    texts = [source.text for source in sources if isinstance(source, Texts)]
     if not texts:
-        check_text(settings.text, source.name)
+        check_text(settings.text, request.model)
     seed = recipe.seed if recipe else 0
 
-    def search(work: Path) -> dict[str, Any]:
+    def search(source: Source, work: Path) -> dict[str, Any]:
         options = settings.model_dump()
         if texts and recipe:
-            options |= {"text": _windows_of(recipe, source, to, work), "field": "input_ids"}
+            windows = _windows(recipe, source, request.target, work / WINDOWS)
+            options |= {"text": windows, "field": "input_ids"}
         fitted = fitting.fit(
-            model,
-            to=to,
+            request.model,
+            to=request.target,
             **options,
             seed=seed,
-            revision=revision,
+            revision=request.revision,
             device=device(),
             work=work,
             progress=feedback.progress,
@@ -132,45 +142,30 @@ def fitted_plan(
         start = {"method": fitted.scaling.name, "factor": fitted.scaling.factor}
         return start | {"parameters": fitted.scaling.parameters(), "fit": record}
 
-    request = {"method": FIT} | settings.model_dump() | {"recipe_texts": texts, "seed": seed}
-    return _learned(request, search, source, to, folder, keep=keep)
+    return settings.model_dump() | {"recipe_texts": texts, "seed": seed}, search
 
 
-def chosen_plan(
-    model: str,
-    to: int,
-    revision: str | None,
-    text: dict[str, Any],
-    folder: Path,
-    feedback: Feedback,
-    *,
-    keep: bool,
-) -> Learned:
-    """The plan of the method that measuring chooses, or chose when this was asked for before.
+def _choose(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
+    """What decides the outcome of `auto`, and the search."""
+    if request.parameters:
+        raise RopepatchError(
+            "--set beside --method auto, which sets the parameters itself",
+            hint="name the method, or leave it out",
+        )
+    if request.text["text"] and request.suite:
+        raise RopepatchError(
+            "--text is what --method auto chooses by, and --eval would measure on it",
+            hint="leave --eval out, and `ropepatch eval` the checkpoint on another text",
+        )
+    text = {"split": "test"} | request.text
 
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target, in tokens.
-        revision: Of a Hub id.
-        text: What is read, with its field and split.
-        folder: The checkpoint to make.
-        feedback: How the choice speaks; it shows what it chose from.
-        keep: Whether the work folder beside the checkpoint is made.
-
-    Raises:
-        NothingHelpsError: No scaling is seen to help.
-        RopepatchError: The folders hold something else, there are several processes, or what `choose`
-            refuses.
-    """
-    source = find_source(model, revision, weights=True)
-
-    def search(work: Path) -> dict[str, Any]:
+    def search(source: Source, work: Path) -> dict[str, Any]:
         chosen = choice.choose(
-            model,
-            to=to,
+            request.model,
+            to=request.target,
             **text,
             out=work / MEASURED,
-            revision=revision,
+            revision=request.revision,
             say=feedback.say,
             progress=feedback.progress,
         )
@@ -183,93 +178,68 @@ def chosen_plan(
             (outcome if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
         return outcome
 
-    return _learned({"method": AUTO} | text, search, source, to, folder, keep=keep)
+    return text, search
 
 
-def _learned(
-    request: dict[str, Any], search: Search, source: Source, to: int, folder: Path, *, keep: bool
-) -> Learned:
-    """What was found earlier, if the same was asked for, or is found now."""
-    work = _work_of(folder)
-    weights = fingerprint(read_headers(source.folder))
-    request = as_read(request | {"to": to, "weights": weights})
+def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
+    """What the checkpoint or the work folder says of the same search; nothing where neither is there."""
     earlier, finished = {}, {}
     with suppress(OSError):  # a name that is too long: whoever writes says so
         if records.exists(folder):
             finished = records.read(folder).to_dict()
         if (work / START).is_file():
             earlier = read_json(work / START)
-    record = finished if finished.get("start", {}).get("asked") == request else earlier
+    record = finished if finished.get("start", {}).get("asked") == asked else earlier
     if record:
-        asked, what = record["start"]["asked"], f"{work} holds what something else was found by"
+        before = record["start"]["asked"]
         hint = "choose another --out, or remove that folder to start anew"
-        check_resumed(what, asked, dict.fromkeys(asked) | request, hint=hint)
-    if "method" not in record.get("start", {}):  # it was asked for, and not found yet
-        if num_processes() > 1:
-            raise RopepatchError(
-                f"--method {request['method']} runs in one process",
-                hint="`ropepatch fit` or `compare` before, and --method with what they give",
-            )
-        absent(folder)
-        record = _search_and_keep(request, search, work) if keep else _search_once(request, search)
-    start = record["start"]
-    options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    learned = plan(source.name, to=to, method=start["method"], revision=source.revision, **options)
-    return Learned(learned, {key: record[key] for key in ("start", *EVIDENCE) if key in record}, work)
+        what = f"{work} holds what something else was found by"
+        check_resumed(what, before, dict.fromkeys(before) | asked, hint=hint)
+    return record
 
 
-def _search_once(request: dict[str, Any], search: Search) -> dict[str, Any]:
-    """What is found now, as the record says it."""
-    with TemporaryDirectory(prefix="ropepatch-") as place:
-        return _recorded(request, as_read(search(Path(place))))
+def _searched_in(work: Path, asked: dict[str, Any], search: Search, source: Source) -> dict[str, Any]:
+    """The record of a search in a folder from which it goes on where it is interrupted."""
 
+    def keep(record: dict[str, Any]) -> None:
+        work.mkdir(parents=True, exist_ok=True)
+        with whole_file(work / START) as partial:
+            write_json(partial, record)
 
-def _search_and_keep(request: dict[str, Any], search: Search, work: Path) -> dict[str, Any]:
-    """The same; kept in a folder, from which an interrupted search goes on, too."""
-    if work.exists() and _others(work):
+    if work.exists() and _foreign(work):
         raise RopepatchError(f"{work} exists and holds other files", hint="choose another --out")
-    _keep({"start": {"asked": request}}, work)
+    keep({"start": {"asked": asked}})
     try:
-        record = _recorded(request, as_read(search(work)))
+        record = _record(asked, search(source, work))
     except RopepatchError:
         if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
             shutil.rmtree(work)
         raise
-    _keep(record, work)
+    keep(record)
     return record
 
 
-def _keep(record: dict[str, Any], work: Path) -> None:
-    work.mkdir(parents=True, exist_ok=True)
-    with whole_file(work / START) as partial:
-        write_json(partial, record)
-
-
-def _recorded(request: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+def _record(asked: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+    outcome = as_read(outcome)
     evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
-    return {"start": {"asked": request} | outcome} | evidence
+    return {"start": {"asked": asked} | outcome} | evidence
 
 
-def _windows_of(recipe: Recipe, source: Source, to: int, work: Path) -> Path:
+def _windows(recipe: Recipe, source: Source, to: int, file: Path) -> Path:
     """A file of windows of what a recipe trains on."""
     survey = survey_folder(source.folder)
     write_windows(
         recipe,
         load_tokenizer(source.folder),
-        work / WINDOWS,
+        file,
         trained=survey.rope.original_max_position_embeddings,
         target=to,
         vocabulary=text_config(survey.config).vocab_size,
         cache=default_cache(),
     )
-    return work / WINDOWS
+    return file
 
 
-def _work_of(folder: Path) -> Path:
-    absolute = folder.expanduser().absolute()
-    return absolute.with_name(f"{absolute.name}.{FIT}")
-
-
-def _others(work: Path) -> list[str]:
+def _foreign(work: Path) -> list[str]:
     ours = {START, WINDOWS, STATE, MEASURED}
     return [file.name for file in work.iterdir() if file.name not in ours and not file.name.startswith(".")]

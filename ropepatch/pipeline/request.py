@@ -10,10 +10,8 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
-from ropepatch.extension.planning import Plan, plan
+from ropepatch.extension.planning import Plan
 from ropepatch.pipeline.inputs import in_tokens, model_name
-from ropepatch.pipeline.learned import Learned, chosen_plan, fit_settings, fitted_plan
-from ropepatch.pipeline.running import Feedback
 from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, short_length
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -25,14 +23,14 @@ class Request:
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
-        revision: Of a Hub id.
+        revision: Branch, tag or commit of a Hub id.
         target: The context to reach, in tokens.
         method: A name from `METHODS`, a scaling file, `fit` or `auto`.
-        parameters: Of the method.
-        plan: The plan, where it was made before.
+        parameters: Values for the parameters of the method.
+        plan: The plan that the caller gave in place of a model; None where it is still to be made.
         recipe: How the model is trained; None where it is not.
         suite: What is measured before and after; None for nothing.
-        text: What `fit` or `auto` reads, with its `field` and `split`.
+        text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
         folder: The checkpoint to make.
         label: What tables and figures call the model afterwards.
     """
@@ -49,29 +47,6 @@ class Request:
     folder: Path
     label: str
 
-    def planned(self, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
-        """The plan, with its method found if need be, and how it was found.
-
-        Args:
-            feedback: How a search speaks.
-            keep: Whether a search may go on later from a work folder beside the checkpoint to make.
-
-        Raises:
-            RopepatchError: If the model, the target or the method does not allow it, or the suite could
-                not be measured.
-        """
-        if self.plan is not None:
-            return self.plan, None
-        where: dict[str, Any] = {"to": self.target, "revision": self.revision}
-        if self.method not in (FIT, AUTO):
-            return plan(self.model, **where, method=self.method, **self.parameters), None
-        self.check_suite(plan(self.model, **where, method="linear"))  # refused before the search, if at all
-        if self.method == AUTO:
-            learned = self._chosen(feedback, keep=keep)
-        else:
-            learned = self._fitted(feedback, keep=keep)
-        return learned.plan, learned
-
     def check_suite(self, plan: Plan) -> None:
         """Refuse now what could not be measured after the training.
 
@@ -86,28 +61,6 @@ class Request:
             )
         measure_extension(self.suite, plan)
 
-    def _chosen(self, feedback: Feedback, *, keep: bool) -> Learned:
-        if self.parameters:
-            raise RopepatchError(
-                "--set beside --method auto, which sets the parameters itself",
-                hint="name the method, or leave it out",
-            )
-        if self.text["text"] and self.suite:
-            raise RopepatchError(
-                "--text is what --method auto chooses by, and --eval would measure on it",
-                hint="leave --eval out, and `ropepatch eval` the checkpoint on another text",
-            )
-        text = {"split": "test"} | self.text
-        return chosen_plan(self.model, self.target, self.revision, text, self.folder, feedback, keep=keep)
-
-    def _fitted(self, feedback: Feedback, *, keep: bool) -> Learned:
-        settings = fit_settings(
-            self.parameters, self.text, measured=self.suite is not None, recipe=self.recipe is not None
-        )
-        return fitted_plan(
-            self.model, self.target, self.revision, settings, self.recipe, self.folder, feedback, keep=keep
-        )
-
 
 def read_request(
     model: str | os.PathLike[str] | Plan,
@@ -121,23 +74,28 @@ def read_request(
     suite: Suite | None,
     text: dict[str, Any],
 ) -> Request:
-    """The request of a call of `extend`, whose arguments these are; `text` with its field and split.
+    """The request of a call of `extend`, whose arguments these are.
 
     Raises:
         RopepatchError: If two arguments contradict each other, one is missing, or one is not what it must be.
     """
     training = recipe if isinstance(recipe, Recipe | None) else read_recipe(str(recipe))
-    if isinstance(model, Plan):
-        if to is not None or method is not None or revision is not None or parameters:
-            raise RopepatchError(
-                "a plan says target, method, parameters and revision itself",
-                hint="give the model, or the plan alone",
-            )
-        name, revision, target, method = model.model, model.revision, model.target, model.scaling.name
-    else:
-        name = model_name(model)
-        method, parameters = _method(method, training, parameters)
+    plan = model if isinstance(model, Plan) else None
+    if plan is None:
+        name = model_name(model)  # type: ignore[arg-type]
+        method = method_of(method, training)
+        if training and method == training.method.name:
+            parameters = training.method.parameters | parameters
+        if method not in (FIT, AUTO):
+            check_method(method, parameters)
         target = _target(to or (training.to if training else None), method, name, revision)
+    elif to is not None or method is not None or revision is not None or parameters:
+        raise RopepatchError(
+            "a plan says target, method, parameters and revision itself",
+            hint="give the model, or the plan alone",
+        )
+    else:
+        name, revision, target, method = plan.model, plan.revision, plan.target, plan.scaling.name
     label = method_label(method)
     recipe_name = "recipe" if isinstance(recipe, Recipe) else Path(recipe or "").stem
     parts = filter(None, (Path(name).name, label, short_length(target), recipe_name))
@@ -147,7 +105,7 @@ def read_request(
         target=target,
         method=method,
         parameters=parameters,
-        plan=model if isinstance(model, Plan) else None,
+        plan=plan,
         recipe=training,
         suite=suite,
         text=text,
@@ -165,18 +123,6 @@ def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
     if method is not None or recipe is None:
         return method or "yarn"
     return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
-
-
-def _method(
-    method: str | None, recipe: Recipe | None, parameters: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """The method and its parameters: those of the call go before those of the recipe."""
-    name = method_of(method, recipe)
-    if recipe and name == recipe.method.name:
-        parameters = recipe.method.parameters | parameters
-    if name not in (FIT, AUTO):
-        check_method(name, parameters)
-    return name, parameters
 
 
 def _target(to: Length | None, method: str, model: str, revision: str | None) -> int:

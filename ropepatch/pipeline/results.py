@@ -46,8 +46,7 @@ class Results(Sequence["Result"]):
 
     def to_json(self) -> str:
         """All of them as a JSON list."""
-        content = [asdict(result) for result in self.results]
-        return json_text(content)
+        return json_text([asdict(result) for result in self.results])
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """The rows of one table of every result, beside its model, target, task and label.
@@ -59,17 +58,12 @@ class Results(Sequence["Result"]):
         Raises:
             RopepatchError: If pandas is not installed.
         """
-        names = TABLES if table is None else (table,)
         return data_frame(
-            {
-                "model": result.model["name"],
-                "target": result.target,
-                "task": result.task,
-                "label": result.label,
-                **row,
-            }
+            {"model": result.model["name"]}
+            | {key: getattr(result, key) for key in ("target", "task", "label")}
+            | row
             for result in self.results
-            for name in names
+            for name in (TABLES if table is None else (table,))
             for row in result.tables.get(name, ())
         )
 

@@ -49,29 +49,18 @@ def say_on_stderr(line: str) -> None:
 def bar(name: str) -> Iterator[Advance]:
     """A bar on stderr or in the notebook, which goes when it is done; nothing where neither is there.
 
-    Args:
-        name: What the bar is called; that of `WEIGHTS` counts bytes.
-
-    Yields:
-        A callback that takes how much is done and how much there is, if known.
+    The bar of `WEIGHTS` counts bytes.
     """
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
     console = Console(stderr=True)
-    columns = Progress.get_default_columns()
+    columns = rich.Progress.get_default_columns()
     if name == WEIGHTS:
-        speed = (TransferSpeedColumn(), TimeRemainingColumn())
-        columns = (TextColumn(name), BarColumn(), DownloadColumn(), *speed)
-    shown = is_first() and (console.is_jupyter or sys.stderr.isatty())
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        speed = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+        columns = (rich.TextColumn(name), rich.BarColumn(), rich.DownloadColumn(), *speed)
+    is_seen = is_first() and (console.is_jupyter or sys.stderr.isatty())
+    with rich.Progress(*columns, console=console, transient=True, disable=not is_seen) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
