@@ -50,8 +50,9 @@ def push(
     """
     from ropepatch.publishing.hub import push as send
 
-    options = {"private": private, "dry_run": dry_run, "force": force}
-    pushed = send(folder, repo, revision=revision, say=say_on_stderr, **options)
+    pushed = send(
+        folder, repo, private=private, revision=revision, dry_run=dry_run, force=force, say=say_on_stderr
+    )
     if as_json:
         print(json.dumps(pushed_data(pushed), indent=2, ensure_ascii=False))
     else:
