@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -147,16 +147,17 @@ def generated(name: str, text: str, file: Path = README) -> None:
     assert block(name, file) == text
 
 
-def test_the_encoding_table_is_the_registry():
-    rows = [f"| `{e.name}` | {e.family} | {e.formula} | {e.paper} |" for e in ENCODINGS.values()]
-    generated("encodings", "\n".join(["| encoding | family | scores | source |", "|---|---|---|---|", *rows]))
+def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table."""
+    head, *lines = (f"| {' | '.join(row)} |" for row in (heads, *rows))
+    return "\n".join([head, f"|{'---|' * (head.count(' | ') + 1)}", *lines])
 
 
-def test_the_method_table_is_the_registry():
-    rows = [f"| `{m.name}` | {m.formula} | {m.paper} | {m.saved_as} |" for m in METHODS.values()]
-    generated(
-        "methods", "\n".join(["| method | frequencies | source | saved as |", "|---|---|---|---|", *rows])
-    )
+def test_the_tables_of_encodings_and_methods_are_the_registries():
+    encodings = [(f"`{e.name}`", e.family, e.formula, e.paper) for e in ENCODINGS.values()]
+    generated("encodings", markdown(("encoding", "family", "scores", "source"), encodings))
+    methods = [(f"`{m.name}`", m.formula, m.paper, m.saved_as) for m in METHODS.values()]
+    generated("methods", markdown(("method", "frequencies", "source", "saved as"), methods))
 
 
 def test_the_babyllama_table_is_its_result_file():
@@ -167,13 +168,13 @@ def test_the_babyllama_table_is_its_result_file():
         f"{first['parameters']['lengths'][-1]} tokens "
         f"({first['env']['dtype'].removeprefix('torch.')}, {first['env']['device']}):",
         "",
-        f"| tokens | {' | '.join(result['label'] for result in results)} |",
-        f"|---|{'---|' * len(results)}",
     ]
-    for rows in zip(*(result["tables"]["by_length"] for result in results), strict=True):
-        values = (f"{row['perplexity']:.2f}" for row in rows)
-        lines.append(f"| {rows[0]['length']} | {' | '.join(values)} |")
-    generated("babyllama", "\n".join(lines), PROTOCOL)
+    rows = [
+        [str(cells[0]["length"]), *(f"{cell['perplexity']:.2f}" for cell in cells)]
+        for cells in zip(*(result["tables"]["by_length"] for result in results), strict=True)
+    ]
+    table = markdown(["tokens", *(result["label"] for result in results)], rows)
+    generated("babyllama", "\n".join([*lines, table]), PROTOCOL)
 
 
 def test_the_llama_cpp_table_is_its_result_file():

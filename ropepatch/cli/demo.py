@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,35 +48,32 @@ def demo(
     from ropepatch.evaluation.results import environment
     from ropepatch.extension.planning import plan
     from ropepatch.extension.writing import extend
-    from ropepatch.files import absent, new_folder
+    from ropepatch.files import absent, json_text, new_folder, write_json
 
     folder = absent(out)
     with new_folder(folder) as partial:
         say_on_stderr(f"extending tiny to {TARGET} tokens with {METHOD}")
-        made = plan("tiny", to=TARGET, method=METHOD)
-        extended = extend(made, partial / f"tiny-{METHOD}-2k")
+        tiny_plan = plan("tiny", to=TARGET, method=METHOD)
+        extended = extend(tiny_plan, partial / f"tiny-{METHOD}-2k")
         base, tokenizer = load("tiny")
         tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-        models = {"before": base, "after": load(extended)[0]}
-        curves, grids = _measured(models, tokenizer, tales)
-        trained = made.rope.original_max_position_embeddings
+        curves, grids = _measured({"before": base, "after": load(extended)[0]}, tokenizer, tales)
+        trained = tiny_plan.rope.original_max_position_embeddings
         figures = _draw(partial, curves, floor, grids, trained)
-        results = {
-            name: {"nats": _losses(curves[name]), "passkey": _retrieved(grids[name])} for name in curves
-        }
         task = {"task": "demo", "model": "tiny", "method": METHOD, "trained": trained, "target": TARGET}
         record = task | {
             "tales": TALES,
             "passkey_seed": SEED,
             "floor": _losses(floor),
-            "results": results,
+            "results": {
+                name: {"nats": _losses(curves[name]), "passkey": _retrieved(grids[name])} for name in curves
+            },
             "env": environment(base),
         }
-        text = json.dumps(record, indent=2)
-        (partial / "demo.json").write_text(text + "\n", encoding="utf-8")
+        write_json(partial / "demo.json", record)
     if as_json:
-        print(text)
+        print(json_text(record))
         return
     _print_tables(curves, floor, grids)
     print(f"\n{out} holds {extended.name}, demo.json and {', '.join(figures) or 'no figures'}")
@@ -105,11 +102,7 @@ def _measured(
 
 def _losses(curve: LossCurve) -> dict[str, float]:
     """Nats per token over the stretches between the lengths."""
-    begins = [0, *LENGTHS]
-    return {
-        f"{begin} to {end}": curve.between(begin, end).mean
-        for begin, end in zip(begins, LENGTHS, strict=False)
-    }
+    return {f"{begin} to {end}": curve.between(begin, end).mean for begin, end in pairwise([0, *LENGTHS])}
 
 
 def _retrieved(grid: PasskeyGrid) -> dict[str, dict[str, Any]]:
@@ -144,8 +137,8 @@ def _print_tables(curves: dict[str, LossCurve], floor: LossCurve, grids: dict[st
     rows = [[f"  {span}", *(f"{column[span]:.2f}" for column in columns)] for span in columns[0]]
     rows.append(["passkeys retrieved at", *[""] * len(names)])
     for length in LENGTHS[1:]:
-        found = (grid.at(length) for grid in grids.values())
-        rows.append([f"  {length} tokens", *(f"{cell.correct}/{cell.n}" for cell in found), ""])
+        cells = (grid.at(length) for grid in grids.values())
+        rows.append([f"  {length} tokens", *(f"{cell.correct}/{cell.n}" for cell in cells), ""])
     print_table(("nats per token, positions", *names), rows, width=80, numbers=len(names))
     for name, grid in grids.items():
         print(f"\npasskeys by depth, {name}\n{grid}")

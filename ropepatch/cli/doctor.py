@@ -40,17 +40,16 @@ def doctor(
     """
     from ropepatch.doctor import diagnose, mend
 
-    found = diagnose(model, revision, measure=measure)
-    print(found.to_json() if as_json else found)
-    fixable = [finding for finding in found.findings if finding.fixable]
-    left = found
+    diagnosis = left = diagnose(model, revision, measure=measure)
+    print(diagnosis.to_json() if as_json else diagnosis)
+    fixable = [finding for finding in diagnosis.findings if finding.fixable]
     if fix is not None and fixable:
         with bar("copying") as copied:
-            folder = mend(found, fix, progress=copied)
+            folder = mend(diagnosis, fix, progress=copied)
         left = diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
         print(f"mended in {folder}: {codes}", file=sys.stderr)
-        folders = [path.name for path in sorted(found.case.folder.iterdir()) if path.is_dir()]
+        folders = [path.name for path in sorted(diagnosis.case.folder.iterdir()) if path.is_dir()]
         if shown := [name for name in folders if not name.startswith(".")]:
             print(f"not copied, as they tell of what it was before: {', '.join(shown)}", file=sys.stderr)
         if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):

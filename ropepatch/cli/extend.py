@@ -144,7 +144,7 @@ class _Screen:
     record: dict[str, Any] | None = None
 
     def show(self, outcome: Choice | Fitted | Extension) -> None:
-        """Print what is found on the way: how the method was found on stderr, the checkpoint on stdout."""
+        """Print where the method comes from on stderr, and the checkpoint on stdout."""
         from ropepatch.pipeline.choice import Choice
         from ropepatch.pipeline.extension import Extension
         from ropepatch.report import print_ranking, print_results

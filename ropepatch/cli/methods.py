@@ -29,27 +29,23 @@ def methods(
     from ropepatch.scaling import METHODS, find_method
     from ropepatch.scaling.file import is_scaling_file, read_scaling
 
-    held = read_scaling(name) if name and is_scaling_file(name) else None
-    if held:
-        chosen: list[Any] = [held.scaling]
-    else:
-        chosen = [find_method(name)] if name else list(METHODS.values())
+    file = read_scaling(name) if name and is_scaling_file(name) else None
+    methods: list[Any] = [file.scaling] if file else [find_method(name)] if name else [*METHODS.values()]
+    described, *_ = descriptions = [_described(method) for method in methods]
     if as_json:
-        print(json.dumps([_described(method) for method in chosen], indent=2, ensure_ascii=False))
-        return
-    if name:
-        (described,) = [_described(method) for method in chosen]
-        if held:
-            rope = held.rope
-            print(f"{name}: {rope.original_max_position_embeddings} -> {held.target} tokens, ", end="")
+        print(json.dumps(descriptions, indent=2, ensure_ascii=False))
+    elif name:
+        if file:
+            rope = file.rope
+            print(f"{name}: {rope.original_max_position_embeddings} -> {file.target} tokens, ", end="")
             print(f"rotary_dim {rope.rotary_dim}, rope_theta {rope.rope_theta:g}")
         print(f"{described['method']} ({described['paper']}): {described['formula']}\n\n{described['help']}")
         print(f"\nsaved as: {described['saved_as']}")
         for parameter, default in described["parameters"].items():
             print(f"  --set {parameter}={_shown(default)}")
-        return
-    rows = [(method.name, method.formula, method.paper, method.saved_as) for method in chosen]
-    print_table(("method", "frequencies", "source", "saved as"), rows)
+    else:
+        rows = [(method.name, method.formula, method.paper, method.saved_as) for method in methods]
+        print_table(("method", "frequencies", "source", "saved as"), rows)
 
 
 def _described(method: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,10 +46,9 @@ def recipes(
         return
     if file is not None:
         raise RopepatchError(f"{file} without --copy", hint=f"ropepatch recipes {name} --copy {file}")
-    chosen = {known: read_recipe(known) for known in ([name] if name else recipe_names())}
+    chosen = {recipe: read_recipe(recipe) for recipe in ([name] if name else recipe_names())}
     if as_json:
-        described = [_described(known, recipe) for known, recipe in chosen.items()]
-        print(json.dumps(described, indent=2, ensure_ascii=False))
+        print(json.dumps(list(starmap(_described, chosen.items())), indent=2, ensure_ascii=False))
     elif name:
         print(recipe_file(name).read_text(encoding="utf-8"), end="")
     else:
@@ -102,7 +102,6 @@ def _trained(recipe: Recipe) -> str:
 def _print_table(recipes: dict[str, Recipe]) -> None:
     from ropepatch.settings import short_length
 
-    described = (_described(name, recipe) for name, recipe in recipes.items())
     rows = [
         (
             row["recipe"],
@@ -113,6 +112,6 @@ def _print_table(recipes: dict[str, Recipe]) -> None:
             f"{row['estimate']['tokens'] / 1e6:.1f} M",
             row["trained"],
         )
-        for row in described
+        for row in starmap(_described, recipes.items())
     ]
     print_table(("recipe", "model", "context", "method", "positions", "tokens", "trained"), rows, width=140)

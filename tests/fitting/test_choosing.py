@@ -1,87 +1,20 @@
-"""The choice of a method by measuring: who takes part, on what, and what comes of it."""
+"""Who takes part where scalings are measured against each other, and on what."""
 
-import json
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import made_results
 import pytest
+from fake_fits import fake_fits
 from methods import STATIC
 
 import ropepatch
-from ropepatch.cli import app
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.ranking import RULE, rank
 from ropepatch.evaluation.suites import Method
-from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.fitting.choosing import candidates, fit_beside, participants, ranking_suite
 from ropepatch.fitting.examples import read_material
-from ropepatch.fitting.fitting import Fitted
-from ropepatch.pipeline.choice import choose
-from ropepatch.pipeline.results import Results
-from ropepatch.report.terminal import print_ranking
 from ropepatch.scaling import METHODS
-from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
-
-DIVISORS = tuple(1.0 + pair / 4 for pair in range(16))
-
-
-def of(label, nats, *, inside=1.0):
-    """A loss over 1024 tokens, and `inside` in the first 256, in documents that differ alike for all."""
-    result = made_results.reading(label, [inside, nats, nats])
-    whole = [{"nats": (nats + k) * 100, "tokens": 100} for k in range(10)]
-    short = [{"nats": (inside + k) * 50, "tokens": 50} for k in range(10)]
-    tables = {**result.tables, "by_document": whole, "by_document_inside": short}
-    return replace(result, tables=tables)
-
-
-BASE = of("as it is", 9.0)
-
-
-@pytest.fixture
-def fits(monkeypatch):
-    """What the fit was asked for, each time; it finds DIVISORS."""
-    asked = []
-
-    def fit(model, **options):
-        asked.append({"model": model} | options)
-        made = ropepatch.plan(
-            model, to=options["to"], method="custom", divisors=DIVISORS, attention_factor=1.1
-        )
-        return Fitted(made, {"start": "yarn"})
-
-    monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
-    return asked
-
-
-@pytest.fixture
-def two(monkeypatch):
-    """Two candidates, for speed."""
-    monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
-
-
-@pytest.fixture
-def measures(monkeypatch, two):
-    """What was measured, each time; gives the results that are put into it."""
-    seen = []
-    results = []
-
-    def measure(suite, **options):
-        plans = {
-            method.label: ropepatch.plan("tiny", to=suite.to[0], method=method.name)
-            for method in suite.methods
-        }
-        seen.append((suite, options, plans))
-        return iter(results)
-
-    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure)
-    return seen, results
-
-
-# Who takes part
 
 
 def test_every_static_method_that_needs_no_parameters_takes_part():
@@ -129,7 +62,9 @@ def test_tiny_allows_all_of_them_and_a_checkpoint_holds_each():
     assert all(ropepatch.plan("tiny", to=1024, method=name).savable for name in candidates())
 
 
-def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch, two):
+def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
+
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")
 
@@ -140,106 +75,12 @@ def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypa
         participants("tiny", ["linear", "yarn"], to=1024)
 
 
-def test_a_model_that_allows_nothing_is_an_error():
-    with pytest.raises(RopepatchError, match="tiny already covers 256 tokens"):
-        choose("tiny", to=256)
-
-
-# What is measured
-
-
-def test_the_fit_takes_part_under_its_name_with_what_it_found(fits, measures):
-    seen, results = measures
-    results += [BASE, of("yarn", 2.0), of(FIT, 1.0)]
-    choose("tiny", to=1024)
-    ((suite, _, plans),) = seen
-    assert [method.label for method in suite.methods] == ["linear", "yarn", FIT]
-    assert plans[FIT].scaling.parameters() == {"divisors": DIVISORS, "attention_factor": 1.1}
-
-
-def test_without_a_fit_the_published_methods_alone_are_measured(fits, measures):
-    seen, results = measures
-    results += [BASE, of("yarn", 2.0)]
-    assert choose("tiny", to=1024, methods=["all"]).fitted is None
-    assert ([method.label for method in seen[0][0].methods], fits) == (["linear", "yarn"], [])
-
-
-def test_options_reach_the_measurement_and_the_fit(fits, measures, tmp_path):
-    seen, results = measures
-    results += [BASE, of("yarn", 2.0)]
-    texts = {"text": "books", "field": "body", "split": "dev"}
-    out = tmp_path / "out"
-    choose("tiny", to=512, **texts, windows=7, trials=2, out=out, device="meta")
-    ((suite, options, _),) = seen
-    reading, asking = suite.tasks
-    assert reading == PerplexityTask(**texts, windows=7)
-    assert (asking.lengths, asking.trials) == ((128, 256, 512), 2)
-    assert (suite.models, suite.to, options["out"], options["device"]) == (("tiny",), (512,), out, "meta")
-    (asked,) = fits
-    wanted = {"model": "tiny", "to": 512, **texts, "spare": 7, "device": "meta", "work": out / FIT / "work"}
-    assert {key: asked[key] for key in wanted} == wanted
-    assert json.loads((out / FIT / "fit.json").read_text())["method"] == "custom"
-
-
-def test_what_is_measured_is_what_is_ranked(two):
-    choice = choose("tiny", to=512, methods=["all"], windows=2, trials=0)
-    losses = {
-        result.label: result.tables["by_length"][-1]["nats"]
-        for result in choice.results
-        if result.label != "floor"
-    }
-    assert {row.label: row.nats for row in choice.ranking.rows} == pytest.approx(losses)
-    assert losses.keys() == {"as it is", "linear", "yarn"}
-    assert all(math.isfinite(bound) for row in choice.ranking.rows for bound in row.price_interval)
-
-
-def test_a_model_without_a_text_of_its_own_is_refused(tmp_path):
-    source = ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "model").folder
-    with pytest.raises(RopepatchError, match="--text is missing"):
-        choose(source, to=1024)
-
-
-@pytest.fixture
-def no_fit(monkeypatch):
-    def fit(model, **options):
-        raise RopepatchError("too little text")
-
-    monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
-
-
-def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason(no_fit, measures):
-    _, results = measures
-    results += [BASE, of("yarn", 2.0)]
-    lines = []
-    choice = choose("tiny", to=1024, say=lines.append)
-    assert (choice.left_out, choice.method, choice.fitted) == ({FIT: "too little text"}, "yarn", None)
-    assert "warning: without fit: too little text" in lines
-
-
-def test_a_fit_that_is_named_and_cannot_be_made_is_an_error(no_fit, measures):
-    with pytest.raises(RopepatchError, match="too little text"):
-        choose("tiny", to=1024, methods=["fit", "yarn"])
-
-
-def test_several_processes_do_not_fit(monkeypatch, fits, measures):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    measures[1].extend([BASE, of("yarn", 2.0)])
-    assert choose("tiny", to=1024, device="cpu").left_out == {FIT: "a fit runs in one process"}
-    assert fits == []
-
-
-def test_passkeys_are_asked_at_the_lengths_that_the_tokenizer_can_write_or_left_out_with_the_reason(
-    monkeypatch, fits, measures
-):
-    askable = "ropepatch.fitting.choosing.askable"
-    monkeypatch.setattr(askable, lambda *words: ([256], RopepatchError("too short")))
+def test_lengths_at_which_keys_can_be_asked_for_are_asked(monkeypatch):
+    monkeypatch.setattr(
+        "ropepatch.fitting.choosing.askable", lambda *words: ([256], RopepatchError("too short"))
+    )
     suite, reason = ranking_suite("tiny", [Method(name="yarn")], to=512)
     assert (suite.tasks[1].lengths, reason) == ((256,), None)
-    monkeypatch.setattr(askable, lambda *words: ([], RopepatchError("no digits")))
-    seen, results = measures
-    results += [BASE, of("yarn", 2.0)]
-    assert choose("tiny", to=1024).left_out == {"passkeys": "no digits"}
-    assert [task.name for task in seen[0][0].tasks] == ["perplexity"]
 
 
 # Nothing is ranked on what the fit has seen
@@ -249,8 +90,9 @@ def windows_of(pieces):
     return {tuple(piece.tolist()) for piece in pieces}
 
 
-@pytest.mark.parametrize("windows", [1, 7, 24])
-def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_path, fits, windows):
+@pytest.mark.parametrize("windows", [1, 7])
+def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_path, monkeypatch, windows):
+    fits = fake_fits(monkeypatch)
     _, tokenizer = tiny
     text = tmp_path / "text.txt"
     text.write_text(" ".join(str(number) for number in range(6000)))
@@ -271,153 +113,3 @@ def test_the_tales_that_rank_are_none_of_those_that_the_fit_reads(tiny):
     ranked = [tale.ids for tale in held_out_tales(tokenizer, length=64, count=24)]
     assert len(windows_of(fitted.windows)) > 200
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
-
-
-# What is chosen
-
-
-def test_a_fit_that_wins_is_chosen_as_custom_divisors(fits, measures):
-    measures[1].extend([BASE, of("yarn", 2.0), of(FIT, 1.0)])
-    choice = choose("tiny", to=1024)
-    assert choice.ranking.recommended == FIT
-    assert choice.method == "custom"
-    made = ropepatch.plan("tiny", to=1024, method=choice.method, **choice.parameters)
-    assert made.scaling == choice.fitted.scaling
-
-
-def test_a_published_method_that_wins_is_chosen_by_its_name(fits, measures):
-    measures[1].extend([BASE, of("yarn", 1.0), of(FIT, 2.0), of("floor", 0.1)])
-    choice = choose("tiny", to=1024)
-    assert (choice.method, choice.parameters) == ("yarn", {})
-    assert choice.fitted is not None
-
-
-def test_nothing_is_chosen_where_nothing_helps(fits, measures):
-    measures[1].extend([of("as it is", 1.0), of("yarn", 1.0), of(FIT, 2.0)])
-    choice = choose("tiny", to=1024)
-    assert (choice.method, choice.parameters) == (None, {})
-    assert choice.ranking.advice[0].startswith("Do not extend")
-
-
-# What is told on the way
-
-
-def test_extend_with_auto_shows_why_on_stderr(fits, measures, run_here, tmp_path):
-    measures[1].extend([BASE, of("yarn", 2.0), of(FIT, 1.0)])
-    done = run_here("extend", "tiny", "--to", "1k", "--method", "auto", "--dry-run", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
-    assert (plan["method"], plan["parameters"]["attention_factor"]) == ("custom", 1.1)
-    assert plan["parameters"]["divisors"] == list(DIVISORS)
-    assert RULE in done.stderr
-    assert "Take fit: 8.000 nats per token less" in done.stderr
-
-
-def test_extend_with_auto_ends_with_exit_code_1_where_nothing_helps(fits, measures, run_here, tmp_path):
-    measures[1].extend([of("as it is", 1.0), of("yarn", 1.5)])
-    done = run_here("extend", "tiny", "--to", "1k", "--method", "auto", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Do not extend" in done.stderr
-    assert "error" not in done.stderr
-    with pytest.raises(RopepatchError, match="Do not extend"):
-        ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
-
-
-def test_auto_takes_no_settings_and_no_other_processes(monkeypatch, fits, measures):
-    measures[1].extend([BASE, of("yarn", 2.0)])
-    with pytest.raises(RopepatchError, match="--set beside --method auto"):
-        ropepatch.extend("tiny", to=1024, method="auto", beta=3, dry_run=True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RopepatchError, match="in one process"):
-        ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
-
-
-TABLE = [BASE, of("yarn", 2.0, inside=1.25), of("linear", 2.5, inside=1.5), of("floor", 0.125)]
-
-
-def table(capsys, results):
-    print_ranking(rank(results, base="as it is", ignored=["floor"]), results)
-    printed = capsys.readouterr().out
-    assert f"\nRule: {RULE}\n" in printed
-    return [line.split() for line in printed.splitlines()]
-
-
-def test_the_table_marks_the_front_and_shows_the_short_loss_with_its_interval(capsys):
-    yarn, linear, base, floor = table(capsys, TABLE)[1:5]
-    assert yarn == ["yarn", "6.500", *yarn[2:5], "1.250", "+0.250", "(+0.250", "to", "+0.250)", "*"]
-    assert linear[:2] == ["linear", "7.000"]
-    assert linear[5:] == ["0.500", "(0.500", "to", "0.500)", "1.500", "+0.500", "(+0.500", "to", "+0.500)"]
-    assert (base[3], base[-1]) == ("13.500", "*")
-    assert floor == ["floor", "0.125"]
-
-
-def test_an_interval_that_is_not_known_is_left_out_of_the_table(capsys):
-    def old(result):
-        return replace(result, tables={k: v for k, v in result.tables.items() if k != "by_document_inside"})
-
-    yarn = table(capsys, list(map(old, TABLE)))[1]
-    assert yarn[5:] == ["1.250", "+0.250", "*"]
-
-
-@pytest.fixture
-def compared(monkeypatch, capsys):
-    """What compare measures, and what it prints of results."""
-
-    def compare(results, *words):
-        seen = []
-
-        def measured(suite, **options):
-            seen.append((suite, [ropepatch.plan("tiny", to=1024, method=m.name) for m in suite.methods]))
-            return Results(tuple(results))
-
-        monkeypatch.setattr("ropepatch.pipeline.choice.measured", measured)
-        app(["compare", "tiny", "--to", "1k", *words], standalone_mode=False)
-        return seen, capsys.readouterr()
-
-    return compare
-
-
-def test_compare_of_all_measures_the_candidates_once_each(compared, two):
-    ((suite, _),), _ = compared([BASE, of("yarn", 1.0)], "--methods", "yarn,all")
-    assert [method.label for method in suite.methods] == ["yarn", "linear"]
-
-
-def test_compare_of_a_fit_measures_what_it_found_and_says_how_to_have_it(compared, fits):
-    words = ("--methods", "fit,yarn", "--text", "my books", "--windows", "5")
-    ((suite, plans),), printed = compared([BASE, of("yarn", 2.0), of(FIT, 1.0)], *words)
-    assert [method.label for method in suite.methods] == ["yarn", FIT]
-    assert plans[1].scaling.divisors == DIVISORS
-    assert fits[0]["spare"] == 5
-    assert printed.out.endswith(
-        "\n  ropepatch extend tiny --to 1k --method auto --text 'my books' --field text --split test\n"
-    )
-
-
-def test_compare_with_a_folder_for_results_keeps_the_fit(compared, fits, tmp_path):
-    words = ("--methods", "fit,yarn", "--out", str(tmp_path))
-    _, printed = compared([BASE, of("yarn", 2.0), of(FIT, 1.0)], *words)
-    file = tmp_path / FIT / "fit.json"
-    assert printed.out.endswith(f"\n  ropepatch extend tiny --to 1k --method {file}\n")
-    assert ropepatch.plan("tiny", to=1024, method=str(file)).scaling.divisors == DIVISORS
-
-
-def test_compare_refuses_an_unknown_method_before_it_fits(compared, fits):
-    with pytest.raises(RopepatchError, match="unknown method 'yarnn'"):
-        compared([], "--methods", "fit,yarnn")
-    assert fits == []
-
-
-def test_compare_takes_a_scaling_file_for_a_method(compared, fits, tmp_path):
-    suite, _ = ranking_suite("tiny", [], to=1024, trials=0)
-    method, _ = fit_beside(suite, tmp_path)
-    words = ("--methods", f"yarn,{method.name}")
-    ((measured, _),), printed = compared([BASE, of("yarn", 2.0), of(FIT, 1.0)], *words)
-    assert [method.label for method in measured.methods] == ["yarn", FIT]
-    assert printed.out.endswith(f"\n  ropepatch extend tiny --to 1k --method {method.name}\n")
-
-
-def test_two_methods_of_one_name_are_refused(compared, fits, tmp_path):
-    suite, _ = ranking_suite("tiny", [], to=1024, trials=0)
-    files = [fit_beside(suite, tmp_path / name)[0].name for name in "ab"]
-    with pytest.raises(RopepatchError, match="two methods are the same"):
-        compared([], "--methods", ",".join(files))
