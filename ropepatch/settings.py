@@ -78,13 +78,13 @@ def check_keys(kind: type, content: object) -> None:
             raise RopepatchError(f"a {place} must have the key {field.name}", hint=hint)
 
 
-def refuse_unknown(names: Iterable[object], known: Iterable[str], what: str) -> None:
-    """Refuse a name that is not known; the hint is the nearest known one, or all of them.
+def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:
+    """Refuse a name that is none of the choices; the hint is the nearest of them, or all.
 
     Raises:
-        RopepatchError: A name that is not known.
+        RopepatchError: A name that is none of them.
     """
-    choices = list(known)
+    choices = list(choices)
     for name in names:
         if name not in choices:
             raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest(name, choices))

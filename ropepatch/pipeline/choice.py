@@ -113,7 +113,7 @@ def choose(
             one can be made.
         text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
         field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
+        split: Which part of a `datasets` id or a saved set is read.
         windows: So many windows of the target's length rank, if the text has them.
         trials: Passkeys per length and depth; 0 for none.
         out: A folder for results and fit: what it holds already is not measured again.

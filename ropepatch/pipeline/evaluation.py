@@ -52,7 +52,7 @@ def evaluate(
         text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
             tiny.
         field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set.
+        split: Which part of a `datasets` id or a saved set is read.
         out: A folder for the results: what it holds already is not measured again, and an interrupted call
             goes on from it.
         report: An HTML file to write, with tables and figures.

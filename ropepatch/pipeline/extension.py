@@ -153,7 +153,7 @@ def extend(
         evaluate: A suite by name, a YAML file or a `Suite`: measured before and after, into the folder.
         text: What the suite measures on in place of its own text; or what `fit` and `auto` read.
         field: The column or key of a document's text.
-        split: Of a `datasets` id or a saved set; None for test, or train to fit on.
+        split: Which part of a `datasets` id or a saved set is read; None for test, or train to fit on.
         link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
             rewrites one of them in place also changes the source.
         push: A repository on the Hub; its name and your token are tried before the work.

@@ -58,7 +58,7 @@ class Learned:
     def put_on_record(self, folder: Path) -> None:
         """Say in a checkpoint's record where its scaling comes from; the work folder has served then."""
         records.amend(folder, **self.record)
-        if self.work.is_dir() and not _foreign(self.work):
+        if self.work.is_dir() and not _foreign_files(self.work):
             shutil.rmtree(self.work)
 
 
@@ -66,7 +66,7 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
     Args:
-        request: What is asked for.
+        request: The call of `extend`.
         feedback: Shows the `Fitted` of `fit` or the `Choice` of `auto`.
         keep: Whether a work folder beside the checkpoint is made, from which an interrupted search goes on.
 
@@ -84,10 +84,10 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     settings, search = (_choose if request.method == AUTO else _fit)(request, feedback)
     source = find_source(request.model, request.revision, weights=True)
     weights = fingerprint(read_headers(source.folder))
-    asked = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
+    terms = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
     absolute = request.folder.expanduser().absolute()
     work = absolute.with_name(f"{absolute.name}.{FIT}")
-    record = _remembered(asked, request.folder, work)
+    record = _remembered(terms, request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
         if num_processes() > 1:
             raise RopepatchError(
@@ -96,10 +96,10 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
             )
         absent(request.folder)
         if keep:
-            record = _searched_in(work, asked, search, source)
+            record = _searched_in(work, terms, search, source)
         else:
             with TemporaryDirectory(prefix="ropepatch-") as place:
-                record = _record(asked, search(source, Path(place)))
+                record = _record(terms, search(source, Path(place)))
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
     learned = plan(
@@ -181,7 +181,7 @@ def _choose(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Searc
     return text, search
 
 
-def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
+def _remembered(terms: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
     """What the checkpoint or the work folder says of the same search; nothing where neither is there."""
     earlier, finished = {}, {}
     with suppress(OSError):  # a name that is too long: whoever writes says so
@@ -189,16 +189,16 @@ def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, An
             finished = records.read(folder).to_dict()
         if (work / START).is_file():
             earlier = read_json(work / START)
-    record = finished if finished.get("start", {}).get("asked") == asked else earlier
+    record = finished if finished.get("start", {}).get("asked") == terms else earlier
     if record:
         before = record["start"]["asked"]
         hint = "choose another --out, or remove that folder to start anew"
         what = f"{work} holds what something else was found by"
-        check_resumed(what, before, dict.fromkeys(before) | asked, hint=hint)
+        check_resumed(what, before, dict.fromkeys(before) | terms, hint=hint)
     return record
 
 
-def _searched_in(work: Path, asked: dict[str, Any], search: Search, source: Source) -> dict[str, Any]:
+def _searched_in(work: Path, terms: dict[str, Any], search: Search, source: Source) -> dict[str, Any]:
     """The record of a search in a folder from which it goes on where it is interrupted."""
 
     def keep(record: dict[str, Any]) -> None:
@@ -206,11 +206,11 @@ def _searched_in(work: Path, asked: dict[str, Any], search: Search, source: Sour
         with whole_file(work / START) as partial:
             write_json(partial, record)
 
-    if work.exists() and _foreign(work):
+    if work.exists() and _foreign_files(work):
         raise RopepatchError(f"{work} exists and holds other files", hint="choose another --out")
-    keep({"start": {"asked": asked}})
+    keep({"start": {"asked": terms}})
     try:
-        record = _record(asked, search(source, work))
+        record = _record(terms, search(source, work))
     except RopepatchError:
         if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
             shutil.rmtree(work)
@@ -219,10 +219,10 @@ def _searched_in(work: Path, asked: dict[str, Any], search: Search, source: Sour
     return record
 
 
-def _record(asked: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+def _record(terms: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
     outcome = as_read(outcome)
     evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
-    return {"start": {"asked": asked} | outcome} | evidence
+    return {"start": {"asked": terms} | outcome} | evidence
 
 
 def _windows(recipe: Recipe, source: Source, to: int, file: Path) -> Path:
@@ -240,6 +240,6 @@ def _windows(recipe: Recipe, source: Source, to: int, file: Path) -> Path:
     return file
 
 
-def _foreign(work: Path) -> list[str]:
+def _foreign_files(work: Path) -> list[str]:
     ours = {START, WINDOWS, STATE, MEASURED}
     return [file.name for file in work.iterdir() if file.name not in ours and not file.name.startswith(".")]

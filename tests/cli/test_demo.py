@@ -20,11 +20,6 @@ NATS = 0.02  # what another processor may change
 KEYS = 2  # of 20
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "ropepatch", "demo", *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("demo")
@@ -33,7 +28,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def done(folder) -> subprocess.CompletedProcess[str]:
     """The demo as a newcomer runs it, once for this file."""
-    done = run("--out", "out", folder=folder)
+    line = [sys.executable, "-m", "ropepatch", "demo", "--out", "out"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if updating():
         shutil.copy(folder / "out" / "demo.json", RESULT)
@@ -55,8 +51,8 @@ def table(record: dict) -> str:
     ]
     lines += ["", "| passkeys found at | before | after |", "|---|---|---|"]
     for length, cell in before["passkey"].items():
-        found = after["passkey"][length]
-        lines.append(f"| {length} tokens | {cell['correct']}/{cell['n']} | {found['correct']}/{found['n']} |")
+        later = after["passkey"][length]
+        lines.append(f"| {length} tokens | {cell['correct']}/{cell['n']} | {later['correct']}/{later['n']} |")
     return "\n".join(lines)
 
 
@@ -92,12 +88,8 @@ def test_the_demo_shows_what_the_readme_claims(record):
     for length in ("512", "1024", "2048"):
         assert before["passkey"][length]["correct"] <= 0.1 * before["passkey"][length]["n"]
         assert after["passkey"][length]["correct"] >= 0.5 * after["passkey"][length]["n"]
-
-
-def test_nothing_reads_below_the_floor_by_more_than_luck(record):
-    for result in record["results"].values():
-        for span, nats in result["nats"].items():
-            assert nats > record["floor"][span] - 0.01
+    for nats in (before["nats"], after["nats"]):  # never below the floor by more than luck
+        assert all(nats[span] > floor - 0.01 for span, floor in record["floor"].items())
 
 
 def test_results_go_to_stdout_and_progress_to_stderr(done):
@@ -113,13 +105,6 @@ def test_the_figures_and_a_checkpoint_that_stock_transformers_loads_are_there(do
     model = AutoModelForCausalLM.from_pretrained(folder / "out" / "tiny-yarn-2k")
     assert model.config.max_position_embeddings == 2048
     assert model.config.rope_parameters["rope_type"] == "yarn"
-
-
-def test_a_second_run_into_the_same_folder_is_refused(done, folder):
-    again = run("--out", "out", folder=folder)
-    assert again.returncode == 2
-    assert "already exists" in again.stderr
-    assert "Traceback" not in again.stderr
 
 
 def test_an_interrupted_demo_exits_130_and_leaves_nothing(tmp_path, monkeypatch, capsys):
