@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, StringConstraints, ValidationError
 
@@ -91,6 +91,16 @@ class Gate(Part):
     increase: Number
     most: Number
     passed: StrictBool
+
+    @classmethod
+    def of(cls, base: float, now: float, most: float) -> Self:
+        """The gate of two losses; the record that holds it checks that they are numbers."""
+        rise = now / base - 1
+        return cls.model_construct(base=base, now=now, increase=rise, most=most, passed=rise <= most)
+
+    def __str__(self) -> str:
+        loss = f"short-context loss {self.base:.4f} -> {self.now:.4f} ({self.increase:+.2%})"
+        return f"{loss}, {'within' if self.passed else 'beyond'} the {self.most:.2%} allowed"
 
 
 class LearnedRope(Part):
@@ -259,12 +269,7 @@ class Record(Part):
 
     @classmethod
     def of(cls, plan: Plan, **more: Any) -> Record:
-        """The record of a plan and of the libraries that carry it out now.
-
-        Args:
-            plan: The plan.
-            **more: Further keys.
-        """
+        """The record of a plan and of the libraries that carry it out now, with further keys."""
         import torch
         import transformers
 
@@ -325,11 +330,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def amend(folder: Path, **changes: Any) -> Record:
-    """Change some keys of the record of a folder; what is not known of the others stays as it is.
-
-    Args:
-        folder: Of the checkpoint.
-        **changes: The new values by key; None leaves a key out.
+    """Change some keys of the record of a folder, or leave those out that are None; the others stay.
 
     Raises:
         RopepatchError: If there is no record, it is damaged, or a value is not what the key must hold; the

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.suites import Suite
     from ropepatch.publishing.hub import Pushed
     from ropepatch.training.recipe import Recipe
-    from ropepatch.training.watching import Gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Extension:
     plan: Plan
     record: dict[str, Any] = field(repr=False)
     results: Results = field(default=Results(), repr=False)
-    gate: Gate | None = None
+    gate: records.Gate | None = None
     pushed: Pushed | None = None
 
     def __fspath__(self) -> str:

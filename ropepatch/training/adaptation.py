@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import set_seed
 
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
-from ropepatch.files import read_json
+from ropepatch.extension.planning import Plan
+from ropepatch.files import read_json, write_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.training.adapter import loraplus_optimizer, trainable
@@ -22,23 +22,19 @@ from ropepatch.training.attention import packed_attention
 from ropepatch.training.checkpoints import damage, newest_sound, seal
 from ropepatch.training.frequencies import as_divisors, frozen, train_frequencies
 from ropepatch.training.progress import SECONDS, StepLines
+from ropepatch.training.recipe import Recipe
 from ropepatch.training.run import TRAINED, Run, digest_of, sharded
 from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
 from ropepatch.training.trainer import explaining_disk, make_trainer, training_arguments
-from ropepatch.training.watching import Gate, Watcher
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
-    from ropepatch.training.recipe import Recipe
-    from ropepatch.training.trainer import LongContextTrainer
+from ropepatch.training.watching import Watcher
 
 COST = "cost.json"  # in the folder of what was trained
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """What came out.
+    """The outcome of `adapt`.
 
     Args:
         folder: The checkpoint, or the adapter.
@@ -46,7 +42,7 @@ class Adapted:
     """
 
     folder: Path
-    gate: Gate
+    gate: records.Gate
 
 
 def adapt(
@@ -80,62 +76,60 @@ def adapt(
     with run.state.main_process_first():
         supply = run.supply()
     record = run.record(supply)
-    most = (
-        recipe.watch.max_short_loss_increase if max_short_loss_increase is None else max_short_loss_increase
-    )
+    limit = max_short_loss_increase
+    limit = recipe.watch.max_short_loss_increase if limit is None else limit
     if finished := run.is_finished(record):
         say(f"{run.out} is finished")
     run.state.wait_for_everyone()  # or a slow process would find what a fast one has just finished
     if not finished:
         with run.alone():
-            _finish(run, record, supply, most, say)
+            _finish(run, record, supply, limit, say)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
-    gate = Gate(adaptation.gate.base, adaptation.gate.now, most)
+    gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
     if run.state.is_main_process and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
         records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
     return Adapted(run.out, gate)
 
 
 def _finish(
-    run: Run, record: dict[str, Any], supply: Supply, most: float, say: Callable[[str], None]
+    run: Run, record: dict[str, Any], supply: Supply, limit: float, say: Callable[[str], None]
 ) -> None:
     """Train, or train on, and write what comes out."""
     for note in supply.notes:
         say(note)
-    base = run.begin(record, lambda: _base_loss(run, supply, say))
+
+    def base_loss() -> float:
+        say("measuring the base model within its context")
+        model: Any = load_model(run.source.folder)
+        return _watcher(run, supply).short_loss(model.to(run.state.device))
+
+    base = run.begin(record, base_loss)
     _train(run, supply, say)
     if run.state.is_main_process:
-        say("saving, and reloading with stock transformers" if run.recipe.save == "merged" else "saving")
-        plan = frozen(run.plan, run.folder / TRAINED) if run.recipe.frequencies else run.plan
-        model: Any = merged_model(plan, run.recipe, run.source, run.folder / TRAINED)
+        recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
+        say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
+        frequencies = {}
+        if recipe.frequencies:
+            plan = frozen(run.plan, trained)
+            start = as_divisors(run.plan.frequencies(), plan.rope, plan.scaling.factor).parameters()
+            frequencies["frequencies"] = {"start": start, "end": plan.scaling.parameters()}
+        model: Any = merged_model(plan, recipe, run.source, trained)
         now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
         adaptation = {
-            "recipe": run.recipe.to_dict(),
+            "recipe": recipe.to_dict(),
             "run": digest_of(record),
-            "steps": run.recipe.max_steps,
+            "steps": recipe.max_steps,
             "tokens": supply.tokens,
             "processes": run.state.num_processes,
-            **read_json(run.folder / TRAINED / COST),
-            "gate": Gate(base, now, most).to_dict(),
-            **({"frequencies": _moved(run.plan, plan)} if run.recipe.frequencies else {}),
+            **read_json(trained / COST),
+            "gate": records.Gate.of(base, now, limit).to_dict(),
+            **frequencies,
         }
         record = {"adaptation": adaptation, "base_weights": record["weights"]}
-        save_adaptation(plan, run.recipe, model.cpu(), run.folder / TRAINED, run.out, record)
+        save_adaptation(plan, recipe, model.cpu(), trained, run.out, record)
         shutil.rmtree(run.folder)
     run.state.wait_for_everyone()
-
-
-def _moved(start: Plan, end: Plan) -> dict[str, Any]:
-    """The divisors and attention factors before the training and after it."""
-    before = as_divisors(start.frequencies(), start.rope, start.scaling.factor)
-    return {"start": before.parameters(), "end": end.scaling.parameters()}
-
-
-def _base_loss(run: Run, supply: Supply, say: Callable[[str], None]) -> float:
-    say("measuring the base model within its context")
-    model: Any = load_model(run.source.folder)
-    return _watcher(run, supply).short_loss(model.to(run.state.device))
 
 
 def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
@@ -145,7 +139,8 @@ def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
 
 def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
     """Train from the last sound checkpoint on; leaves TRAINED and the history in the run's folder."""
-    done = damage(run.folder / TRAINED) is None
+    recipe, trained = run.recipe, run.folder / TRAINED
+    done = damage(trained) is None
     run.state.wait_for_everyone()  # until all have looked
     if done:
         return
@@ -153,8 +148,8 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
         last = newest_sound(run.folder)
     if last is not None:
         say(f"going on from {last.name}")
-    set_seed(run.recipe.seed)  # of the adapter's first weights
-    arguments = training_arguments(run.recipe, run.folder, resumed=last is not None)
+    set_seed(recipe.seed)  # of the adapter's first weights
+    arguments = training_arguments(recipe, run.folder, resumed=last is not None)
     mixed = arguments.bf16 or arguments.fp16
     loaded: Any = load_model(run.source.folder)
     patch(loaded, run.plan)
@@ -162,17 +157,18 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
         with packed_attention(loaded):  # refuses a model that cannot, before it is wrapped
             pass
     elif run.attention == "varlen":
-        with stock_code(f"use {run.recipe.attention}", "attention: sdpa needs no further package"):
-            loaded.set_attn_implementation(run.recipe.attention)
-    model = trainable(loaded if mixed else loaded.float(), run.recipe.lora)
-    if run.recipe.gradient_checkpointing:
+        with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
+            loaded.set_attn_implementation(recipe.attention)
+    model = trainable(loaded if mixed else loaded.float(), recipe.lora)
+    if recipe.gradient_checkpointing:
         _checkpoint_activations(loaded)
-    ratio = run.recipe.lora and run.recipe.lora.loraplus_lr_ratio
+    ratio = recipe.lora and recipe.lora.loraplus_lr_ratio
     optimizer = loraplus_optimizer(model, ratio, arguments) if ratio else None
-    learned = run.recipe.frequencies
-    rope = train_frequencies(model, run.plan, learned.learning_rate) if learned else None
-    if rope is not None and last is not None:
-        rope.restore(last)
+    rope = None
+    if recipe.frequencies:
+        rope = train_frequencies(model, run.plan, recipe.frequencies.learning_rate)
+        if last is not None:
+            rope.restore(last)
     trainer = make_trainer(
         watcher=_watcher(run, supply, split=not sharded()),
         attention=run.attention,
@@ -181,32 +177,27 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
         args=arguments,
         train_dataset=supply.batches,
         optimizers=(optimizer, None),
-        callbacks=[StepLines(say, supply.tokens / run.recipe.max_steps)],
+        callbacks=[StepLines(say, supply.tokens / recipe.max_steps)],
     )
     with no_progress_bars():
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if run.state.is_main_process:
-        shutil.rmtree(run.folder / TRAINED, ignore_errors=True)
+        shutil.rmtree(trained, ignore_errors=True)
     run.state.wait_for_everyone()
-    with explaining_disk("what was trained", run.folder / TRAINED), no_progress_bars():
-        trainer.save_model(str(run.folder / TRAINED))
+    with explaining_disk("what was trained", trained), no_progress_bars():
+        trainer.save_model(str(trained))
         run.state.wait_for_everyone()
         if run.state.is_main_process:
-            if run.recipe.lora is None:
+            if recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
-                shutil.copyfile(run.source.folder / "config.json", run.folder / TRAINED / "config.json")
+                shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
             if rope is not None:
-                rope.save(run.folder / TRAINED)
-            (run.folder / TRAINED / COST).write_text(json.dumps(_cost(trainer)), encoding="utf-8")
-            seal(run.folder / TRAINED)
-
-
-def _cost(trainer: LongContextTrainer) -> dict[str, Any]:
-    """The time that all steps took, over all sessions, and on what."""
-    seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
-    cpu = f"CPU, {torch.get_num_threads()} threads"
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
-    return {"seconds": round(seconds, 1), "device": device}
+                rope.save(trained)
+            seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
+            cpu = f"CPU, {torch.get_num_threads()} threads"
+            device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+            write_json(trained / COST, {"seconds": round(seconds, 1), "device": device})
+            seal(trained)
 
 
 def _checkpoint_activations(model: Any) -> None:

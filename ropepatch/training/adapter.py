@@ -5,26 +5,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import active, patch
 from ropepatch.extension.planning import plan as make_plan
+from ropepatch.extension.record import Record
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.training.sections import Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ropepatch.extension.record import Record
-    from ropepatch.training.sections import Lora
 
 
 def trainable(model: Any, lora: Lora | None) -> nn.Module:
@@ -40,12 +40,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     if lora is None:
         whole: nn.Module = model.float().requires_grad_(True)
         return whole
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise RopepatchError(
-            "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
-        ) from error
+    peft = _peft()
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
     if _is_tied(model) and ends & {*lora.target_modules}:
@@ -53,7 +48,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             "embeddings and head share their weights: an adapter on one would be merged into both",
             hint="train_embeddings: true trains them whole",
         )
-    config = LoraConfig(
+    config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
         lora_alpha=lora.lora_alpha,
@@ -66,7 +61,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     )
     try:
         with without_deprecations():
-            adapted: Any = get_peft_model(model, config)
+            adapted: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise RopepatchError(
@@ -76,8 +71,16 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    module: nn.Module = adapted
-    return module
+    return adapted
+
+
+def _peft() -> Any:
+    try:
+        return import_module("peft")
+    except ImportError as error:
+        raise RopepatchError(
+            "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
+        ) from error
 
 
 @contextmanager
@@ -92,7 +95,7 @@ def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.
     """AdamW with another learning rate for B than for A (LoRA+, arXiv:2402.12354)."""
     from peft.optimizers import create_loraplus_optimizer
 
-    made: torch.optim.Optimizer = create_loraplus_optimizer(
+    optimizer: torch.optim.Optimizer = create_loraplus_optimizer(
         model=model,
         optimizer_cls=torch.optim.AdamW,
         lr=arguments.learning_rate,
@@ -101,7 +104,7 @@ def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.
         betas=(arguments.adam_beta1, arguments.adam_beta2),
         eps=arguments.adam_epsilon,
     )
-    return made
+    return optimizer
 
 
 def _saved_whole(model: Any, lora: Lora) -> list[str]:
@@ -109,8 +112,7 @@ def _saved_whole(model: Any, lora: Lora) -> list[str]:
     names = set()
     embeddings = _ends(model) if _is_tied(model) else [model.get_input_embeddings()]
     for path, module in model.named_modules():
-        is_norm = type(module).__name__.endswith("Norm")
-        is_embedding = any(module is other for other in embeddings)
+        is_norm, is_embedding = type(module).__name__.endswith("Norm"), module in embeddings
         if (is_norm and lora.train_norms) or (is_embedding and lora.train_embeddings):
             names.add(path.rpartition(".")[2])
     return sorted(names)
@@ -154,46 +156,30 @@ def load_adapter(
     if fingerprint(read_headers(source.folder)) != record.base_weights:
         raise RopepatchError(
             f"{name} has other weights than the adapter was trained on",
-            hint="get the checkpoint it was made from",
+            hint="get the checkpoint it was trained on",
         )
     if model is None:
         model = load_model(source.folder)
-        plan = make_plan(
-            name,
-            to=record.target,
-            method=record.method,
-            revision=revision,
-            factor=record.factor,
-            **record.parameters,
-        )
-        patch(model, plan)
+        scaling = {"method": record.method, "factor": record.factor} | record.parameters
+        patch(model, make_plan(name, to=record.target, revision=revision, **scaling))
     _check_rope(model, record)
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise RopepatchError(
-            "peft is needed for an adapter", hint='pip install "ropepatch[train]"'
-        ) from error
-    adapted = PeftModel.from_pretrained(model, str(place)).eval()
+    adapted: PeftModel = _peft().PeftModel.from_pretrained(model, str(place)).eval()
     return adapted, load_tokenizer(source.folder)
 
 
 def _check_rope(model: PreTrainedModel, record: Record) -> None:
+    trained_under = f"the adapter was trained under {record.method} to {record.target} tokens"
     handle = active(model)
     if handle is None:
         raise RopepatchError(
-            f"the adapter was trained under {record.method} to {record.target} tokens; "
-            "this model has no patch",
+            f"{trained_under}; this model has no patch",
             hint="leave the model out, or ropepatch.patch(model, plan) it first",
         )
-    plan = handle.plan
-    frequencies = plan.frequencies()
-    if (frequencies.inv_freq.tolist(), frequencies.attention_factor) != (
-        record.inv_freq,
-        record.attention_factor,
+    plan, frequencies = handle.plan, handle.plan.frequencies()
+    if frequencies.inv_freq.tolist() != record.inv_freq or (
+        frequencies.attention_factor != record.attention_factor
     ):
         raise RopepatchError(
-            f"the adapter was trained under {record.method} to {record.target} tokens; "
-            f"this model has {plan.scaling.name} to {plan.target}",
+            f"{trained_under}; this model has {plan.scaling.name} to {plan.target}",
             hint="remove that patch, or leave the model out",
         )

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.errors import RopepatchError
-from ropepatch.settings import refuse_unknown, relative_length
+from ropepatch.settings import refuse_unknown
 
 if TYPE_CHECKING:
     from ropepatch.training.recipe import Recipe
@@ -25,7 +24,7 @@ ATTENTION_BACKWARD = 2.5  # times the forward: five matrix products against two 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The size of a model, as config.json names its numbers; `qkv_bias` is that of Qwen2's q, k and v."""
 
     hidden_size: int
@@ -84,8 +83,8 @@ class Shape:
 
 def _llama(
     hidden: int, mlp: int, layers: int, heads: int, keys: int, vocab: int, window: int, **more: bool
-) -> Shape:
-    return Shape(
+) -> ModelShape:
+    return ModelShape(
         hidden_size=hidden,
         intermediate_size=mlp,
         num_hidden_layers=layers,
@@ -98,7 +97,7 @@ def _llama(
     )
 
 
-SHAPES: Mapping[str, Shape] = {  # of the models that recipes are written for, from their config.json
+SHAPES: Mapping[str, ModelShape] = {  # of the models that recipes are written for, from their config.json
     "tiny": _llama(192, 512, 4, 6, 6, 1024, 256, tie_word_embeddings=True),
     "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, 49152, 8192, tie_word_embeddings=True),
     "meta-llama/Llama-2-7b-hf": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
@@ -113,13 +112,13 @@ class Estimate:
     """What a run costs.
 
     Args:
-        tokens: Read in all, by all processes.
-        parameters: Of the model.
+        tokens: Tokens that all processes read in all steps.
+        parameters: Weights of the model.
         trained: How many of them, the adapter included, take steps.
         weights_gib: Memory of the weights, of one process that holds all of them.
-        optimizer_gib: Of gradients and both moments of Adam.
-        activations_gib: Of one forward and backward pass, with the logits of one chunk.
-        flops: Of the whole run.
+        optimizer_gib: Memory of gradients and both moments of Adam.
+        activations_gib: Memory of one forward and backward pass, with the logits of one chunk.
+        flops: Floating-point operations of the whole run.
     """
 
     tokens: int
@@ -144,18 +143,12 @@ class Estimate:
         return asdict(self) | {"total_gib": self.total_gib, "h100_hours": self.hours()}
 
     def __str__(self) -> str:
-        memory = " + ".join(
-            f"{value:.1f} GiB {name}"
-            for name, value in (
-                ("weights", self.weights_gib),
-                ("optimiser", self.optimizer_gib),
-                ("activations", self.activations_gib),
-            )
-        )
-        return f"{self.tokens:,} tokens; {memory} = {self.total_gib:.1f} GiB; {self.hours():.1f} h"
+        memory = f"{self.weights_gib:.1f} GiB weights + {self.optimizer_gib:.1f} GiB optimiser"
+        memory = f"{memory} + {self.activations_gib:.1f} GiB activations = {self.total_gib:.1f} GiB"
+        return f"{self.tokens:,} tokens; {memory}; {self.hours():.1f} h"
 
 
-def estimate(recipe: Recipe, shape: Shape, *, processes: int = 1) -> Estimate:
+def estimate(recipe: Recipe, shape: ModelShape, *, processes: int = 1) -> Estimate:
     """The cost of a recipe on a model.
 
     Memory, in bytes: frozen weights take 2 in mixed precision (`bf16` or `fp16` in `trainer`), else 4; what
@@ -175,15 +168,8 @@ def estimate(recipe: Recipe, shape: Shape, *, processes: int = 1) -> Estimate:
         RopepatchError: A window above `tokens_per_batch`, or target modules of another architecture.
     """
     mixed = bool(recipe.trainer.get("bf16") or recipe.trainer.get("fp16"))
-    per_batch = relative_length(recipe.data.tokens_per_batch, shape.max_position_embeddings)
+    windows, per_batch = recipe.data.lengths(shape.max_position_embeddings)
     batches = processes * recipe.trainer.get("gradient_accumulation_steps", 1)
-    windows = [relative_length(length, shape.max_position_embeddings) for length in recipe.data.windows]
-    for window in windows:
-        if not 1 <= window <= per_batch:
-            raise RopepatchError(
-                f"a window of {window} tokens does not fit into tokens_per_batch: {per_batch}",
-                hint="raise tokens_per_batch, or lower windows",
-            )
     cycles, rest = divmod(recipe.max_steps, len(windows))
     tokens, flops = 0, 0.0
     for number, window in enumerate(windows):
@@ -208,7 +194,7 @@ def estimate(recipe: Recipe, shape: Shape, *, processes: int = 1) -> Estimate:
     )
 
 
-def trained_weights(lora: Lora | None, shape: Shape) -> tuple[int, int]:
+def trained_weights(lora: Lora | None, shape: ModelShape) -> tuple[int, int]:
     """Weights of the adapter, and those of the model that take steps themselves."""
     if lora is None:
         return 0, shape.parameters
@@ -218,7 +204,7 @@ def trained_weights(lora: Lora | None, shape: Shape) -> tuple[int, int]:
     return shape.num_hidden_layers * size, whole
 
 
-def activation_bytes(recipe: Recipe, shape: Shape, tokens: int) -> int:
+def activation_bytes(recipe: Recipe, shape: ModelShape, tokens: int) -> int:
     """Memory of one forward and backward pass over so many tokens, beside weights and gradients.
 
     With checkpointing: the hidden state of every layer, and one layer at a time at its peak, the backward
@@ -239,7 +225,7 @@ def activation_bytes(recipe: Recipe, shape: Shape, tokens: int) -> int:
     return tokens * held + 3 * 4 * min(CHUNK, tokens) * shape.vocab_size
 
 
-def flops_per_token(recipe: Recipe, shape: Shape, window: int) -> float:
+def flops_per_token(recipe: Recipe, shape: ModelShape, window: int) -> float:
     """Forward and backward of one token in a row of so many."""
     lora, layers = recipe.lora, shape.num_hidden_layers
     forward = 2 if recipe.gradient_checkpointing else 1
@@ -255,7 +241,7 @@ def flops_per_token(recipe: Recipe, shape: Shape, window: int) -> float:
     )
 
 
-def _targets(lora: Lora, shape: Shape) -> list[str]:
+def _targets(lora: Lora, shape: ModelShape) -> list[str]:
     if isinstance(lora.target_modules, str):
         return list(shape.linear)
     refuse_unknown(lora.target_modules, shape.linear, "target module")

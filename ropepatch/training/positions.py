@@ -131,7 +131,7 @@ Parameters = Annotated[TrueLength | PoSE | RandPos | CREAM, Field(discriminator=
 Single = Annotated[Parameters, BeforeValidator(_by_name, json_schema_input_type=Name | Parameters)]
 
 
-class Part(Settings):
+class MixturePart(Settings):
     """One of the samplings of a mixture; in a file one mapping, the sampling's with a weight.
 
     Args:
@@ -173,7 +173,7 @@ class Mixture(PositionSampling):
 
     paper = ""
     name: Literal["mixture"] = "mixture"
-    parts: Several[Part]
+    parts: Several[MixturePart]
 
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
         return self.for_row(draw).sample(window, target, draw)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
-
 
 SECONDS = "train_seconds"  # of the steps since the log before
 
@@ -29,27 +25,16 @@ class StepLines(TrainerCallback):
         self._began = self._seconds = self._logged = 0.0
         self._steps = 0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock, which stands still between steps: measurements and checkpoints do not count."""
         self._began = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
         self._seconds += time.perf_counter() - self._began
         self._steps += 1
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Say it, and keep the time with the log, which outlives an interruption."""
         if not state.is_world_process_zero or not logs:
             return

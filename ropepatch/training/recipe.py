@@ -17,55 +17,25 @@ from ropepatch.files import shipped
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
 from ropepatch.training.positions import Positions
-from ropepatch.training.sections import Data, Fit, Frequencies, Lora, Watch
+from ropepatch.training.sections import Data, Fit, FrequencyTraining, Lora, Watch
 
-OURS = {  # arguments of the Trainer that follow from other parts of a recipe, or that would break a resume
-    "output_dir",
-    "seed",
-    "data_seed",
-    "eval_strategy",
-    "eval_steps",
-    "do_train",
-    "do_eval",
-    "do_predict",
-    "num_train_epochs",
-    "gradient_checkpointing",  # a key of the recipe
-    "gradient_checkpointing_kwargs",
-    "activation_checkpointing",
-    "activation_checkpointing_kwargs",
-    "eval_on_start",
-    "logging_nan_inf_filter",
-    "label_smoothing_factor",
-    "ignore_data_skip",
-    "use_cache",
-    "train_sampling_strategy",
-    "length_column_name",
-    "dataloader_drop_last",
-    "metric_for_best_model",
-    "greater_is_better",
+# Arguments of the Trainer that are not a recipe's to set: it has keys for them, they are the launcher's (see
+# recipes/accelerate), or they would break a resume.
+OURS = {
+    *("output_dir", "seed", "data_seed", "do_train", "do_eval", "do_predict", "num_train_epochs"),
+    *("eval_strategy", "eval_steps", "eval_on_start", "per_device_eval_batch_size"),
+    *("disable_tqdm", "use_cpu"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    *("activation_checkpointing", "activation_checkpointing_kwargs"),
+    *("per_device_train_batch_size", "remove_unused_columns", "average_tokens_across_devices"),
+    *("train_sampling_strategy", "length_column_name", "dataloader_drop_last", "auto_find_batch_size"),
+    *("label_smoothing_factor", "logging_nan_inf_filter", "use_cache"),
     "use_liger_kernel",  # the loss finds it by itself
-    "parallelism_config",  # these are the launcher's: recipes/accelerate
-    "fsdp",
-    "fsdp_config",
-    "deepspeed",
-    "hub_model_id",
-    "hub_strategy",
-    "hub_token",
-    "hub_private_repo",
-    "hub_always_push",
+    *("parallelism_config", "fsdp", "fsdp_config", "deepspeed"),
+    *("ignore_data_skip", "resume_from_checkpoint", "save_strategy", "save_only_model"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push"),
     "hub_revision",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "remove_unused_columns",
-    "resume_from_checkpoint",
-    "save_strategy",
-    "save_only_model",
-    "load_best_model_at_end",
-    "push_to_hub",
-    "disable_tqdm",
-    "use_cpu",
-    "average_tokens_across_devices",
-    "auto_find_batch_size",
 }
 
 
@@ -120,7 +90,7 @@ class Recipe(Settings):
     positions: Positions
     lora: Lora | None
     trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
-    frequencies: Frequencies | None = None
+    frequencies: FrequencyTraining | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
     attention: Literal["sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"

@@ -8,30 +8,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
-from ropepatch.data.token_store import amount
+from ropepatch.data.token_store import TokenStore, amount
 from ropepatch.data.tokens import tokenizer_digest
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import refuse_unknown, relative_length, seed_of
-from ropepatch.training.positions import row_positions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from transformers import PreTrainedTokenizerBase
-
-    from ropepatch.data.token_store import TokenStore
-    from ropepatch.training.positions import PositionSampling
-    from ropepatch.training.sections import Data
+from ropepatch.settings import refuse_unknown, seed_of
+from ropepatch.training.positions import PositionSampling, row_positions
+from ropepatch.training.sections import Data
 
 logger = logging.getLogger(__name__)
 
@@ -58,23 +51,6 @@ class Row:
         return Row(self.ids, labels, (len(self.ids),))
 
 
-class Stream(Protocol):
-    """Rows of one source.
-
-    Attributes:
-        name: Of the source.
-        digest: Names its content.
-        size: Tokens that can be read before they come again; None if they never do.
-    """
-
-    name: str
-    digest: str
-    size: int | None
-
-    def row(self, index: int, window: int) -> Row:
-        """The row of a number from 0, in W = ``window`` tokens."""
-
-
 class TokenRows:
     """Documents joined end to end and cut into windows, which come in an order of their own in each epoch.
 
@@ -82,6 +58,11 @@ class TokenRows:
         store: The documents.
         begin: The token to begin from; those before it are held out.
         seed: Of the order.
+
+    Attributes:
+        name: Of the source.
+        digest: Names its content.
+        size: Tokens that can be read before they come again; None if they never do.
     """
 
     def __init__(self, store: TokenStore, begin: int, seed: int) -> None:
@@ -112,11 +93,10 @@ class TokenRows:
         return Row(ids, labels, lengths)
 
     def _order(self, window: int, windows: int, epoch: int) -> Tensor:
-        kept = self._orders.get(window)
-        if kept is None or kept[0] != epoch:
+        if self._orders.get(window, (None,))[0] != epoch:
             generator = torch.Generator().manual_seed(seed_of(self._seed, window, epoch))
-            kept = self._orders[window] = (epoch, torch.randperm(windows, generator=generator))
-        return kept[1]
+            self._orders[window] = (epoch, torch.randperm(windows, generator=generator))
+        return self._orders[window][1]
 
 
 class GeneratedRows:
@@ -139,11 +119,7 @@ class GeneratedRows:
         self._material, self._stock, self._seed = material, _stock(tokenizer), seed
 
     def row(self, index: int, window: int) -> Row:
-        """The row of a number from 0, in W = ``window`` tokens.
-
-        Raises:
-            RopepatchError: The material does not come in so few tokens.
-        """
+        """As `TokenRows.row`; refused where the material does not come in so few tokens."""
         seed = seed_of(self._seed, self._material, window, index)
         ids, labels = MATERIALS[self._material](self._stock, window, seed)
         labels = labels.clone()
@@ -154,6 +130,9 @@ class GeneratedRows:
 @lru_cache(maxsize=1)
 def _stock(tokenizer: PreTrainedTokenizerBase) -> Stock:
     return Stock.of(tokenizer, [])
+
+
+Stream = TokenRows | GeneratedRows
 
 
 def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:
@@ -198,14 +177,7 @@ class Schedule:
         Raises:
             RopepatchError: A batch has no room for a row.
         """
-        room = relative_length(data.tokens_per_batch, trained)
-        lengths = [relative_length(window, trained) for window in data.windows]
-        for window in lengths:
-            if not 2 <= window <= room:
-                raise RopepatchError(
-                    f"a window must be from 2 tokens to the {room} of tokens_per_batch, got {window}",
-                    hint="raise tokens_per_batch",
-                )
+        lengths, room = data.lengths(trained)
         steps_of = torch.arange(steps * per_step) // per_step
         window_of = torch.tensor(lengths)[steps_of % len(lengths)]
         rows = room // window_of
@@ -240,17 +212,14 @@ class Batches(Dataset[dict[str, Tensor | int]]):
     -100.
 
     Args:
-        data: What is read: its windows, shares and boundaries.
-        streams: The rows of each of its sources.
+        schedule: What every row is.
+        streams: The rows of each source.
         positions: Where the tokens of a row are said to stand.
-        trained: The old context, in tokens.
-        target: The new one.
-        steps: Optimiser steps.
-        per_step: Batches of each, over all processes.
-        seed: Of shares and positions.
+        boundaries: Whether tokens attend to their own document alone.
+        target: The new context, in tokens.
+        seed: Of the positions.
 
     Attributes:
-        schedule: What every row is.
         digest: Names all items.
 
     Raises:
@@ -259,19 +228,16 @@ class Batches(Dataset[dict[str, Tensor | int]]):
 
     def __init__(
         self,
-        data: Data,
+        schedule: Schedule,
         streams: Sequence[Stream],
         positions: PositionSampling,
         *,
-        trained: int,
+        boundaries: bool,
         target: int,
-        steps: int,
-        per_step: int,
         seed: int,
     ) -> None:
-        self.schedule = Schedule.of(data, trained=trained, steps=steps, per_step=per_step, seed=seed)
-        self._streams, self._positions, self._boundaries = list(streams), positions, data.boundaries
-        self._target, self._seed = target, seed
+        self.schedule, self._streams, self._positions = schedule, list(streams), positions
+        self._boundaries, self._target, self._seed = boundaries, target, seed
         for window in sorted(set(self.schedule.windows.tolist())):
             if window > target:
                 raise RopepatchError(
@@ -280,7 +246,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
                 )
             for stream in streams:
                 stream.row(0, window)  # what cannot be drawn fails now, and not after hours
-        decisive = (data.boundaries, positions.to_dict(), target, seed, [stream.digest for stream in streams])
+        decisive = (boundaries, positions.to_dict(), target, seed, [stream.digest for stream in streams])
         hashed = hashlib.sha256(repr(decisive).encode())
         for values in (self.schedule.begins, self.schedule.windows, self.schedule.sources):
             hashed.update(values.numpy().tobytes())
@@ -297,13 +263,11 @@ class Batches(Dataset[dict[str, Tensor | int]]):
     @property
     def report(self) -> list[str]:
         """How much is read of each source, a line each."""
-        lines = []
-        for number, stream in enumerate(self._streams):
-            line = f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
-            lines.append(
-                line if stream.size is None else f"{line}, {self.times(number):.1f} times what it has"
-            )
-        return lines
+        return [
+            f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
+            + ("" if stream.size is None else f", {self.times(number):.1f} times what it has")
+            for number, stream in enumerate(self._streams)
+        ]
 
     def __len__(self) -> int:
         return len(self.schedule.begins) - 1
@@ -313,7 +277,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
             raise IndexError(f"there are {len(self)} batches, got {item}")
         first, last = self.schedule.begins[item : item + 2].tolist()
         rows = [self._row(number) for number in range(first, last)]
-        positions = [self._place(row, item, number) for number, row in enumerate(rows)]
+        positions = [self._positions_of(row, item, number) for number, row in enumerate(rows)]
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return {
@@ -327,11 +291,12 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         }
 
     def _row(self, number: int) -> Row:
-        of = (self.schedule.sources, self.schedule.indices, self.schedule.windows)
-        source, index, window = (int(values[number]) for values in of)
+        schedule = self.schedule
+        columns = (schedule.sources, schedule.indices, schedule.windows)
+        source, index, window = (int(column[number]) for column in columns)
         row = self._streams[source].row(index, window)
         return row if self._boundaries else row.joined()
 
-    def _place(self, row: Row, item: int, number: int) -> Tensor:
+    def _positions_of(self, row: Row, item: int, number: int) -> Tensor:
         draw = random.Random(seed_of(self._seed, "positions", item, number))
         return row_positions(self._positions, row.lengths, self._target, draw)

@@ -11,36 +11,36 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from filelock import FileLock, Timeout
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
+from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import Source
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.settings import relative_length, seed_of
+from ropepatch.settings import seed_of
+from ropepatch.training.recipe import Recipe
 from ropepatch.training.supply import Supply, make_supply
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from ropepatch.extension.planning import Plan
-    from ropepatch.training.recipe import Recipe
 
 RECORD = "run.json"  # in the folder of a run: what decides its outcome, and the base model's loss
 TRAINED = "trained"  # within it: what the last step left
 # Of a recipe, what the plan or the digest of the text says, or what changes no weight.
-NOT_DECISIVE = {"model", "to", "method", "watch", "save"}
-NOT_DECISIVE_OF = {"trainer": {"report_to", "run_name"}, "sources": {"text", "field", "split"}}
+NOT_DECISIVE: dict[str, Any] = {
+    **dict.fromkeys(("model", "to", "method", "watch", "save"), True),
+    "trainer": {"report_to", "run_name"},
+    "data": {"sources": {"__all__": {"text", "field", "split"}}},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +126,8 @@ class Run:
         if self.row_parts == 1:
             return "packed" if self.recipe.attention == "sdpa" else "varlen"
         data = self.recipe.data
-        alone = all(
-            relative_length(window, self.trained) == relative_length(data.tokens_per_batch, self.trained)
-            for window in data.windows
-        )
-        if data.boundaries or not alone or self.recipe.attention != "sdpa":
+        windows, room = data.lengths(self.trained)
+        if data.boundaries or {*windows} != {room} or self.recipe.attention != "sdpa":
             raise RopepatchError(
                 "context parallelism splits one row without boundaries, by sdpa",
                 hint="attention: sdpa, boundaries: false, and tokens_per_batch the same as the window",
@@ -152,13 +149,9 @@ class Run:
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
-        recipe = {key: value for key, value in self.recipe.to_dict().items() if key not in NOT_DECISIVE}
-        recipe["trainer"] = _without(recipe["trainer"], NOT_DECISIVE_OF["trainer"])
-        sources = [_without(source, NOT_DECISIVE_OF["sources"]) for source in recipe["data"]["sources"]]
-        recipe["data"] = recipe["data"] | {"sources": sources}
         plan = self.plan.to_dict()
         return {
-            "recipe": recipe,
+            "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": fingerprint(read_headers(self.source.folder)),
             "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
@@ -192,7 +185,7 @@ class Run:
         if not self.state.is_main_process:
             yield
             return
-        made = not self.folder.exists()
+        is_new = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / ".lock")
         try:
@@ -205,7 +198,7 @@ class Run:
             yield
         finally:
             lock.release()
-            if made and [path.name for path in self.folder.glob("*")] == [".lock"]:
+            if is_new and [path.name for path in self.folder.glob("*")] == [".lock"]:
                 shutil.rmtree(self.folder)
 
     def begin(self, record: dict[str, Any], measure: Callable[[], float]) -> float:
@@ -243,7 +236,3 @@ def sharded() -> bool:
 def digest_of(record: dict[str, Any]) -> str:
     """What names a run."""
     return f"{seed_of(as_read(record)):016x}"
-
-
-def _without(content: dict[str, Any], keys: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in keys}

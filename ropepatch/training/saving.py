@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
+from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
+from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import probe_logits
 from ropepatch.extension.writing import origin_of, save_trained, source_of
-from ropepatch.files import absent, new_folder, read_json
+from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import Source
 from ropepatch.training.adapter import without_deprecations
+from ropepatch.training.recipe import Recipe
 from ropepatch.training.trainer import HISTORY
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ropepatch.extension.planning import Plan
-    from ropepatch.training.recipe import Recipe
 
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
 # By how much of the largest logit merging may change others: weights are rounded to their dtype.
 MERGED = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def save_adaptation(
@@ -52,21 +47,21 @@ def save_adaptation(
     """
 
     def enclose(folder: Path) -> None:
-        _enclose(recipe, trained.parent, folder / ADAPTATION)
+        (folder / ADAPTATION).mkdir()
+        shutil.copyfile(trained.parent / HISTORY, folder / ADAPTATION / HISTORY)
+        text = yaml.safe_dump(as_read(recipe.to_dict()), sort_keys=False, allow_unicode=True)
+        (folder / ADAPTATION / "recipe.yaml").write_text(text, encoding="utf-8")
 
     if recipe.save == "merged":
         save_trained(plan, model, out, record=record, enclose=enclose)
         return
     with new_folder(absent(out)) as folder:
-        folder_files = ((trained / name, folder / name) for name in ADAPTER_FILES)
-        for origin, target in folder_files:
-            shutil.copyfile(origin, target)
-        config = read_json(folder / "adapter_config.json")
-        config |= {"base_model_name_or_path": plan.model, "revision": plan.revision}
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(trained / "adapter_model.safetensors", folder / "adapter_model.safetensors")
+        base = {"base_model_name_or_path": plan.model, "revision": plan.revision}
+        write_json(folder / "adapter_config.json", read_json(trained / "adapter_config.json") | base)
         enclose(folder)
-        of_base = origin_of(source_of(plan, beside=out))
-        records.write(folder, records.Record.of(plan, **record | of_base))
+        origin = origin_of(source_of(plan, beside=out))
+        records.write(folder, records.Record.of(plan, **record | origin))
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> PreTrainedModel:
@@ -96,10 +91,3 @@ def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> P
             )
     whole: PreTrainedModel = model.to(dtype)
     return whole
-
-
-def _enclose(recipe: Recipe, run: Path, folder: Path) -> None:
-    folder.mkdir()
-    shutil.copyfile(run / HISTORY, folder / HISTORY)
-    text = yaml.safe_dump(as_read(recipe.to_dict()), sort_keys=False, allow_unicode=True)
-    (folder / "recipe.yaml").write_text(text, encoding="utf-8")

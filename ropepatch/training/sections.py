@@ -7,7 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Tag
 
 from ropepatch.data.texts import Texts
-from ropepatch.settings import Amount, Count, Length, PartShare, Settings, Several, Text, Whole, expected
+from ropepatch.errors import RopepatchError
+from ropepatch.settings import (
+    Amount,
+    Count,
+    Length,
+    PartShare,
+    Settings,
+    Several,
+    Text,
+    Whole,
+    expected,
+    relative_length,
+)
 
 
 class Generated(Settings):
@@ -54,6 +66,22 @@ class Data(Settings):
     tokens_per_batch: Length
     boundaries: bool = True
 
+    def lengths(self, trained: int) -> tuple[list[int], int]:
+        """The tokens of each window and those of a batch, for an old context of ``trained`` tokens.
+
+        Raises:
+            RopepatchError: A batch has no room for a row.
+        """
+        room = relative_length(self.tokens_per_batch, trained)
+        windows = [relative_length(window, trained) for window in self.windows]
+        for window in windows:
+            if not 2 <= window <= room:
+                raise RopepatchError(
+                    f"a window must be from 2 tokens to the {room} of tokens_per_batch, got {window}",
+                    hint="raise tokens_per_batch, or lower windows",
+                )
+        return windows, room
+
 
 class Lora(Settings):
     """A low-rank adapter, in PEFT's words, and what else is trained with it.
@@ -81,7 +109,7 @@ class Lora(Settings):
     train_norms: bool = True
 
 
-class Frequencies(Settings):
+class FrequencyTraining(Settings):
     """Frequencies and attention factor that are trained with the weights, as logarithms.
 
     Args:

@@ -7,24 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.token_store import TokenStore
 from ropepatch.data.tokens import tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.settings import seed_of
+from ropepatch.training.recipe import Recipe
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 from ropepatch.training.sections import Generated
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
-
-    from ropepatch.data.token_store import TokenStore
-    from ropepatch.training.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,19 +73,12 @@ def make_supply(
     Raises:
         RopepatchError: A text that is not there, is too short, or does not fit the tokenizer.
     """
-    data = recipe.data
-    schedule = Schedule.of(data, trained=trained, steps=recipe.max_steps, per_step=per_step, seed=recipe.seed)
+    data, seed = recipe.data, recipe.seed
+    schedule = Schedule.of(data, trained=trained, steps=recipe.max_steps, per_step=per_step, seed=seed)
     take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
-    streams, pieces, notes = _opened(recipe, tokenizer, target, schedule.tokens, take)
+    streams, pieces, notes = _open(recipe, tokenizer, target, schedule.tokens, take)
     batches = Batches(
-        data,
-        streams,
-        recipe.positions,
-        trained=trained,
-        target=target,
-        steps=recipe.max_steps,
-        per_step=per_step,
-        seed=recipe.seed,
+        schedule, streams, recipe.positions, boundaries=data.boundaries, target=target, seed=seed
     )
     return Supply(batches, pieces, notes + batches.report)
 
@@ -109,23 +99,23 @@ def write_windows(
         recipe: Of its sources those that are texts are read, by their weights.
         tokenizer: Of the model.
         file: A line each, a JSON object with `input_ids`; its folder is made.
-        trained: The old context, in tokens.
-        target: The new one.
-        vocabulary: How many tokens the model knows.
-        cache: The folder of tokenised texts.
+        trained: As for `make_supply`, like all that follow.
+        target: The tokens of a window.
+        vocabulary: As there.
+        cache: As there.
 
     Raises:
         RopepatchError: As `make_supply`, or there are too few windows for a fit.
     """
-    most = TALES + HELD_OUT
+    wanted = TALES + HELD_OUT
     take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
-    streams, _, _ = _opened(recipe, tokenizer, target, lambda source: most * target, take)
+    streams, _, _ = _open(recipe, tokenizer, target, lambda source: wanted * target, take)
     texts = [number for number, stream in enumerate(streams) if isinstance(stream, TokenRows)]
     left = {number: (streams[number].size or 0) // target for number in texts}
     taken = dict.fromkeys(texts, 0)
     rows: list[Tensor] = []
-    while len(rows) < most and (open_ := [number for number in texts if taken[number] < left[number]]):
-        number = min(open_, key=lambda number: (taken[number] + 1) / recipe.data.sources[number].weight)
+    while len(rows) < wanted and (unread := [number for number in texts if taken[number] < left[number]]):
+        number = min(unread, key=lambda number: (taken[number] + 1) / recipe.data.sources[number].weight)
         rows.append(streams[number].row(taken[number], target).ids)
         taken[number] += 1
     if len(rows) < FEWEST:
@@ -140,7 +130,7 @@ def write_windows(
         partial_file.write_text("".join(lines), encoding="utf-8")
 
 
-def _opened(
+def _open(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     target: int,
@@ -149,12 +139,7 @@ def _opened(
 ) -> tuple[list[Stream], list[Tensor], list[str]]:
     """The rows of every source; the pieces [target] that are held out; and a line on every text.
 
-    Args:
-        recipe: What is read.
-        tokenizer: Of the model.
-        target: The new context, in tokens.
-        tokens_of: How many tokens of a source are wanted, by its number.
-        take: Tokenises a source.
+    ``tokens_of`` says how many tokens of a source are wanted, by its number; ``take`` tokenises a source.
     """
     data, watch, notes = recipe.data, recipe.watch, list[str]()
     held = watch.windows * target

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, get_scheduler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -21,15 +22,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.training.attention import packed_attention
 from ropepatch.training.checkpoints import seal
+from ropepatch.training.frequencies import TrainedRope
 from ropepatch.training.loss import causal_lm_loss, linear_head
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import TrainerControl, TrainerState
-
-    from ropepatch.training.frequencies import TrainedRope
-    from ropepatch.training.recipe import Recipe
-    from ropepatch.training.watching import Watcher
+from ropepatch.training.recipe import Recipe
+from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
 SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -147,9 +143,7 @@ class LongContextTrainer(Trainer):
 class EvenHistory(TrainerCallback):
     """Logs whenever it saves, so that a resumed run takes means over the same steps; measures at the end."""
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Amend what is due after a step."""
         if state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True
@@ -170,18 +164,9 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def make_trainer(**arguments: Any) -> LongContextTrainer:
-    """The trainer.
-
-    Raises:
-        RopepatchError: transformers refuses its arguments.
-    """
-    with _refusing():
-        return LongContextTrainer(**arguments)
-
-
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _one_line() -> Iterator[None]:
+    """What transformers refuses."""
     try:
         yield
     except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
@@ -191,6 +176,17 @@ def _refusing() -> Iterator[None]:
         ) from error
 
 
+@_one_line()
+def make_trainer(**arguments: Any) -> LongContextTrainer:
+    """The trainer.
+
+    Raises:
+        RopepatchError: transformers refuses its arguments.
+    """
+    return LongContextTrainer(**arguments)
+
+
+@_one_line()
 def training_arguments(recipe: Recipe, folder: Path, *, resumed: bool) -> TrainingArguments:
     """The arguments of a run in a folder.
 
@@ -214,18 +210,17 @@ def training_arguments(recipe: Recipe, folder: Path, *, resumed: bool) -> Traini
         "logging_nan_inf_filter": False,  # a loss that is no number must be seen
     }
     defaults = {"report_to": tracker, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
-    with _refusing():
-        values: dict[str, Any] = {**defaults, **recipe.trainer, **ours}
-        arguments = TrainingArguments(**values)
-        of_schedule: Any = arguments.lr_scheduler_kwargs
-        Trainer.get_optimizer_cls_and_kwargs(arguments)
-        get_scheduler(
-            arguments.lr_scheduler_type,
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
-            num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
-            num_training_steps=recipe.max_steps,
-            scheduler_specific_kwargs=of_schedule,
-        )
+    values: dict[str, Any] = {**defaults, **recipe.trainer, **ours}
+    arguments = TrainingArguments(**values)
+    of_schedule: Any = arguments.lr_scheduler_kwargs
+    Trainer.get_optimizer_cls_and_kwargs(arguments)
+    get_scheduler(
+        arguments.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+        num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
+        num_training_steps=recipe.max_steps,
+        scheduler_specific_kwargs=of_schedule,
+    )
     if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU, rather than nn.DataParallel
         arguments._n_gpu = 1
     return arguments
@@ -235,10 +230,9 @@ def write_history(file: Path, log_history: list[dict[str, Any]]) -> None:
     """What was logged, step by step, as JSON; written whole."""
     rows: dict[int, dict[str, Any]] = {}
     for logged in log_history:
-        kept = (
-            key for key in logged if key != "epoch" and not key.startswith("train_")
-        )  # times of one session
-        values = {key.removeprefix("eval_"): logged[key] for key in kept}
-        rows.setdefault(logged["step"], {"step": logged["step"]}).update(values)
+        row = rows.setdefault(logged["step"], {"step": logged["step"]})
+        for key, value in logged.items():
+            if key != "epoch" and not key.startswith("train_"):  # times of one session
+                row[key.removeprefix("eval_")] = value
     with whole_file(file) as partial:
         partial.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")

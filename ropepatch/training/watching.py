@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.evaluation.passkey import passkey
 from ropepatch.evaluation.perplexity import perplexity
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -39,7 +37,7 @@ class Watcher:
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Nats per token of the first L tokens and of the target's last half; the share of keys found."""
         curve = perplexity(model, None, self.pieces, split=self.split)
-        found = {
+        measured = {
             "short_loss": curve.at(self.trained).mean,
             "target_loss": curve.between(self.target // 2, self.target).mean,
         }
@@ -47,50 +45,10 @@ class Watcher:
             grid = passkey(
                 model, self.tokenizer, lengths=[self.target], depths=DEPTHS, trials=self.trials
             ).at(self.target)
-            found["target_passkey"] = grid.correct / grid.n
-        return found
+            measured["target_passkey"] = grid.correct / grid.n
+        return measured
 
     def short_loss(self, model: PreTrainedModel) -> float:
         """Nats per token of the first L tokens alone, of a model that need not read farther."""
         pieces = [piece[: self.trained] for piece in self.pieces]
         return perplexity(model, None, pieces, split=self.split).at(self.trained).mean
-
-
-@dataclass(frozen=True)
-class Gate:
-    """How much the loss within the old context may rise.
-
-    Args:
-        base: Of the model before, in nats per token.
-        now: Of the adapted model.
-        most: The greatest increase allowed, as a share of `base`.
-    """
-
-    base: float
-    now: float
-    most: float
-
-    @property
-    def increase(self) -> float:
-        """As a share of the base's loss."""
-        return self.now / self.base - 1
-
-    @property
-    def passed(self) -> bool:
-        """Whether the increase is allowed."""
-        return self.increase <= self.most
-
-    def __str__(self) -> str:
-        verdict = "within" if self.passed else "beyond"
-        change = f"{self.base:.4f} -> {self.now:.4f} ({self.increase:+.2%})"
-        return f"short-context loss {change}, {verdict} the {self.most:.2%} allowed"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data."""
-        return {
-            "base": self.base,
-            "now": self.now,
-            "increase": self.increase,
-            "most": self.most,
-            "passed": self.passed,
-        }

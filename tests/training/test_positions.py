@@ -18,7 +18,7 @@ from ropepatch.training.positions import (
     CREAM,
     POSITIONS,
     Mixture,
-    Part,
+    MixturePart,
     PoSE,
     Positions,
     PositionSampling,
@@ -34,7 +34,7 @@ EVERY = [
     PoSE(chunks=5),
     RandPos(),
     CREAM(),
-    Mixture(parts=(Part(sampling=PoSE(chunks=3), weight=3), Part(sampling=TrueLength()))),
+    Mixture(parts=(MixturePart(sampling=PoSE(chunks=3), weight=3), MixturePart(sampling=TrueLength()))),
 ]
 JUMPING = [PoSE(), PoSE(chunks=3), PoSE(chunks=100), RandPos(), CREAM()]
 
@@ -287,7 +287,9 @@ def test_the_skips_of_a_short_segment_still_reach_the_target():
 
 def mixed(*weights: float) -> Mixture:
     samplings = (TrueLength(), RandPos(), PoSE(chunks=7))
-    return Mixture(parts=tuple(Part(sampling=s, weight=w) for s, w in zip(samplings, weights, strict=False)))
+    return Mixture(
+        parts=tuple(MixturePart(sampling=s, weight=w) for s, w in zip(samplings, weights, strict=False))
+    )
 
 
 def test_a_mixture_draws_its_parts_by_weight():
@@ -305,7 +307,7 @@ def test_all_segments_of_a_row_have_the_same_part_of_a_mixture():
 
 
 def test_a_mixture_of_one_part_is_that_part():
-    (one,) = (Mixture(parts=(Part(sampling=PoSE(chunks=3)),)),)
+    (one,) = (Mixture(parts=(MixturePart(sampling=PoSE(chunks=3)),)),)
     ours, theirs = random.Random(5), random.Random(5)
     theirs.random()
     assert torch.equal(one.sample(30, 300, ours), PoSE(chunks=3).sample(30, 300, theirs))
@@ -341,9 +343,9 @@ def test_a_mixture_is_read_part_by_part():
     }
     assert read_positions(content) == Mixture(
         parts=(
-            Part(sampling=PoSE(chunks=3), weight=2),
-            Part(sampling=TrueLength()),
-            Part(sampling=CREAM()),
+            MixturePart(sampling=PoSE(chunks=3), weight=2),
+            MixturePart(sampling=TrueLength()),
+            MixturePart(sampling=CREAM()),
         )
     )
 
@@ -398,4 +400,4 @@ def test_a_mixture_that_holds_itself_is_refused():
 @pytest.mark.parametrize("wrong", [mixed(1), PoSE])
 def test_a_part_is_a_single_sampling(wrong):
     with pytest.raises(RopepatchError, match="sampling must be"):
-        Part(sampling=wrong)
+        MixturePart(sampling=wrong)

@@ -60,16 +60,9 @@ def batches_of(
     per_step: int = 2,
     seed: int = 0,
 ) -> Batches:
-    return Batches(
-        data,
-        streams,
-        positions or TrueLength(),
-        trained=trained,
-        target=target,
-        steps=steps,
-        per_step=per_step,
-        seed=seed,
-    )
+    schedule = Schedule.of(data, trained=trained, steps=steps, per_step=per_step, seed=seed)
+    layout = {"boundaries": data.boundaries, "target": target, "seed": seed}
+    return Batches(schedule, streams, positions or TrueLength(), **layout)
 
 
 def same(one: dict, other: dict) -> bool:

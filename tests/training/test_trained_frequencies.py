@@ -34,7 +34,7 @@ from ropepatch.training import adaptation
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.frequencies import FILE, TrainedRope, frozen, train_frequencies
 from ropepatch.training.recipe import read_recipe
-from ropepatch.training.sections import Data, Fit, Frequencies, Lora
+from ropepatch.training.sections import Data, Fit, FrequencyTraining, Lora
 from ropepatch.training.supply import make_supply, write_windows
 
 RATE = 0.02
@@ -52,7 +52,7 @@ def one_tokenizer(tiny):
 
 def learning(**changes):
     """The small recipe with trained frequencies, whose rate is far from that of the weights."""
-    return small_recipe(frequencies=Frequencies(learning_rate=RATE), **changes)
+    return small_recipe(frequencies=FrequencyTraining(learning_rate=RATE), **changes)
 
 
 def record_of(folder):
@@ -318,7 +318,7 @@ def read(tmp_path):
 def test_the_keys_are_read_as_they_are_written(read):
     assert read().frequencies is None
     recipe = read(frequencies={"learning_rate": 0.01}, method={"name": "fit", "steps": 20, "init": "yarn"})
-    assert recipe.frequencies == Frequencies(learning_rate=0.01)
+    assert recipe.frequencies == FrequencyTraining(learning_rate=0.01)
     assert (recipe.method.name, recipe.method.parameters) == ("fit", {"steps": 20, "init": "yarn"})
     assert read(**as_read(recipe.to_dict())) == recipe
     assert read(method="fit").method.parameters == {}
@@ -445,7 +445,7 @@ def test_the_text_of_the_command_line_is_what_is_learned_from(place, asked):
 def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_call_repeats(
     place, asked, monkeypatch
 ):
-    recipe = texts(place, trainer={"max_steps": 4}, frequencies=Frequencies())
+    recipe = texts(place, trainer={"max_steps": 4}, frequencies=FrequencyTraining())
     content = as_read(recipe.to_dict()) | {"method": {"name": "fit", "steps": 3}, "seed": 5}
     (place / "mine.yaml").write_text(yaml.safe_dump(content))
     words = ("tiny", "--recipe", "mine.yaml", "--out", "out")

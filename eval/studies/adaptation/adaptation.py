@@ -36,7 +36,7 @@ from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.training.recipe import Recipe, read_recipe
-from ropepatch.training.sections import Data, Frequencies, Watch
+from ropepatch.training.sections import Data, FrequencyTraining, Watch
 from ropepatch.training.supply import write_windows
 
 TARGET, TRAINED = 2048, 256
@@ -97,7 +97,7 @@ class Start:
             "data": data,
             "trainer": {**recipe.trainer, "max_steps": steps},
             "watch": Watch(every=250, windows=STORY_WINDOWS, passkey_trials=0),
-            "frequencies": None if self.rate is None else Frequencies(learning_rate=self.rate),
+            "frequencies": None if self.rate is None else FrequencyTraining(learning_rate=self.rate),
             "seed": seed,
         }
         return recipe.model_copy(update=changes)
