@@ -49,8 +49,7 @@ class Verdict(Part):
         frequencies: `equal`, to the bit.
         logits: `equal`, `within 3.1e-07`, or why they were not compared.
         compared: Whether the logits were.
-        difference: The greatest of a logit; of a folded checkpoint as a share of the largest. None where they
-            were not compared.
+        difference: The greatest of a logit (folded: as a share of the largest); None where not compared.
     """
 
     frequencies: Text
