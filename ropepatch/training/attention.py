@@ -43,7 +43,11 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
         RopepatchError: The model does more than attend causally through sdpa.
     """
     base = base_model(model)
-    _check(base)
+    if reason := uninterchangeable(base):
+        raise RopepatchError(
+            f"{base.config.model_type} cannot be trained on packed rows: {reason}",
+            hint="adapt a LLaMA-like model",
+        )
     models = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
     before = [each.config._attn_implementation for each in models]
     try:
@@ -53,14 +57,6 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
     finally:
         for each, value in zip(models, before, strict=True):
             each.config._attn_implementation_internal = value
-
-
-def _check(base: PreTrainedModel) -> None:
-    if reason := uninterchangeable(base):
-        raise RopepatchError(
-            f"{base.config.model_type} cannot be trained on packed rows: {reason}",
-            hint="adapt a LLaMA-like model",
-        )
 
 
 def _no_mask(

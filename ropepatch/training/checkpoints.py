@@ -7,12 +7,9 @@ import json
 import logging
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from ropepatch.files import whole_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ropepatch.files import whole_file, write_json
 
 SEAL = "sealed.json"  # written last: name and SHA-256 of every file
 NAME = re.compile(r"checkpoint-(\d+)")
@@ -23,35 +20,29 @@ logger = logging.getLogger(__name__)
 def seal(checkpoint: Path) -> None:
     """Write down what the checkpoint holds; it counts from now on."""
     with whole_file(checkpoint / SEAL) as partial:
-        partial.write_text(json.dumps(_hashes(checkpoint), indent=1), encoding="utf-8")
+        write_json(partial, _hashes(checkpoint), indent=1)
 
 
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, in a few words; None if it is as it was sealed."""
     try:
         sealed = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
-        found = _hashes(checkpoint)
+        hashes = _hashes(checkpoint)
     except FileNotFoundError:
         return "it was not finished"
     except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
     if not isinstance(sealed, dict):
         return f"{SEAL} is not what was written"
-    differing = sorted(name for name in sealed.keys() | found if sealed.get(name) != found.get(name))
+    differing = sorted(name for name in sealed.keys() | hashes if sealed.get(name) != hashes.get(name))
     return f"{differing[0]} is not what was written" if differing else None
 
 
 def newest_sound(run: Path) -> Path | None:
     """The newest checkpoint of a run that is whole, or None; newer ones are removed, with a warning."""
-    numbered = sorted(
-        (
-            (int(match[1]), folder)
-            for folder in run.glob("checkpoint-*")
-            if (match := NAME.fullmatch(folder.name))
-        ),
-        reverse=True,
-    )
-    for _, folder in numbered:
+    steps = [int(match[1]) for folder in run.glob("*") if (match := NAME.fullmatch(folder.name))]
+    for step in sorted(steps, reverse=True):
+        folder = run / f"checkpoint-{step}"
         reason = damage(folder)
         if reason is None:
             return folder

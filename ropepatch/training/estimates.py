@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.settings import refuse_unknown
-
-if TYPE_CHECKING:
-    from ropepatch.training.recipe import Recipe
-    from ropepatch.training.sections import Lora
+from ropepatch.training.recipe import Recipe
+from ropepatch.training.sections import Lora
 
 GIB = 2**30
 H100_FLOPS = 989e12  # per second: dense bf16, from the data sheet of the H100 SXM

@@ -33,7 +33,7 @@ class TrainedRope(LearnableRope):
     Args:
         stock: The model's own rotary module.
         plan: Where they start.
-        learning_rate: Of the frequencies, per step.
+        learning_rate: The learning rate of the frequencies.
     """
 
     def __init__(self, stock: nn.Module, plan: Plan, learning_rate: float) -> None:
@@ -115,13 +115,7 @@ def frozen(plan: Plan, folder: Path) -> Plan:
 
 
 def as_divisors(frequencies: Frequencies, rope: Rope, factor: float) -> CustomDivisors:
-    """The same frequencies as `custom`, in digits that float32 tells apart.
-
-    Args:
-        frequencies: What a method computes.
-        rope: What it scales.
-        factor: s, the target over the original window.
-    """
+    """Frequencies that a rope is scaled to by a factor s, as `custom`, in digits that float32 tells apart."""
     ratios = divisors(rope.inv_freq(), frequencies.inv_freq)
     a = frequencies.attention_factor / rope.carried_attention_factor
     return CustomDivisors.rounded(ratios, a, factor=factor, digits=9)

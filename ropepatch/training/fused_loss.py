@@ -6,16 +6,14 @@ Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk. Losses are i
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 IGNORED = -100  # the label of a token that is not predicted, as in torch and transformers
 CHUNK = 1024

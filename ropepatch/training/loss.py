@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,6 @@ from ropepatch.model.config import text_config
 from ropepatch.model.head import evaluating, find_linear_head, shadowed
 from ropepatch.model.rotary import base_model
 from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,9 @@ def causal_lm_loss(
         num_items: What the sum over the labels is divided by; None for their number.
         head: What `linear_head` found; None to make all logits.
     """
-    labels = _next_labels(batch)
+    labels: Tensor | None = batch.get("shift_labels")  # of what each token is followed by
+    if labels is None:
+        labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]
     count = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
     inputs = {"use_cache": False} | {name: value for name, value in batch.items() if name not in LABELS}
 
@@ -87,7 +87,7 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     inputs = {name: value for name, value in batch.items() if name not in LABELS}
     with evaluating(model), torch.no_grad():
         head = find_linear_head(model, base, inputs)
-        losses = [causal_lm_loss(model, batch, head=tried).item() for tried in (head, None)]
+        losses = [causal_lm_loss(model, batch, head=layer).item() for layer in (head, None)]
     torch.clear_autocast_cache()  # of weights that were cast without gradients
     if head is not None and math.isclose(*losses, rel_tol=AGREEMENT):
         return head
@@ -98,12 +98,6 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
         4096 * vocabulary * 4 * 4 / 2**30,  # logits, log-softmax and the gradients of both, in float32
     )
     return None
-
-
-def _next_labels(batch: Mapping[str, Any]) -> Tensor:
-    """Labels [B, N] of what each token is followed by."""
-    shifted: Tensor | None = batch.get("shift_labels")
-    return F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:] if shifted is None else shifted
 
 
 def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:

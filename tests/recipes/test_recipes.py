@@ -78,9 +78,9 @@ def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_and_that_warns_of_nothin
         **values, rope_parameters={"rope_type": "default", "rope_theta": 1e5}, bos_token_id=0, eos_token_id=0
     )
     target = relative_length(recipe.to, shape_of(recipe).max_position_embeddings)
-    made = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
-    assert made.savable
-    assert not made.warnings
+    extension = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
+    assert extension.savable
+    assert not extension.warnings
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -212,13 +212,17 @@ def described_keys() -> list[tuple[str, str, str]]:
     return [(f"`{key}`", default, text.replace("None", "`null`")) for key, (default, text) in rows.items()]
 
 
+def check_block(name: str, lines: list[str]) -> None:
+    if updating():
+        write_block(name, "\n".join(lines), README)
+    assert block(name, README) == "\n".join(lines)
+
+
 def test_the_readme_explains_every_key():
     """From the docstrings; ROPEPATCH_UPDATE=1 writes it anew."""
     lines = ["| key | default | |", "|---|---|---|"]
     lines += [f"| {key} | {default} | {meaning} |" for key, default, meaning in described_keys()]
-    if updating():
-        write_block("keys", "\n".join(lines), README)
-    assert block("keys", README) == "\n".join(lines)
+    check_block("keys", lines)
 
 
 def test_the_readme_explains_every_sampling_of_positions():
@@ -228,17 +232,7 @@ def test_the_readme_explains_every_sampling_of_positions():
         parameters = ", ".join(f"`{name}`" for name in kind.model_fields if name != "name")
         meaning = " ".join(inspect.getdoc(kind).split("\n\n")[0].split())
         lines.append(f"| `{name}` | {parameters} | {meaning} | {kind.paper} |")
-    if updating():
-        write_block("positions", "\n".join(lines), README)
-    assert block("positions", README) == "\n".join(lines)
-
-
-def test_the_keys_of_the_table_are_those_of_the_dataclasses():
-    keys = {key.strip("`") for key, _, _ in described_keys()}
-    assert {"model", "data.windows", "data.sources[].generated", "lora.r", "watch.every"} <= keys
-    assert (
-        len(keys) == sum(len(kind.model_fields) for kind in SECTIONS.values()) - 1
-    )  # weight, of both sources
+    check_block("positions", lines)
 
 
 def test_the_commands_of_the_readme_parse():
@@ -372,9 +366,10 @@ def test_what_no_recipe_can_hold_is_refused(read, path, value, said):
 @pytest.mark.parametrize("key", sorted(OURS))
 def test_an_argument_that_would_break_the_run_is_refused(read, key):
     content = full_recipe()
-    content["trainer"][key] = 1
-    with pytest.raises(RopepatchError, match=f"trainer.{key} is not for a recipe to set"):
+    content["trainer"][key] = "secret"
+    with pytest.raises(RopepatchError, match=f"trainer.{key} is not for a recipe to set") as refused:
         read(content)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_number_without_a_point_is_told_how_to_write_it(read):
@@ -421,10 +416,6 @@ def test_whatever_stands_in_a_file_is_a_recipe_or_is_refused_in_a_few_words(read
 
 
 CONFIGS = sorted((FOLDER / "accelerate").glob("*.yaml"))
-
-
-def test_the_ways_to_use_several_gpus_are_there():
-    assert [file.stem for file in CONFIGS] == ["ddp", "fsdp2", "fsdp2_cp", "zero3"]
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)

@@ -32,6 +32,7 @@ def test_stock_transformers_loads_it_in_float32(tiny):
 def test_its_shape_is_that_of_a_small_llama(tiny):
     config = tiny[0].config
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
+    assert json.loads((TINY / "config.json").read_text())["rope_theta"] == 10_000.0  # for older loaders
     assert config.max_position_embeddings == tiny[1].model_max_length == 256
     assert config.head_dim in (32, 64)
     assert 1.8e6 < sum(weight.numel() for weight in tiny[0].parameters()) < 4e6
@@ -43,21 +44,11 @@ def test_its_folder_is_small_and_holds_bfloat16_safetensors():
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118  # not a dict
 
 
-def test_older_loaders_find_the_rope_too():
-    assert json.loads((TINY / "config.json").read_text())["rope_theta"] == 10_000.0
-
-
 def test_it_retrieves_at_every_depth_within_its_window(tiny):
     grid = ropepatch.passkey(*tiny, lengths=[96, 160, 256], trials=20, seed=2)
     for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
         cells = [cell for (_, at), cell in grid.cells.items() if at == depth]
         assert sum(cell.correct for cell in cells) >= 0.95 * sum(cell.n for cell in cells)
-
-
-def test_it_retrieves_nothing_beyond(tiny):
-    grid = ropepatch.passkey(*tiny, lengths=[512, 1024], trials=6, seed=2)
-    assert grid.at(512).accuracy <= 0.1
-    assert grid.at(1024).accuracy <= 0.1
 
 
 def test_its_loss_within_the_window_is_at_most_5_percent_above_the_floor(tiny):

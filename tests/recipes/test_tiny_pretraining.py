@@ -1,12 +1,10 @@
 """The recipe of the bundled checkpoint, the rows it is trained on, and its training in miniature."""
 
 import hashlib
-import os
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 
 import pretrain as program
@@ -58,21 +56,6 @@ def stock(tokenizer):
 def test_a_seed_is_the_same_in_every_version():
     assert seed_of("passkey", 0, 256, 0.5, 3) == 8445069441905667185
     assert seed_of() != seed_of(0) != seed_of("0") != seed_of("0", 0)
-
-
-def test_a_seed_does_not_depend_on_the_process():
-    code = "from ropepatch.settings import seed_of; print(seed_of('read', 7, 3))"
-    seeds = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1")
-    }
-    assert seeds == {f"{seed_of('read', 7, 3)}\n"}
 
 
 # The recipe
@@ -146,6 +129,11 @@ def test_a_recipe_is_read_as_it_is_written(tmp_path):
         (content(model={"hidden_sise": 8}), "unknown model key 'hidden_sise'", "did you mean hidden_size?"),
         (content(model={"hidden_size": "big"}), "model: Validation error for", None),
         (content(model={"num_attention_heads": 3}), "model: ", None),
+        (
+            content() | {"model": without(content()["model"], "max_position_embeddings")},
+            "model has no max_position_embeddings",
+            None,
+        ),
     ],
     ids=lambda value: None,
 )
@@ -157,13 +145,6 @@ def test_a_wrong_recipe_is_refused_in_one_line(tmp_path, recipe, message, hint):
     assert message in str(caught.value)
     assert "\n" not in f"{caught.value}{caught.value.hint}"
     assert hint is None or caught.value.hint.startswith(hint)
-
-
-def test_a_model_without_a_window_is_refused(tmp_path):
-    recipe = content()
-    del recipe["model"]["max_position_embeddings"]
-    with pytest.raises(RopepatchError, match="model has no max_position_embeddings"):
-        read_recipe(written(tmp_path, recipe))
 
 
 # Materials
@@ -395,13 +376,8 @@ def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
         "PreTrainedTokenizerFast"
     )
     assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o644
-
-
-@pytest.mark.slow
-def test_training_changes_the_weights_in_every_stage(finished):
-    one, two = (load_file(finished.parent / name / "done" / "model.safetensors") for name in ("one", "two"))
-    assert all((one[name] - two[name]).abs().max() > 1e-4 for name in one)
-    assert {tensor.dtype for tensor in two.values()} == {torch.float32}
+    before = load_file(finished.parent / "one" / "done" / "model.safetensors")
+    assert all((before[name] - trained[name]).abs().max() > 1e-4 for name in before)
 
 
 @pytest.mark.slow
@@ -417,17 +393,20 @@ class StoppedError(Exception):
     pass
 
 
-def interrupt(monkeypatch, name, calls):
-    """Make the training of a stage stop when it asks for one more step than so many."""
-    draw, asked = Rows.__getitem__, Counter()
+def interrupted(recipe, out, name, calls):
+    """A run that stops when a stage draws one more step than so many."""
+    draw, drawn = Rows.__getitem__, Counter()
 
     def draw_or_stop(rows, step):
-        asked[rows.stage.name] += 1
-        if asked[name] > calls:
+        drawn[rows.stage.name] += 1
+        if drawn[name] > calls:
             raise StoppedError
         return draw(rows, step)
 
-    monkeypatch.setattr(Rows, "__getitem__", draw_or_stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rows, "__getitem__", draw_or_stop)
+        with pytest.raises(StoppedError):
+            pretrain(recipe, out)
 
 
 @pytest.mark.slow
@@ -435,13 +414,8 @@ def interrupt(monkeypatch, name, calls):
     ("name", "calls", "saved"),
     [("one", 1, []), ("two", 0, []), ("two", 4, ["checkpoint-2"])],
 )
-def test_an_interrupted_run_goes_on_to_the_same_weights(
-    quick, finished, tmp_path, monkeypatch, name, calls, saved
-):
-    with monkeypatch.context() as patch:
-        interrupt(patch, name, calls)
-        with pytest.raises(StoppedError):
-            pretrain(quick, tmp_path)
+def test_an_interrupted_run_goes_on_to_the_same_weights(quick, finished, tmp_path, name, calls, saved):
+    interrupted(quick, tmp_path, name, calls)
     assert sorted(folder.name for folder in (tmp_path / name).glob("checkpoint-*")) == saved
     assert not (tmp_path / "checkpoint").exists()
     assert pretrain(quick, tmp_path) == tmp_path / "checkpoint"
@@ -452,10 +426,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
 def test_a_run_goes_on_from_its_last_checkpoint_and_draws_only_what_is_left(
     quick, finished, tmp_path, monkeypatch
 ):
-    with monkeypatch.context() as patch:
-        interrupt(patch, "two", 5)
-        with pytest.raises(StoppedError):
-            pretrain(quick, tmp_path)
+    interrupted(quick, tmp_path, "two", 5)
     left, draw = [], Rows.__getitem__
     monkeypatch.setattr(
         Rows, "__getitem__", lambda rows, step: (left.append(rows.stage.name), draw(rows, step))[1]
@@ -465,13 +436,8 @@ def test_a_run_goes_on_from_its_last_checkpoint_and_draws_only_what_is_left(
 
 
 @pytest.mark.slow
-def test_what_an_interruption_left_half_written_is_not_taken_for_whole(
-    quick, finished, tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        interrupt(patch, "two", 4)
-        with pytest.raises(StoppedError):
-            pretrain(quick, tmp_path)
+def test_what_an_interruption_left_half_written_is_not_taken_for_whole(quick, finished, tmp_path):
+    interrupted(quick, tmp_path, "two", 4)
     (tmp_path / "two" / "checkpoint-4").mkdir()  # no trainer_state.json, which comes last
     (tmp_path / "two" / "checkpoint-4" / "config.json").write_text("{")
     (tmp_path / "two" / ".done.partial").mkdir()
@@ -520,22 +486,11 @@ def test_a_finished_run_is_handed_back_without_training(quick, finished, monkeyp
 
 @pytest.mark.slow
 def test_the_trainer_is_told_what_each_stage_says(quick, tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(Trainer, "train", lambda self, **_: told.append(self.args))
+    arguments = []
+    monkeypatch.setattr(Trainer, "train", lambda self, **_: arguments.append(self.args))
     pretrain(changed(quick, stages={"two": {"lr_scheduler_type": "cosine", "learning_rate": 0.25}}), tmp_path)
-    said = [
-        (
-            a.max_steps,
-            a.learning_rate,
-            a.lr_scheduler_type,
-            a.bf16,
-            a.warmup_steps,
-            a.seed,
-            a.save_total_limit,
-        )
-        for a in told
-    ]
-    assert said == [
+    names = "max_steps learning_rate lr_scheduler_type bf16 warmup_steps seed save_total_limit"
+    assert [attrgetter(*names.split())(stage) for stage in arguments] == [
         (7, 0.05, "constant_with_warmup", False, 50, 0, 1),
         (6, 0.25, "cosine", True, 50, 0, 1),
     ]
@@ -586,10 +541,7 @@ def test_texts_that_say_something_else_make_another_recipe_and_texts_that_have_m
 
 @pytest.mark.slow
 def test_a_later_stage_may_change_before_it_has_begun(quick, finished, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt(patch, "two", 0)
-        with pytest.raises(StoppedError):
-            pretrain(quick, tmp_path)
+    interrupted(quick, tmp_path, "two", 0)
     shutil.rmtree(tmp_path / "two")
     trained, train = [], Trainer.train
     monkeypatch.setattr(

@@ -25,7 +25,7 @@ from ropepatch.training.estimates import (
     flops_per_token,
     trained_weights,
 )
-from ropepatch.training.positions import PoSE, TrueLength
+from ropepatch.training.positions import TrueLength
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.rows import Schedule
 from ropepatch.training.sections import Data, Lora
@@ -271,11 +271,6 @@ def test_a_head_of_its_own_is_not_trained_with_the_embeddings():
 def test_a_batch_is_as_long_as_its_rows():
     whole, spare = (estimate(recipe(windows=(100,), per_batch=room), SMALL) for room in (200, 256))
     assert whole == spare
-
-
-def test_positions_cost_nothing():
-    wanted = recipe()
-    assert estimate(wanted.model_copy(update={"positions": PoSE()}), SMALL) == estimate(wanted, SMALL)
 
 
 def test_an_estimate_reads_as_one_line():

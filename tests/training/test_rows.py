@@ -22,7 +22,7 @@ from ropepatch.data.tokens import tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
-from ropepatch.training.rows import Batches, GeneratedRows, Row, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 from ropepatch.training.sections import Data, Generated
 
 LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]
@@ -124,16 +124,6 @@ def test_the_order_is_another_in_each_epoch_for_each_seed_and_each_window():
     assert len({tuple(one) for one in orders}) == len(orders)
     for one in orders:  # shuffled, not shifted
         assert sum(after == before + 1 for before, after in pairwise(one)) < 10
-
-
-@pytest.mark.parametrize("window", [3, 4])
-def test_rows_asked_for_in_any_order_are_the_same(window):
-    rows = TokenRows(store_of([5, 9, 13, 2]), 2, 7)
-    asked = [(index, w) for index in range(40) for w in (window, 5)]
-    first = {key: rows.row(*key).ids.tolist() for key in asked}
-    random.Random(0).shuffle(asked)
-    other = TokenRows(store_of([5, 9, 13, 2]), 2, 7)
-    assert {key: other.row(*key).ids.tolist() for key in asked} == first
 
 
 def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
@@ -346,23 +336,6 @@ def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny)
     assert batch["cu_seq_lens_q"].tolist() == [0, 64, 128]
     assert torch.equal(batch["labels"][0, :64], rows.row(0, 64).labels)
     assert int((batch["labels"][0] == -100).sum()) > 60
-
-
-def test_joined_rows_train_on_the_first_token_of_all_documents_but_one():
-    ids = torch.tensor([5, 6, 7, 8, 9])
-    row = Row(ids, torch.tensor([-100, -100, -100, 8, -100]), (2, 2, 1)).joined()
-    assert row.labels.tolist() == [-100, -100, 7, 8, 9]  # the second was left out by the material
-    assert row.lengths == (5,)
-    single = Row(ids, ids, (5,)).joined()
-    assert torch.equal(single.labels, ids)
-
-
-def test_nothing_is_read_twice_before_a_source_is_over():
-    streams = [TokenRows(store_of([400], "a"), 0, 0), TokenRows(store_of([400], "b", 1000), 0, 0)]
-    batches = batches_of(data_of(1.0, 2.0), streams, steps=16, per_step=2)
-    tokens = [token for item in range(16) for token in batches[item]["input_ids"][0].tolist()]
-    assert len(tokens) == 16 * 24
-    assert max(Counter(tokens).values()) == 1
 
 
 # whoever asks
