@@ -78,7 +78,7 @@ class Recipe(Settings):
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
         attention: The kernel: sdpa, flash_attention_2 or flash_attention_3.
         save: `merged`, a checkpoint that needs nothing else, or the `adapter` alone.
-        seed: Of the adapter's weights, the order of the data and the positions.
+        seed: The seed of the adapter's weights, of the order of the data and of the positions.
     """
 
     model: Annotated[str, Field(min_length=1), expected("a checkpoint folder or a Hub id")]
@@ -154,8 +154,8 @@ def check_trainer(arguments: Mapping[str, Any]) -> None:
         raise RopepatchError(
             f"trainer.{ours[0]} is not for a recipe to set", hint="ropepatch sets it, or another key does"
         )
-    known = [argument.name for argument in fields(TrainingArguments) if argument.init]
-    refuse_unknown(arguments, [name for name in known if name not in OURS], "trainer key")
+    names = [argument.name for argument in fields(TrainingArguments) if argument.init]
+    refuse_unknown(arguments, [name for name in names if name not in OURS], "trainer key")
     if arguments.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
         raise RopepatchError("trainer.lr_scheduler_type must not wait for a measurement", hint="cosine, say")
     for argument in fields(TrainingArguments):

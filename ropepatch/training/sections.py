@@ -55,9 +55,9 @@ class Data(Settings):
     """What is read, and in which pieces.
 
     Args:
-        sources: Of documents; rows are drawn from them by weight.
+        sources: Where documents come from; rows are drawn from them by weight.
         windows: Tokens of a row; the steps take one value after the other.
-        tokens_per_batch: Of one process and one forward pass: rows times tokens per row, at most.
+        tokens_per_batch: Rows times tokens per row, at most, in one forward pass of one process.
         boundaries: Whether tokens attend to their own document alone.
     """
 
@@ -89,7 +89,7 @@ class Lora(Settings):
     Args:
         r: Its rank.
         lora_alpha: Its scale times r.
-        lora_dropout: Of its input.
+        lora_dropout: The dropout of its input.
         target_modules: The linear layers that get one, or `all-linear`.
         use_rslora: Scale by lora_alpha / √r (arXiv:2312.03732).
         use_dora: Train magnitude and direction apart (arXiv:2402.09353).
@@ -124,12 +124,12 @@ class Fit(Settings):
     """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
 
     Args:
-        text: Of `fit`: what it learns from, as in a source; None for the texts of the recipe, less what is
+        text: What a fit learns from, as in a source; None for the texts of the recipe, less what is
             held out.
-        field: Of that text.
-        split: Of that text.
-        steps: Of `fit`: steps of descent.
-        init: Of `fit`: the methods to start from, separated by commas; `auto` tries all.
+        field: The field of that text.
+        split: The split of that text.
+        steps: The steps of descent of a fit.
+        init: The methods that a fit starts from, separated by commas; `auto` tries all.
     """
 
     text: Text | None = None
@@ -146,8 +146,8 @@ class Watch(Settings):
         every: Steps between two measurements; there is one before the first step and one after the last.
         text: Held-out text, as in a source; None for the first tokens of the first source, which are then not
             trained on, or, of generated sources, for the tales of tiny.
-        field: Of `text`.
-        split: Of `text`.
+        field: The field of `text`.
+        split: The split of `text`.
         windows: Pieces of the target length that are read.
         passkey_trials: Passkeys asked for at the target, at each of five depths; 0 for none.
         max_short_loss_increase: By how much the loss within the old context may be above the base model's.
