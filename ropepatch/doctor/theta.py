@@ -16,10 +16,10 @@ LOOK_IT_UP = "write the base that the model was pretrained with; its card or the
 def lost_theta(case: Case) -> Iterator[Finding]:
     """A base that nobody states, or not where it is looked for."""
     stated = [theta for block in case.blocks if (theta := block.number("rope_theta"))]
-    known = case.theta or next(iter(stated), None) or _recorded_theta(case)
+    pretrained = case.theta or next(iter(stated), None) or _recorded_theta(case)
     top = case.at(case.theta_key or "rope_theta")
     if case.theta_key and top.value is None:
-        yield _null_theta(top, known)
+        yield _null_theta(top, pretrained)
     for block in case.newer:
         theta = case.theta or _recorded_theta(case) if block.layer_type in (None, FIRST_LAYERS) else None
         if "rope_theta" not in block.values:
@@ -42,7 +42,7 @@ def lost_theta(case: Case) -> Iterator[Finding]:
         )
     if not case.newer and not stated and case.theta_key is None:
         yield from _theta_nowhere(case)
-    if known == DEFAULT_THETA:
+    if pretrained == DEFAULT_THETA:
         yield from _other_theta(case, "rope_theta is 10000")
 
 

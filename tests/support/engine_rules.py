@@ -162,9 +162,9 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
     long_mscale and no attention_factor. `yarn` reads attention_factor, then both mscales if truthy.
     tokenizer_config.json's model_max_length, which may shorten it, is left out.
     """
-    p, d, most = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
+    p, d, limit = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
     theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
-    reach = most if kind in ("default", "llama3", "yarn", "longrope") else int(most * factor)
+    reach = limit if kind in ("default", "llama3", "yarn", "longrope") else int(limit * factor)
     default = config.get("original_max_position_embeddings", reach) if kind == "longrope" else reach
     serves = min(served or default, reach)
     if kind == "default":
@@ -172,8 +172,8 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
     if kind == "linear":
         return Reading(plain(theta, d) / factor, 1.0, serves) if isinstance(factor, float) else None
     if kind == "dynamic":
-        trained = p.get("max_trained_positions", most)
-        return Reading(plain(dynamic_theta(theta, d, factor, most, trained), d), 1.0, min(serves, most))
+        trained = p.get("max_trained_positions", limit)
+        return Reading(plain(dynamic_theta(theta, d, factor, limit, trained), d), 1.0, min(serves, limit))
     if kind == "llama3":
         return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, serves)
     if kind == "yarn":
@@ -186,7 +186,7 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
     if kind == "longrope":
         window = p["original_max_position_embeddings"]
         which = "long" if serves > window else "short"
-        a = p.get(f"{which}_mscale", by_longrope(most, window))
+        a = p.get(f"{which}_mscale", by_longrope(limit, window))
         return Reading(plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves)
     return None
 
@@ -201,17 +201,17 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
     the mscales, and looks a position equal to the original length up behind the short list, which is the
     long list's position 0.
     """
-    p, d, most = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
+    p, d, limit = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
     theta, kind, factor = p["rope_theta"], p["rope_type"], p.get("factor", 1.0)
     multiplied = "original_max_position_embeddings" not in p and kind != "llama3"
-    reach = int(most * factor) if multiplied else most
+    reach = int(limit * factor) if multiplied else limit
     serves = min(served or reach, reach)
     if kind == "default":
         return Reading(plain(theta, d), 1.0, serves)
     if kind == "linear":
         return Reading(plain(theta, d) / factor, 1.0, serves) if isinstance(factor, float) else None
     if kind == "dynamic":
-        return Reading(plain(dynamic_theta(theta, d, factor, most * factor, most), d), 1.0, serves)
+        return Reading(plain(dynamic_theta(theta, d, factor, limit * factor, limit), d), 1.0, serves)
     if kind == "llama3":
         return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, serves)
     if kind == "yarn":
@@ -221,7 +221,7 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
     if kind == "longrope":
         window = p["original_max_position_embeddings"]
         which = "long" if length - 1 > window else "short"
-        a = p.get(f"{which}_mscale", by_longrope(most, window))
+        a = p.get(f"{which}_mscale", by_longrope(limit, window))
         misplaced = (window,) if window < serves else ()
         return Reading(plain(theta, d) / np.array(p[f"{which}_factor"]), a, serves, misplaced)
     return None
@@ -253,7 +253,7 @@ def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | 
     mscale (default 1) over that of mscale_all_dim (default 0). `longrope` has the long list alone and
     derives its attention factor from the lengths. It serves any length.
     """
-    theta, d, most = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
+    theta, d, limit = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("type") or scaling.get("rope_type", "default")
     if kind == "default":
@@ -261,14 +261,14 @@ def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | 
     if kind == "linear":
         return Reading(plain(theta, d) / scaling["factor"])
     if kind == "dynamic":
-        return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, most), most), d))
+        return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, limit), limit), d))
     if kind == "llama3":
         return Reading(llama3(theta, d, scaling, scaling.get("original_max_position_embeddings", 8192)))
     if kind == "yarn":
         scaling = {"original_max_position_embeddings": 4096, "mscale": 1, "mscale_all_dim": 0} | scaling
         return Reading(yarn(theta, d, scaling, truncate=True), mscale_ratio(scaling))
     if kind == "longrope":
-        a = by_longrope(most, scaling["original_max_position_embeddings"])
+        a = by_longrope(limit, scaling["original_max_position_embeddings"])
         return Reading(plain(theta, d) / np.array(scaling["long_factor"]), a)
     return None
 
