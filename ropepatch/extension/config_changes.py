@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ropepatch.errors import RopepatchError
@@ -17,7 +18,7 @@ from ropepatch.scaling.rope import Frequencies
 @float32_on_cpu()
 def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope | None, dict[str, Any]]:
     """The first way to save that stock transformers computes to the bit, and what config.json says for it."""
-    saved, distance = None, float("inf")
+    saved, distance = None, math.inf
     for saved in saved_ropes(scaling, survey.rope, survey.site.parameters(survey.config), to):
         changes = _changes_of(survey, saved.rope_parameters, to)
         for older in (legacy_keys(survey.stated, saved.rope_parameters), {"rope_scaling": None}):
@@ -44,13 +45,10 @@ def _changes_of(survey: Survey, parameters: dict[str, Any], to: int) -> dict[str
         config.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
         "rope_parameters": survey.site.replaced(config.rope_parameters, parameters),
     }
-    if "original_max_position_embeddings" in parameters or hasattr(
-        config, "original_max_position_embeddings"
-    ):
+    key = "original_max_position_embeddings"
+    if key in parameters or hasattr(config, key):
         # The top level wins over the nested key in transformers 5, and is the only one some engines read.
-        changes["original_max_position_embeddings"] = parameters.get(
-            "original_max_position_embeddings", window
-        )
+        changes[key] = parameters.get(key, window)
     if getattr(config, "head_dim", 0) is None:
         changes["head_dim"] = config.hidden_size // config.num_attention_heads
     return changes
@@ -65,12 +63,11 @@ def _distance_from_stock(survey: Survey, changes: dict[str, Any], expected: Freq
     """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
         config = load_text_config(changed(survey.raw, survey.section, changes))
-        table = stock_table(config, survey.site)
+        distance = stock_table(config, survey.site).distance(expected)
     except RopepatchError:
-        return float("inf")
-    if table.inv_freq.shape != expected.inv_freq.shape:
-        return float("inf")
-    distance = (table.inv_freq - expected.inv_freq).abs().max().item()
-    if other_tables(config, survey.site) != other_tables(survey.config, survey.site):
-        return float("inf")
-    return max(distance, abs(table.attention_factor - expected.attention_factor))
+        return math.inf
+    return (
+        distance
+        if other_tables(config, survey.site) == other_tables(survey.config, survey.site)
+        else math.inf
+    )

@@ -6,6 +6,7 @@ Derived from the engines' sources, not from running them, for LLaMA's architectu
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -108,73 +109,74 @@ def _transformers_4(written: _Written, model_type: str) -> EngineSupport:
 
 
 def _vllm(written: _Written) -> EngineSupport:
+    support = functools.partial(EngineSupport, "vLLM")
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
     if kind == "dynamic":
-        return EngineSupport("vLLM", "no", f"leaves it unscaled, with a table of {window} tokens")
+        return support("no", f"leaves it unscaled, with a table of {window} tokens")
     if written.switches:
         note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
-        return EngineSupport("vLLM", "partly", note, (switch,))
+        return support("partly", note, (switch,))
     if kind == "linear" and written.factor > 1:
-        return EngineSupport("vLLM", "yes", f"multiplies the length again: pass {switch}", (switch,))
+        return support("yes", f"multiplies the length again: pass {switch}", (switch,))
     if kind == "longrope" and window < written.target:
         note = f"serves {window} tokens without {switch}; half-split layouts only"
-        return EngineSupport("vLLM", "yes", note, (switch,))
+        return support("yes", note, (switch,))
     if kind == "longrope":
-        return EngineSupport("vLLM", "yes", "half-split layouts only")
+        return support("yes", "half-split layouts only")
     if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
-        return EngineSupport("vLLM", "partly", f"its table ends at {end} tokens")
+        return support("partly", f"its table ends at {end} tokens")
     if kind == "yarn" and not written.is_written(written.by_yarn):
-        return EngineSupport("vLLM", "yes", f"builds that ignore attention_factor take {written.by_yarn:.4f}")
-    return EngineSupport("vLLM", "yes")
+        return support("yes", f"builds that ignore attention_factor take {written.by_yarn:.4f}")
+    return support("yes")
 
 
 def _sglang(written: _Written) -> EngineSupport:
+    support = functools.partial(EngineSupport, "SGLang")
     kind, window = written.kind, written.window
     if kind == "dynamic":
         if written.factor == 1:
-            return EngineSupport("SGLang", "no", f"leaves it unscaled, and serves {window} tokens")
+            return support("no", f"leaves it unscaled, and serves {window} tokens")
         reach = int(written.factor * window)
         serves = f", and serves {reach} tokens" if reach < written.target else ""
-        return EngineSupport("SGLang", "partly", f"one base at every length{serves}")
+        return support("partly", f"one base at every length{serves}")
     if written.switches:
-        return EngineSupport("SGLang", "partly", f"{STALE}; position {window} as position 0 while last")
+        return support("partly", f"{STALE}; position {window} as position 0 while last")
     if kind == "linear" and written.factor > 1:
         switch = f"--context-length {written.target}"
-        return EngineSupport("SGLang", "yes", f"multiplies the length again: pass {switch}", (switch,))
+        return support("yes", f"multiplies the length again: pass {switch}", (switch,))
     if kind == "longrope" and window < written.target:
         note = f"rotates position {window} as position 0 while it is the last; half-split layouts only"
-        return EngineSupport("SGLang", "partly", note)
+        return support("partly", note)
     if kind == "longrope":
-        return EngineSupport("SGLang", "yes", "half-split layouts only")
+        return support("yes", "half-split layouts only")
     if kind == "yarn" and written.factor == 1 and not written.is_written(1):
-        return EngineSupport("SGLang", "partly", "takes 1.0000 for the attention factor")
-    return EngineSupport("SGLang", "yes")
+        return support("partly", "takes 1.0000 for the attention factor")
+    return support("yes")
 
 
 def _llama_cpp(written: _Written) -> EngineSupport:
+    support = functools.partial(EngineSupport, "llama.cpp")
     kind = written.kind
     if kind == "dynamic":
-        note = f"its converter drops it, and {written.window} tokens are its context"
-        return EngineSupport("llama.cpp", "no", note)
+        return support("no", f"its converter drops it, and {written.window} tokens are its context")
     if written.switches:
-        return EngineSupport("llama.cpp", "no", "its converter drops the factors")
+        return support("no", "its converter drops the factors")
     if kind == "longrope":
-        note = "its converter drops the factors: convert with `ropepatch export --gguf`"
-        return EngineSupport("llama.cpp", "no", note)
+        return support("no", "its converter drops the factors: convert with `ropepatch export --gguf`")
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"takes {a:.4f} for the attention factor"]
         off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
         if off:
-            note = f"{' and '.join(off)}: convert with `ropepatch export --gguf`"
-            return EngineSupport("llama.cpp", "partly", note)
-    return EngineSupport("llama.cpp", "yes")
+            return support("partly", f"{' and '.join(off)}: convert with `ropepatch export --gguf`")
+    return support("yes")
 
 
 def _mlx_lm(written: _Written) -> EngineSupport:
+    support = functools.partial(EngineSupport, "mlx-lm")
     kind, off = written.kind, []
     if kind == "dynamic":
-        return EngineSupport("mlx-lm", "partly", STALE)
+        return support("partly", STALE)
     if written.switches:
         off.append("the long list at every length")
     a = written.attention_factor
@@ -187,5 +189,5 @@ def _mlx_lm(written: _Written) -> EngineSupport:
     if kind == "yarn" and not written.parameters.get("truncate", True):
         off.append("truncates the ramp")
     if off:
-        return EngineSupport("mlx-lm", "partly", "; ".join(off))
-    return EngineSupport("mlx-lm", "yes", "through rope_theta and rope_scaling")
+        return support("partly", "; ".join(off))
+    return support("yes", "through rope_theta and rope_scaling")

@@ -1,15 +1,4 @@
-"""From a scaling to the `rope_parameters` that stock transformers reads, and the exact table it computes.
-
-| name | what it is |
-|---|---|
-| `Scaling.native(rope)` | the `rope_parameters` of the rope type that is the same method; None without one |
-| `Scaling.saved_as` | the name of the rope type under which an unscaled LLaMA saves the method |
-| `SavedRope` | `rope_parameters`, and the frequencies that stock transformers computes from them |
-| `saved_ropes(...)` | all ways to save one scaling, the one that most engines read first |
-| `Plan.saved`, `Plan.changes` | the way that is taken, and what config.json says for it |
-| `Plan.saved_at(length)` | both, of a length-dependent method held at one length |
-| `Plan.savable` | whether a stock checkpoint can hold the method |
-"""
+"""From a scaling to the `rope_parameters` that stock transformers reads, and the exact table it computes."""
 
 from __future__ import annotations
 
@@ -19,34 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 # What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
-SCALING_KEYS = frozenset(
-    {
-        "rope_type",
-        "type",
-        "rope_theta",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        "short_factor",
-        "long_factor",
-        "short_mscale",
-        "long_mscale",
-        "low_freq_factor",
-        "high_freq_factor",
-    }
-)
+SCALING_KEYS = frozenset({
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
+    "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +40,9 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
         current: The model's `rope_parameters` now (of one layer type), whose own keys stay.
         to: The max_position_embeddings to stand beside it, in tokens.
     """
-    own = _own_keys(current)
+    # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
+    proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
+    own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
     if native := scaling.native(rope):
         parameters = own | {"rope_theta": rope.rope_theta} | native
         if native["rope_type"] == "longrope":
@@ -77,12 +51,6 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
         yield SavedRope(parameters, scaling.frequencies(rope))
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own)
-
-
-def _own_keys(current: dict[str, Any]) -> dict[str, Any]:
-    # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
-    proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
-    return {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
@@ -100,11 +68,8 @@ def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, An
     a = frequencies.attention_factor
     longrope = longrope_parameters(rope, 1.0, a, short=tuple(ratios), long=tuple(ratios))
     parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to)
-    return SavedRope(parameters, Frequencies(_longrope_table(rope, ratios), a))
-
-
-def _longrope_table(rope: Rope, ratios: list[float]) -> Tensor:
-    return 1.0 / (torch.tensor(ratios, dtype=torch.float32) * rope.rope_theta ** rope.exponents())
+    inv_freq = 1.0 / (torch.tensor(ratios, dtype=torch.float32) * rope.rope_theta ** rope.exponents())
+    return SavedRope(parameters, Frequencies(inv_freq, a))
 
 
 def _lengths(attention_factor: float, rope: Rope, to: int) -> dict[str, Any]:

@@ -152,16 +152,7 @@ class Plan:
         return json_text(self.to_dict())
 
     def push(self, repo: str, *, private: bool = False, revision: str | None = None) -> Any:
-        """Write the checkpoint of the plan into a temporary folder and push it; see `ropepatch.push`.
-
-        Args:
-            repo: `owner/name` on the Hub, or `name` in the user's own namespace.
-            private: Make the repository private.
-            revision: The branch; None for main.
-
-        Raises:
-            RopepatchError: If it cannot be written, or the Hub does not play along.
-        """
+        """Write the checkpoint of the plan into a temporary folder and push it; see `ropepatch.push`."""
         import ropepatch  # the one look upward: a plan is what a notebook holds
 
         return ropepatch.push(self, repo, private=private, revision=revision)
@@ -170,18 +161,8 @@ class Plan:
         return plan_text(self.to_dict())
 
     def __repr__(self) -> str:
-        shown = (
-            "model",
-            "revision",
-            "model_type",
-            "rope",
-            "scaling",
-            "target",
-            "site",
-            "section",
-            "warnings",
-        )
-        return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        names = "model", "revision", "model_type", "rope", "scaling", "target", "site", "section", "warnings"
+        return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -220,12 +201,12 @@ def plan(
     else:
         surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
     window = surveyed.rope.original_max_position_embeddings
-    target: Any = file.target if file is not None and to is None else to
+    target: Any = file.target if file and to is None else to
     try:
         to = operator.index(target)
     except TypeError:
         raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
-    if file is not None:
+    if file:
         file.check(surveyed.rope, name, to)
     if to <= window:
         stated = getattr(surveyed.config, "max_position_embeddings", None) == window
@@ -234,10 +215,7 @@ def plan(
             f"{name} already covers {window} tokens ({source_of}); nothing to extend to {to}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
-    if file is not None:
-        scaling = file.scaling
-    else:
-        scaling = make_scaling(method, **{"factor": to / window} | parameters)
+    scaling = file.scaling if file else make_scaling(method, **{"factor": to / window} | parameters)
     return plan_scaling(surveyed, name, revision, scaling, to)
 
 
@@ -260,13 +238,13 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     if scaling.factor * window < to:
         reach = scaling.factor * window
         yield f"factor {scaling.factor:g} reaches {reach:.0f} tokens, not the target of {to}"
-    if scaling.length_dependent and scaling.native(rope):
+    if scaling.length_dependent:
         yield (
             "stock engines change the frequencies as the sequence grows, "
             "which contradicts keys they cached before; a static method does not"
+            if scaling.native(rope)
+            else "no stock rope type holds this method: it can be patched and measured, not saved"
         )
-    if scaling.length_dependent and not scaling.native(rope):
-        yield "no stock rope type holds this method: it can be patched and measured, not saved"
     if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
     if survey.raw.get("auto_map"):
@@ -275,10 +253,8 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if sliding and not getattr(config, "layer_types", None):
         yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"
-    if (
-        not {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
-        & survey.stated.keys()
-    ):
+    window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
+    if not window_keys & survey.stated.keys():
         yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"
     if "rope_theta" not in json.dumps(survey.raw, default=str):
         yield f"config.json names no rope_theta: transformers' default {rope.rope_theta:g} is taken"

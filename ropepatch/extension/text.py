@@ -17,11 +17,11 @@ from ropepatch.scaling.bands import bands
 from ropepatch.scaling.rope import Rope
 
 WIDTH = 110
-Record = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json holds
+PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json holds
 
 
 @float32_on_cpu()
-def plan_text(record: Record) -> str:
+def plan_text(record: PlanRecord) -> str:
     """A plan as aligned plain text, without a trailing newline.
 
     Args:
@@ -56,14 +56,14 @@ def plan_text(record: Record) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
 
 
-def _rope_before(record: Record) -> Rope:
+def _rope_before(record: PlanRecord) -> Rope:
     carried = tuple(record["inv_freq_before"]) if record["already_scaled"] else None
     window = record["original_max_position_embeddings"]
     a = record.get("attention_factor_before", 1.0)
     return Rope(record["rotary_dim"], record["rope_theta"], window, carried, a)
 
 
-def _rope_parameters(record: Record, values: str) -> dict[str, Any]:
+def _rope_parameters(record: PlanRecord, values: str) -> dict[str, Any]:
     """Those of the layers that are scaled, of `config_before` or `config_changes`."""
     flat: dict[str, Any] = record[values]["rope_parameters"]
     return flat if record["layer_type"] is None else flat[record["layer_type"]]
@@ -76,7 +76,7 @@ def _grid(*headers: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _band_table(rope: Rope, record: Record) -> Table:
+def _band_table(rope: Rope, record: PlanRecord) -> Table:
     numbers = "wavelength (tokens)", f"rotations in {rope.original_max_position_embeddings}", "divided by"
     table = _grid("pairs", "", *numbers, right=numbers)
     for band in bands(rope, torch.tensor(record["inv_freq"], dtype=torch.float32), record["factor"]):
@@ -90,7 +90,7 @@ def _span(ends: tuple[float, float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _change_table(record: Record) -> Table:
+def _change_table(record: PlanRecord) -> Table:
     """One row per value that changes; the older keys repeat rope_parameters and are only named."""
     table = _grid("", "", "")
     before, changes = record["config_before"], record["config_changes"]
@@ -105,7 +105,7 @@ def _change_table(record: Record) -> Table:
     return table
 
 
-def _engine_table(record: Record) -> Table:
+def _engine_table(record: PlanRecord) -> Table:
     table = _grid("", "", "", "")
     kind = _rope_parameters(record, "config_changes")["rope_type"]
     for engine in record["engines"]:

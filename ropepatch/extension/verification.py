@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +37,6 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> Verdict:
         plan: What it should compute.
         num_bytes: The size of its weights; logits are compared where they fit into memory.
 
-    Returns:
-        What was compared and how closely it agreed.
-
     Raises:
         RopepatchError: If anything differs.
     """
@@ -58,14 +54,6 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> Verdict:
 def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
     """Reload a written checkpoint with stock transformers and compare it with the patched model in memory.
 
-    Args:
-        written: The folder to judge.
-        model: What it was written from, with the patch of the plan on it.
-        plan: What it should compute.
-
-    Returns:
-        What was compared and how closely it agreed.
-
     Raises:
         RopepatchError: If anything differs.
     """
@@ -77,12 +65,8 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
 
 def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
     """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
-    table = stock_table(config, plan.site)
     planned = (plan.saved or plan.saved_at()[0]).frequencies  # of a length-dependent method, those up to L
-    if table.inv_freq.shape != planned.inv_freq.shape:
-        return math.inf
-    off = (table.inv_freq - planned.inv_freq).abs().max().item()
-    return max(off, abs(table.attention_factor - planned.attention_factor))
+    return stock_table(config, plan.site).distance(planned)
 
 
 def check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:

@@ -70,10 +70,10 @@ def extend(
         )
     folder = absent(out)
     source = source_of(plan, beside=folder)
-    found = survey_folder(source.folder)
-    if found.rope != plan.rope:
+    survey = survey_folder(source.folder)
+    if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
-    raw = found.raw
+    raw = survey.raw
     origin = origin_of(source)
     weights = read_headers(source.folder)
     if "quantization_config" not in raw:

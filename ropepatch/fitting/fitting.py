@@ -68,7 +68,8 @@ class Fitted:
         Raises:
             RopepatchError: If the file exists or cannot be written.
         """
-        return write_scaling(file, self.plan, fit=self.record)
+        plan = self.plan
+        return write_scaling(file, plan.scaling, plan.rope, plan.target, fit=self.record)
 
     def __str__(self) -> str:
         held, window = self.record["held_out"], self.plan.rope.original_max_position_embeddings

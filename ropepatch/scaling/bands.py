@@ -42,22 +42,15 @@ def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
         factor: s.
     """
     before = rope.inv_freq()
+    turns = rotations(before, rope.original_max_position_embeddings)
     divisor = (before.double() / inv_freq.double()).nan_to_num(1.0, posinf=torch.inf).tolist()
-    wavelength = wavelengths(before).tolist()
-    turns = rotations(before, rope.original_max_position_embeddings).tolist()
-    grouped = itertools.groupby(range(rope.num_pairs), key=lambda i: _fate(divisor[i], factor))
-    runs = [(fate, list(pairs)) for fate, pairs in grouped]
-    return [
-        Band(
-            fate,
-            pairs[0],
-            pairs[-1],
-            (wavelength[pairs[0]], wavelength[pairs[-1]]),
-            (turns[pairs[0]], turns[pairs[-1]]),
-            (divisor[pairs[0]], divisor[pairs[-1]]),
-        )
-        for fate, pairs in runs
-    ]
+    columns = wavelengths(before).tolist(), turns.tolist(), divisor
+    neighbours = []
+    for fate, run in itertools.groupby(range(rope.num_pairs), key=lambda i: _fate(divisor[i], factor)):
+        pairs = list(run)
+        first, last = pairs[0], pairs[-1]
+        neighbours.append(Band(fate, first, last, *((column[first], column[last]) for column in columns)))
+    return neighbours
 
 
 def _fate(divisor: float, factor: float) -> str:

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text, parse_json, whole_file
@@ -19,7 +19,7 @@ MARK = "ropepatch_scaling"  # the key that holds the version of the format
 VERSION = 1
 FIT, AUTO = "fit", "auto"  # stand for a method, too: found by measuring a model
 FIT_COMMAND = "`ropepatch fit MODEL --to N --text PATH --out x.json`"
-MADE = f"{FIT_COMMAND} writes such a file"
+HINT = f"{FIT_COMMAND} writes such a file"
 EARLIER = {  # in words: what a rope has from an earlier scaling
     "carried": "frequencies of an earlier scaling",
     "carried_attention_factor": "an earlier attention factor",
@@ -28,19 +28,11 @@ LARGEST = 2**63  # of whole numbers: a float holds them, so that nothing overflo
 
 
 class SavedScaling(Settings):
-    """What a file holds.
+    """What a file holds: a method with its parameters, the fields of the `Rope` it scales, the target.
 
     Args:
         ropepatch_scaling: The version of the format.
-        method: Its name.
-        parameters: Those of the method, by name, without the factor.
-        factor: The target over the window.
-        target: The context to reach, in tokens.
-        rotary_dim: As all that follows, of the rope that is scaled; see `Rope`.
-        rope_theta: The base.
-        original_max_position_embeddings: The window, in tokens.
-        carried: Frequencies of an earlier scaling.
-        carried_attention_factor: Of an earlier scaling.
+        parameters: The method's own parameters by name, without the factor.
         fit: How the parameters were found, where the file says so.
     """
 
@@ -57,22 +49,6 @@ class SavedScaling(Settings):
     fit: dict[str, Any] | None = None
 
 
-class Planned(Protocol):
-    """What is written of a `ropepatch.extension.planning.Plan`, which reads such files."""
-
-    @property
-    def scaling(self) -> Scaling:
-        """The method with its parameters."""
-
-    @property
-    def rope(self) -> Rope:
-        """That of the model."""
-
-    @property
-    def target(self) -> int:
-        """The context to reach, in tokens."""
-
-
 @dataclass(frozen=True)
 class ScalingFile:
     """A scaling, and what it was made for.
@@ -80,7 +56,7 @@ class ScalingFile:
     Args:
         file: Where it was read, as the user gave it.
         scaling: The method with its parameters.
-        rope: That of the model.
+        rope: The rope of the model before.
         target: The context to reach, in tokens.
         fit: How the parameters were found, where the file says so.
     """
@@ -92,12 +68,7 @@ class ScalingFile:
     fit: dict[str, Any] | None = None
 
     def check(self, rope: Rope, model: str, to: int) -> None:
-        """Refuse another rope or another target than those it was made for.
-
-        Args:
-            rope: That of the model it is to be used on.
-            model: The name of that model.
-            to: The target, in tokens.
+        """Refuse a model with another rope, or another target in tokens, than those it was made for.
 
         Raises:
             RopepatchError: With the first number that differs.
@@ -143,34 +114,27 @@ def check_method(method: str, parameters: Collection[str]) -> None:
         check_parameters(method, [name for name in parameters if name != "factor"])
 
 
-def write_scaling(file: str | Path, plan: Planned, *, fit: Mapping[str, Any] | None = None) -> Path:
-    """Write the scaling of a plan, whole or not at all.
-
-    Args:
-        file: It must end in .json; its folder is made.
-        plan: What was planned.
-        fit: How the parameters were found, as JSON-ready data.
+def write_scaling(
+    file: str | Path, scaling: Scaling, rope: Rope, target: int, *, fit: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a scaling, whole or not at all; the arguments are those of `ScalingFile`.
 
     Raises:
         RopepatchError: It ends otherwise, exists already, or cannot be written.
     """
     if not is_scaling_file(str(file)):
         raise RopepatchError(f"{file} must end in .json", hint="by that, --method knows a file from a name")
-    rope = {
-        field.name: value
-        for field in fields(Rope)
-        if (value := getattr(plan.rope, field.name)) != field.default  # of an earlier scaling, mostly absent
-    }
     content = {
         MARK: VERSION,
-        "method": plan.scaling.name,
-        "parameters": plan.scaling.parameters(),
-        "factor": plan.scaling.factor,
-        "target": plan.target,
-        **rope,
-        **({} if fit is None else {"fit": dict(fit)}),
+        "method": scaling.name,
+        "parameters": scaling.parameters(),
+        "factor": scaling.factor,
+        "target": target,
+        **{field.name: getattr(rope, field.name) for field in fields(Rope)},
+        "fit": fit,
     }
-    text = json_text(content) + "\n"
+    unsaid = {"carried": None, "carried_attention_factor": 1.0, "fit": None}
+    text = json_text({key: value for key, value in content.items() if value != unsaid.get(key, ...)}) + "\n"
     path = Path(file).expanduser()
     try:
         if path.exists():
@@ -201,7 +165,7 @@ def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFi
         scaling = make_scaling(saved.method, factor=saved.factor, **saved.parameters)
         rope = Rope(**{field.name: getattr(saved, field.name) for field in fields(Rope)})
     except RopepatchError as error:
-        raise RopepatchError(f"{file}: {error}", hint=error.hint or MADE) from error
+        raise RopepatchError(f"{file}: {error}", hint=error.hint or HINT) from error
     if beside:
         raise RopepatchError(
             f"{', '.join(beside)} beside {file}, which holds every parameter",
@@ -216,9 +180,9 @@ def _read(file: str | Path) -> dict[str, Any]:
         text = Path(file).expanduser().read_text(encoding="utf-8")
         content = parse_json(text, each_key_once=True, parse_int=_whole_number)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, or no such ~user
-        raise RopepatchError(f"{file} is not a scaling file: {error}", hint=MADE) from error
+        raise RopepatchError(f"{file} is not a scaling file: {error}", hint=HINT) from error
     if not isinstance(content, dict) or MARK not in content:
-        raise RopepatchError(f"{file} is not a scaling file: it has no key {MARK}", hint=MADE)
+        raise RopepatchError(f"{file} is not a scaling file: it has no key {MARK}", hint=HINT)
     version = content[MARK]
     if type(version) is not int or version != VERSION:
         raise RopepatchError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.parameters import Checked, find_kind
@@ -27,11 +29,7 @@ class Scaling(Checked, ABC):
     paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
     length_dependent: ClassVar[bool] = False
-    factor: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.factor >= 1, "factor", "at least 1")
+    factor: Annotated[float, Field(ge=1)]
 
     @abstractmethod
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:

@@ -7,42 +7,31 @@ from dataclasses import fields
 from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.dynamic import DynamicLinear, DynamicNTK, DynamicYaRN
+from ropepatch.scaling import dynamic, powers, ramps, reshaped, searched
 from ropepatch.scaling.method import METHODS, Scaling, find_method
 from ropepatch.scaling.parameters import hashable, refuse_parameters, required
-from ropepatch.scaling.powers import (
-    AdjustedBase,
-    NTKAware,
-    NTKFixed,
-    NTKMixed,
-    PositionInterpolation,
-    Unscaled,
-)
-from ropepatch.scaling.ramps import Llama3, NTKByParts, YaRN
-from ropepatch.scaling.reshaped import ClippedRope, GiraffePower, GiraffeTruncated, PartialRope, Resonance
-from ropepatch.scaling.searched import CustomDivisors, LongRoPE, LongRoPESwitch
 
 METHODS |= {
-    "none": Unscaled,
-    "linear": PositionInterpolation,
-    "ntk": NTKAware,
-    "ntk-by-parts": NTKByParts,
-    "yarn": YaRN,
-    "llama3": Llama3,
-    "longrope": LongRoPE,
-    "abf": AdjustedBase,
-    "ntk-fixed": NTKFixed,
-    "ntk-mixed": NTKMixed,
-    "giraffe-power": GiraffePower,
-    "giraffe-truncated": GiraffeTruncated,
-    "p-rope": PartialRope,
-    "resonance": Resonance,
-    "cope": ClippedRope,
-    "custom": CustomDivisors,
-    "dynamic": DynamicNTK,
-    "dynamic-linear": DynamicLinear,
-    "dynamic-yarn": DynamicYaRN,
-    "longrope-switch": LongRoPESwitch,
+    "none": powers.Unscaled,
+    "linear": powers.PositionInterpolation,
+    "ntk": powers.NTKAware,
+    "ntk-by-parts": ramps.NTKByParts,
+    "yarn": ramps.YaRN,
+    "llama3": ramps.Llama3,
+    "longrope": searched.LongRoPE,
+    "abf": powers.AdjustedBase,
+    "ntk-fixed": powers.NTKFixed,
+    "ntk-mixed": powers.NTKMixed,
+    "giraffe-power": reshaped.GiraffePower,
+    "giraffe-truncated": reshaped.GiraffeTruncated,
+    "p-rope": reshaped.PartialRope,
+    "resonance": reshaped.Resonance,
+    "cope": reshaped.ClippedRope,
+    "custom": searched.CustomDivisors,
+    "dynamic": dynamic.DynamicNTK,
+    "dynamic-linear": dynamic.DynamicLinear,
+    "dynamic-yarn": dynamic.DynamicYaRN,
+    "longrope-switch": searched.LongRoPESwitch,
 }
 
 

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import difflib
-import math
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from ropepatch.errors import RopepatchError
 
 LARGEST = 1e12  # of a parameter: beyond it powers and logarithms leave the floating-point range
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+BOUNDS = {"gt": "above", "ge": "at least", "le": "at most"}
+WORDS = {
+    bool: "true or false",
+    float: "a finite number",
+    int: "a whole number",
+    str: "a name",
+    tuple[int, ...]: "a tuple of whole numbers",
+    NoneType: "None",
+}
 
+Positive = Annotated[float, Field(gt=0)]
 Kind = TypeVar("Kind", bound="Checked")
 
 
@@ -28,12 +42,16 @@ class Checked:
     listed_by: ClassVar[str]  # the command that lists the parameters
 
     def __post_init__(self) -> None:
-        types = get_type_hints(type(self))
-        for field in fields(self):
-            fits, expected = _fits(getattr(self, field.name), types[field.name])
-            self._require(fits, field.name, expected)
-            if isinstance(getattr(self, field.name), float):
-                self._require(abs(getattr(self, field.name)) <= LARGEST, field.name, f"at most {LARGEST:g}")
+        kind: Any = type(self)
+        types = get_type_hints(kind)
+        for name, adapter in _adapters(kind).items():
+            value = getattr(self, name)
+            try:
+                adapter.validate_python(value)
+            except ValidationError as error:
+                self._require(False, name, _words(types[name], error.errors()[0]))
+            if isinstance(value, float):
+                self._require(abs(value) <= LARGEST, name, f"at most {LARGEST:g}")
 
     def _require(self, condition: bool, parameter: str, expected: str) -> None:
         if not condition:
@@ -83,28 +101,17 @@ def hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _fits(value: Any, kind: Any) -> tuple[bool, str]:
-    """Whether a value is of a parameter's declared type, and how that type is called."""
-    if get_origin(kind) is UnionType:
-        (option,) = (option for option in get_args(kind) if option is not NoneType)
-        fits, expected = _fits(value, option)
-        return value is None or fits, f"{expected} or None"
-    if get_origin(kind) is Literal:
-        return value in get_args(kind), " or ".join(get_args(kind))
-    if get_origin(kind) is tuple:
-        whole = get_args(kind)[0] is int
-        of_kind = all(map(_is_whole if whole else _is_number, value)) if isinstance(value, tuple) else False
-        return of_kind, "a tuple of whole numbers" if whole else "a tuple of finite numbers"
-    if kind is float:
-        return _is_number(value), "a finite number"
-    if kind is int:
-        return _is_whole(value), "a whole number"
-    return isinstance(value, kind), {bool: "true or false", str: "a name"}[kind]
+@functools.cache
+def _adapters(kind: type[Checked]) -> dict[str, TypeAdapter[Any]]:
+    types = get_type_hints(kind, include_extras=True)
+    return {field.name: TypeAdapter(types[field.name], config=STRICT) for field in fields(kind)}
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _words(kind: Any, error: ErrorDetails) -> str:
+    """What is expected of a parameter of a declared type: its bound if it passed that, else the type."""
+    context = error.get("ctx", {})
+    for bound, words in BOUNDS.items():
+        if bound in context:
+            return f"{words} {context[bound]:g}"
+    options = (option if isinstance(option, str) else _words(option, error) for option in get_args(kind))
+    return context.get("words") or WORDS.get(kind) or " or ".join(options)

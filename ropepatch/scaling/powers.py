@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
@@ -90,11 +91,7 @@ class AdjustedBase(Scaling):
     paper = "arXiv:2309.16039"
     saved_as = "default"
 
-    rope_theta: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.rope_theta > 1, "rope_theta", "above 1")
+    rope_theta: Annotated[float, Field(gt=1)]
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         self._refuse_scaled(rope, START_UNSCALED)

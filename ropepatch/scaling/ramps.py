@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.parameters import LARGEST
+from ropepatch.scaling.parameters import LARGEST, Positive
 from ropepatch.scaling.rope import Frequencies, Rope
 
 
@@ -42,12 +42,11 @@ class NTKByParts(Scaling):
     paper = "arXiv:2309.00071"
     saved_as = "llama3"
 
-    alpha: float = 1.0
+    alpha: Positive = 1.0
     beta: float = 32.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.alpha > 0, "alpha", "above 0")
         self._require(self.beta > self.alpha, "beta", f"above alpha = {self.alpha}")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
@@ -102,22 +101,16 @@ class YaRN(Scaling):
     beta_slow: float = 1.0
     truncate: bool = True
     ramp: Literal["index", "rotations", "wavelength"] = "index"
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    attention_factor: Positive | None = None
+    mscale: Positive | None = None
+    mscale_all_dim: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(self.beta_slow >= 1 / LARGEST, "beta_slow", "above 0")
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
-        self._require(
-            self.attention_factor is None or self.attention_factor > 0, "attention_factor", "above 0"
-        )
-        for given, other in (("mscale", "mscale_all_dim"), ("mscale_all_dim", "mscale")):
-            value = getattr(self, given)
-            self._require(value is None or value > 0, given, "above 0")
-            both = (value is None) == (getattr(self, other) is None)
-            self._require(both, given, f"given together with {other}")
+        both = (self.mscale is None) == (self.mscale_all_dim is None)
+        self._require(both, "mscale", "given together with mscale_all_dim")
 
     @property
     def temperature(self) -> float:

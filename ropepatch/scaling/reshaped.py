@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling, find_method
+from ropepatch.scaling.parameters import Positive, required
 from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
 
 
@@ -25,12 +28,8 @@ class GiraffePower(Scaling):
     formula = "θ_i · (1 − 2i/d)^p"
     paper = "arXiv:2308.10882"
 
-    power: float = 0.1
+    power: Annotated[float, Field(ge=0)] = 0.1
     interpolate: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.power >= 0, "power", "at least 0")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inv_freq = rope.inv_freq() / (self.factor if self.interpolate else 1.0)
@@ -51,12 +50,8 @@ class GiraffeTruncated(Scaling):
     formula = "θ_i if θ_i ≥ c = 2π/T; c/16 if ≥ c/8; else 0"
     paper = "arXiv:2308.10882"
 
-    cutoff: float | None = None
+    cutoff: Positive | None = None
     interpolate: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.cutoff is None or self.cutoff > 0, "cutoff", "above 0 tokens")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inv_freq = rope.inv_freq() / (self.factor if self.interpolate else 1.0)
@@ -77,11 +72,7 @@ class PartialRope(Scaling):
     formula = "θ_i for the first p·d/2 pairs, else 0"
     paper = "arXiv:2410.06205"
 
-    partial: float = 0.75
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(0 <= self.partial <= 1, "partial", "between 0 and 1")
+    partial: Annotated[float, Field(ge=0, le=1)] = 0.75
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         kept = int(self.partial * rope.rotary_dim // 2)
@@ -99,8 +90,9 @@ class _OverAnother(Scaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = find_method(self.over)
-        needs_parameters = any(field.default is MISSING for field in fields(inner) if field.name != "factor")
-        plain = not (inner.length_dependent or needs_parameters or issubclass(inner, _OverAnother))
+        plain = not (inner.length_dependent or issubclass(inner, _OverAnother)) and required(inner) == [
+            "factor"
+        ]
         self._require(plain, "over", "a static method that needs no parameters")
 
     def _inner(self, rope: Rope) -> Frequencies:
@@ -148,12 +140,8 @@ class ClippedRope(_OverAnother):
     paper = "arXiv:2602.05258"
 
     over: str = "ntk"
-    pairs: int = 20
+    pairs: Annotated[int, Field(ge=1)] = 20
     hard: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.pairs >= 1, "pairs", "at least 1")
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inner = self._inner(rope)

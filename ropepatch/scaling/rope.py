@@ -25,6 +25,13 @@ class Frequencies(NamedTuple):
     inv_freq: Tensor
     attention_factor: float = 1.0  # multiplies cos and sin, hence logits by its square
 
+    def distance(self, other: Frequencies) -> float:
+        """The greatest difference between any two numbers; infinite where there are fewer or more pairs."""
+        if self.inv_freq.shape != other.inv_freq.shape:
+            return math.inf
+        distance = (self.inv_freq - other.inv_freq).abs().max().item()
+        return max(distance, abs(self.attention_factor - other.attention_factor))
+
 
 @dataclass(frozen=True)
 class Rope:

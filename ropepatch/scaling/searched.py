@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import LengthDependent, Scaling
+from ropepatch.scaling.parameters import Positive
 from ropepatch.scaling.powers import START_UNSCALED
 from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings import expected
+
+Divisors = Annotated[  # each leaves a frequency that float32 holds
+    tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
+    Field(min_length=1),
+    expected("numbers from 1e-30 to 1e30"),
+]
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
@@ -47,11 +56,6 @@ def longrope_attention_factor(factor: float, window: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(window)) if factor > 1 else 1.0
 
 
-def in_range(divisors: tuple[float, ...]) -> bool:
-    """Whether there are divisors, and all leave a frequency that float32 holds."""
-    return bool(divisors) and all(1e-30 <= divisor <= 1e30 for divisor in divisors)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CustomDivisors(Scaling):
     """Any vector of divisors, one per pair, fastest pair first.
@@ -65,13 +69,8 @@ class CustomDivisors(Scaling):
     formula = "θ_i / f_i, f and a given"
     paper = "–"
 
-    divisors: tuple[float, ...]
-    attention_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(in_range(self.divisors), "divisors", "numbers from 1e-30 to 1e30")
-        self._require(self.attention_factor > 0, "attention_factor", "above 0")
+    divisors: Divisors
+    attention_factor: Positive = 1.0
 
     @classmethod
     def rounded(
@@ -112,15 +111,8 @@ class LongRoPE(Scaling):
     formula = "θ_i / f_i, f given; a = √(1 + ln s / ln L)"
     paper = "arXiv:2402.13753"
 
-    long_factor: tuple[float, ...]
-    attention_factor: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(in_range(self.long_factor), "long_factor", "numbers from 1e-30 to 1e30")
-        self._require(
-            self.attention_factor is None or self.attention_factor > 0, "attention_factor", "above 0"
-        )
+    long_factor: Divisors
+    attention_factor: Positive | None = None
 
     def temperature(self, rope: Rope) -> float:
         """a for this rope's window: multiplies cos and sin."""
@@ -149,11 +141,7 @@ class LongRoPESwitch(LengthDependent, LongRoPE):
     formula = "θ_i / f_i, one given f up to L tokens, another beyond"
     paper = "arXiv:2402.13753"
 
-    short_factor: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(in_range(self.short_factor), "short_factor", "numbers from 1e-30 to 1e30")
+    short_factor: Divisors
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         beyond = (length or 0) > rope.original_max_position_embeddings

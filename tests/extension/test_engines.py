@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from engine_rules import RULES, SWITCHES, Reading, plain, transformers_4
 from installed import Answers, installed, read_by
-from methods import GEOMETRIES, STATIC, example
+from methods import GEOMETRIES, example
 from readme import README, block, updating, write_block
 from second_transformers import ACROSS, STEPS, TARGET, WINDOW, read, tokens
 from tiny_models import tiny_config, tiny_model
@@ -206,20 +205,6 @@ def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already
     check(planned(survey(llama(LLAMA_2, **already)), method))
 
 
-@pytest.mark.parametrize("method", STATIC)
-def test_every_static_method_is_read_whole_by_both_generations_of_transformers_and_by_vllm(method):
-    stated = {line.engine: line.reads for line in planned(surveyed("llama-2"), method).engines}
-    assert stated["transformers 5.x"] == stated["transformers 4.x"] == stated["vLLM"] == "yes"
-
-
-@pytest.mark.parametrize("engine", ["SGLang", "mlx-lm"])
-@pytest.mark.parametrize("method", STATIC)
-def test_a_static_method_without_an_attention_factor_is_read_whole_by_sglang_and_mlx_lm(method, engine):
-    plan = planned(surveyed("llama-2"), method)
-    if plan.frequencies().attention_factor == 1 or method == "yarn":
-        assert {line.engine: line.reads for line in plan.engines}[engine] == "yes"
-
-
 def test_the_notes_fit_into_the_table_of_a_plan():
     for method in METHODS:
         for line in planned(surveyed("llama-2"), method).engines:
@@ -370,13 +355,6 @@ def test_an_engine_that_pip_cannot_fetch_is_skipped_and_in_ci_a_failure(
     with pytest.raises(outcome, match="pip cannot install no-such-engine==1"):
         installed("no-such-engine==1")
     assert [path.suffix for path in tmp_path.iterdir()] in ([], [".lock"])
-
-
-def test_an_engine_is_installed_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("installed._cache", lambda: tmp_path)
-    folder = tmp_path / f"an-engine-1-python-{sys.version_info.major}.{sys.version_info.minor}"
-    folder.mkdir()
-    assert installed("an-engine==1", "what-it-needs==2") == folder
 
 
 # The table of the README, column by column: where an engine cannot be had, the other columns are checked.

@@ -52,25 +52,32 @@ def reloaded(model, folder):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_patched_model_equals_its_saved_self_in_stock_transformers(model, ids, method, tmp_path):
-    before = logits(model, ids)
-    with ropepatch.patch(model, plan_for(model, method)):
-        patched = logits(model, ids)
-        assert torch.equal(patched, logits(reloaded(model, tmp_path), ids))
-    if method != "none":
-        assert (patched - before).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_patching_and_removing_leaves_nothing_behind(model, ids, method):
+def test_patched_is_reloaded_off_is_never_on_and_cached_is_full(model, ids, method, tmp_path):
     stock, parameters, config = model.model.rotary_emb, model.config.rope_parameters, model.config.to_dict()
-    before = logits(model, ids)
+    before, state, frequencies = logits(model, ids), model.state_dict().keys(), stock.inv_freq.clone()
     handle = ropepatch.patch(model, plan_for(model, method))
     once = logits(model, ids)
+    assert torch.equal(once, logits(reloaded(model, tmp_path), ids))
+    assert method == "none" or (once - before).abs().max() > 1e-3
+    assert model.state_dict().keys() == state
+    cache, steps = None, []
+    for piece in ids.split([WINDOW - 8, *[1] * 40], dim=1):
+        with torch.no_grad():
+            out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.logits)
+    assert (torch.cat(steps, 1) - once).abs().max() < 1e-4
+    logits(model, ids.repeat(1, 4))
+    assert torch.equal(logits(model, ids), once)  # whatever was read before
+    rope = weakref.ref(model.model.rotary_emb)
     handle.remove()
+    del handle
+    gc.collect()
+    assert rope() is None
     assert model.model.rotary_emb is stock
     assert model.config.rope_parameters is parameters
     assert model.config.to_dict() == config
+    assert torch.equal(stock.inv_freq, frequencies)
     assert torch.equal(logits(model, ids), before)
     with ropepatch.patch(model, plan_for(model, method)):
         assert torch.equal(logits(model, ids), once)
@@ -84,19 +91,30 @@ def test_an_exception_inside_the_block_takes_the_patch_out(model):
     assert ropepatch.active(model) is None
 
 
-def test_removing_twice_is_harmless_but_asking_a_removed_patch_for_its_plan_is_not(model):
-    handle = ropepatch.patch(model, plan_for(model))
-    handle.remove()
-    handle.remove()
+def test_handles_of_removed_patches_and_second_patches_do_no_harm(model, ids):
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    old = ropepatch.patch(model, plan_for(model))
+    first = logits(model, ids)
+    with pytest.raises(RopepatchError, match="already patched"):
+        ropepatch.patch(model, make_scaling("linear", factor=2.0))
+    with pytest.raises(RopepatchError, match="already patched"):
+        ropepatch.plan(model, to=512)
+    assert torch.equal(logits(model, ids), first)
+    model.bfloat16()
+    old.remove()
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+    new = ropepatch.patch(model, plan_for(model, "ntk"))
+    old.remove()
+    assert ropepatch.active(model).plan == new.plan
     with pytest.raises(RopepatchError, match="removed"):
-        _ = handle.plan
+        _ = old.plan
 
 
-def test_a_removed_patch_keeps_no_model_alive(model):
-    with ropepatch.patch(model, plan_for(model)):
-        rope = weakref.ref(model.model.rotary_emb)
-    gc.collect()
-    assert rope() is None
+def test_what_cannot_be_patched_is_refused(model):
+    with pytest.raises(RopepatchError, match="Linear holds no transformers model"):
+        ropepatch.patch(torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0))
+    with pytest.raises(RopepatchError, match="takes a plan or a scaling, got 'yarn'"):
+        ropepatch.patch(model, "yarn")
 
 
 def test_a_config_value_that_was_absent_is_absent_again(ids):
@@ -131,14 +149,6 @@ def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
     assert ropepatch.active(model) is None
 
 
-def test_a_second_patch_is_refused_and_the_first_stays(model, ids):
-    ropepatch.patch(model, plan_for(model))
-    first = logits(model, ids)
-    with pytest.raises(RopepatchError, match="already patched"):
-        ropepatch.patch(model, make_scaling("linear", factor=2.0))
-    assert torch.equal(logits(model, ids), first)
-
-
 def test_the_plan_of_another_model_is_refused(model):
     plan = plan_for(model)
     other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "max_position_embeddings": 128}))
@@ -158,11 +168,6 @@ def test_a_scaling_patches_like_the_plan_made_from_it(model, ids):
         assert handle.plan.target == FACTOR * WINDOW
 
 
-def test_what_is_not_a_transformers_model_is_refused():
-    with pytest.raises(RopepatchError, match="Linear holds no transformers model"):
-        ropepatch.patch(torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0))
-
-
 @pytest.mark.parametrize("wrap", ["peft", "compile", "decoder"])
 def test_a_plan_is_for_the_model_inside_its_wrappers(model, ids, wrap):
     wrapped = {
@@ -175,24 +180,6 @@ def test_a_plan_is_for_the_model_inside_its_wrappers(model, ids, wrap):
         assert ropepatch.active(wrapped).plan == plan
     with ropepatch.patch(wrapped, ropepatch.plan(tiny_model("llama"), to=256)):
         assert ropepatch.active(wrapped) is not None
-
-
-def test_a_plan_of_a_patched_model_says_so(model):
-    with ropepatch.patch(model, plan_for(model)), pytest.raises(RopepatchError, match="already patched"):
-        ropepatch.plan(model, to=512)
-
-
-def test_what_is_neither_plan_nor_scaling_is_refused(model):
-    with pytest.raises(RopepatchError, match="takes a plan or a scaling, got 'yarn'"):
-        ropepatch.patch(model, "yarn")
-
-
-def test_an_old_handle_leaves_a_newer_patch_alone(model):
-    old = ropepatch.patch(model, plan_for(model))
-    old.remove()
-    new = ropepatch.patch(model, plan_for(model, "ntk"))
-    old.remove()
-    assert ropepatch.active(model).plan == new.plan
 
 
 def test_what_is_done_to_the_configuration_leaves_the_plan_alone(model):
@@ -259,40 +246,7 @@ def test_a_bfloat16_model_computes_angles_in_float32(model):
     assert torch.equal(rounded, exact.bfloat16())
 
 
-def test_the_stock_module_comes_back_with_float32_frequencies_after_a_cast_while_patched(model):
-    frequencies = model.model.rotary_emb.inv_freq.clone()
-    with ropepatch.patch(model, plan_for(model)):
-        model.bfloat16()
-    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
-
-
-def test_a_patch_adds_nothing_to_the_state_dict(model):
-    before = model.state_dict().keys()
-    ropepatch.patch(model, plan_for(model))
-    assert model.state_dict().keys() == before
-
-
 # No state in forward, cache exactness
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_what_was_read_before_changes_nothing(model, ids, method):
-    ropepatch.patch(model, plan_for(model, method))
-    first = logits(model, ids[:, :20])
-    logits(model, ids.repeat(1, 4))
-    assert torch.equal(logits(model, ids[:, :20]), first)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_cached_decoding_equals_the_full_forward(model, ids, method):
-    ropepatch.patch(model, plan_for(model, method))
-    cache, steps = None, []
-    for piece in ids.split([WINDOW - 8, *[1] * 40], dim=1):
-        with torch.no_grad():
-            out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        steps.append(out.logits)
-    assert (torch.cat(steps, 1) - logits(model, ids)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -345,15 +299,6 @@ def test_what_is_no_length_is_refused_and_leaves_the_model_alone(model, length):
         with pytest.raises(RopepatchError, match="length must be a whole number"):
             handle.set_length(length)
         assert model.config.to_dict() == patched
-
-
-@pytest.mark.parametrize(
-    ("method", "twin"), [("dynamic-yarn", "yarn"), ("dynamic-linear", "linear"), ("dynamic", "ntk")]
-)
-def test_at_the_target_a_dynamic_method_is_its_static_twin_to_the_bit(model, method, twin):
-    dynamic, static = plan_for(model, method), plan_for(model, twin)
-    assert torch.equal(dynamic.frequencies().inv_freq, static.frequencies().inv_freq)
-    assert dynamic.saved_at()[0].rope_parameters == static.rope_parameters
 
 
 # Generation

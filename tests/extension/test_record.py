@@ -129,12 +129,6 @@ def test_what_is_written_comes_back(method, tmp_path):
     assert read(tmp_path).to_dict() == json.loads((tmp_path / FILE).read_text())
 
 
-def test_a_record_is_the_plan_with_the_versions(record):
-    stated = {key: value for key, value in record.to_dict().items() if key not in ("version", "versions")}
-    assert stated == json.loads(ropepatch.plan("tiny", to=1024).to_json())
-    assert {"ropepatch", "torch", "transformers"} == record.versions.keys()
-
-
 def test_amending_keeps_what_it_does_not_know(record, tmp_path):
     mine = {"mine": {"a": [1, None]}, "adaptation": ADAPTATION | {"loss": "ours"}}
     put(tmp_path, record.to_dict() | mine)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from methods import EXAMPLES, FACTORS, GEOMETRIES, LENGTH_DEPENDENT, STATIC, example, rising
-from oracle import ORACLES, SABOTAGE, Geometry, Table, wrong_ntk_print
+from methods import EXAMPLES, FACTORS, GEOMETRIES, example
+from oracle import ORACLES, SABOTAGE, Geometry, Table
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
@@ -214,41 +214,36 @@ def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Ta
 def test_the_oracle_covers_every_method_with_the_same_defaults(name):
     scaling = example(name, LLAMA_2.num_pairs)
     defaults = {f.name: f.default for f in fields(METHODS[name]) if f.name not in {"factor", *EXAMPLES}}
-    given_ = {k: v for k, v in scaling.parameters().items() if k not in defaults}
-    check(scaling.frequencies(LLAMA_2), ORACLES[name](numbers(LLAMA_2), scaling.factor, **given_))
+    required = {k: v for k, v in scaling.parameters().items() if k not in defaults}
+    check(scaling.frequencies(LLAMA_2), ORACLES[name](numbers(LLAMA_2), scaling.factor, **required))
 
 
 # Golden values.
 
-# (d, b, L): YaRN bounds, raw bounds, NTK b' at s = 2, 4, 8, 16, 32, LongRoPE a at s = 4, 8, 16, 32
+# (d, b, L): YaRN bounds, raw bounds, NTK b' at s = 2, 4, 8, 16, 32
 PER_GEOMETRY = {
     "llama-2": (
         (20, 46), (20.944482, 45.026881),
         (20221.2617, 40889.9424, 82684.6226, 167198.7392, 338096.9460),
-        (1.080123, 1.118034, 1.154701, 1.190238),
     ),
     "llama-1": (
         (16, 41), (16.128002, 40.210401),
         (20221.2617, 40889.9424, 82684.6226, 167198.7392, 338096.9460),
-        (1.087115, 1.128152, 1.167748, 1.206045),
     ),
     "tinyllama": (
         (8, 21), (8.064001, 20.105201),
         (20452.2287, 41829.3659, 85550.3759, 174969.5854, 357851.7978),
-        (1.087115, 1.128152, 1.167748, 1.206045),
     ),
     "llama-3": (
         (18, 35), (18.081135, 34.984119),
         (1011063.085, 2044497.122, 4134231.132, 8359936.961, 16904847.299),
-        (1.074172, 1.109400, 1.143544, 1.176697),
     ),
     "qwen3": (
         (23, 40), (23.595948, 39.650881),
         (2022126.169, 4088994.243, 8268462.264, 16719873.921, 33809694.598),
-        (1.064581, 1.095445, 1.125463, 1.154701),
     ),
-    "gpt-oss": ((8, 18), (8.092779, 17.398024), None, None),
-    "babyllama": ((0, 4), (0.209820, 3.220120), (None, 48760.5462, None, None, None), None),
+    "gpt-oss": ((8, 18), (8.092779, 17.398024), None),
+    "babyllama": ((0, 4), (0.209820, 3.220120), (None, 48760.5462, None, None, None)),
 }  # fmt: skip
 EVERY_GOLDEN = pytest.mark.parametrize(
     ("rope", "golden"), [(GEOMETRIES[name], row) for name, row in PER_GEOMETRY.items()], ids=PER_GEOMETRY
@@ -290,42 +285,6 @@ def test_ntk_arrives_at_the_golden_bases(rope, golden):
             check(scaling.frequencies(rope), oracle.abf(numbers(rope), factor, theta))
 
 
-@EVERY_GOLDEN
-def test_longrope_has_the_golden_attention_factors(rope, golden):
-    for factor, a in zip((4, 8, 16, 32), golden[3] or (), strict=False):
-        got = example("longrope", rope.num_pairs, factor).frequencies(rope).attention_factor
-        assert got == pytest.approx(a, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("factor", "a"),
-    [
-        (1, 1.0),
-        (2, 1.0693147181),
-        (4, 1.1386294361),
-        (8, 1.2079441542),
-        (16, 1.2772588722),
-        (40, 1.3688879454),
-    ],
-)
-def test_yarn_has_the_golden_attention_factors(factor, a):
-    for ramp in ("index", "rotations", "wavelength"):
-        got = make_scaling("yarn", factor=factor, ramp=ramp).frequencies(LLAMA_2).attention_factor
-        assert got == pytest.approx(a, rel=1e-10)
-
-
-@pytest.mark.parametrize(("factor", "square"), [(4, 1.296477), (8, 1.459129), (16, 1.631390)])
-def test_yarn_multiplies_logits_by_the_square_of_its_attention_factor(factor, square):
-    a = make_scaling("yarn", factor=factor).frequencies(LLAMA_2).attention_factor
-    assert a**2 == pytest.approx(square, rel=1e-6)
-
-
-@pytest.mark.parametrize(("mscale", "mscale_all_dim", "a"), [(1.0, 1.0, 1.0), (0.5, 1.0, 0.939)])
-def test_deepseeks_mscales_are_a_ratio_that_may_cool(mscale, mscale_all_dim, a):
-    got = make_scaling("yarn", factor=4.0, mscale=mscale, mscale_all_dim=mscale_all_dim).frequencies(LLAMA_2)
-    assert got.attention_factor == pytest.approx(a, abs=5e-4)
-
-
 # Llama-2 at s = 16, methods.md 9.2 (the column "by-parts (original code)" is another function, not offered)
 COLUMNS: list[tuple[str, dict[str, Any]]] = [
     ("none", {}),
@@ -364,21 +323,6 @@ def test_llama_2_times_16_has_the_golden_frequencies(column):
     )
 
 
-def test_linear_is_a_sixteenth_of_every_golden_base_frequency():
-    got = make_scaling("linear", factor=16.0).frequencies(LLAMA_2).inv_freq[GOLDEN_ROWS[:, 0].astype(int)]
-    np.testing.assert_allclose(got.double(), GOLDEN_ROWS[:, 1] / 16, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("pair", "rotations", "index", "wavelength"),
-    [(25, 1.748, 1.220, 3.885), (33, 4.927, 1.882, 8.500), (40, 10.571, 3.586, 12.538)],
-)
-def test_the_three_functions_called_yarn_divide_by_different_numbers(pair, rotations, index, wavelength):
-    for ramp, divisor in (("rotations", rotations), ("index", index), ("wavelength", wavelength)):
-        got = make_scaling("yarn", factor=16.0, ramp=ramp).frequencies(LLAMA_2).inv_freq
-        assert (LLAMA_2.inv_freq() / got)[pair].item() == pytest.approx(divisor, abs=6e-4)
-
-
 OTHER_GEOMETRIES: list[tuple[str, str, dict[str, Any], float, dict[int, float]]] = [
     ("llama-3", "llama3", {}, 8.0, {
         28: 3.211445995e-03, 29: 2.166570764e-03, 31: 8.567514129e-04, 33: 3.126937504e-04,
@@ -405,6 +349,12 @@ OTHER_GEOMETRIES: list[tuple[str, str, dict[str, Any], float, dict[int, float]]]
     ("llama-2", "resonance", {"over": "none"}, 4.0, {
         0: 1.047197551, 1: 8.975979010e-01, 10: 2.416609734e-01,
     }),
+    ("llama-2", "giraffe-truncated", {"cutoff": 2048.0}, 4.0, {
+        20: 5.623413252e-02, 41: 1.917475985e-04, 54: 1.917475985e-04, 55: 0.0, 63: 0.0,
+    }),
+    ("llama-2", "cope", {"over": "none"}, 4.0, {
+        40: 3.162277660e-03, 45: 0.993180652 * 1.539926526e-03, 63: 0.0,
+    }),
 ]  # fmt: skip
 
 
@@ -417,50 +367,6 @@ def test_other_geometries_have_the_golden_frequencies(geometry, name, parameters
     rope = GEOMETRIES[geometry]
     got = make_scaling(name, factor=factor, **parameters).frequencies(rope).inv_freq
     assert got[list(golden)].tolist() == pytest.approx(list(golden.values()), rel=1e-6)
-
-
-def test_llama3_keeps_pair_28_of_llama_3_and_divides_pair_35():
-    divisor = LLAMA_3.inv_freq() / make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
-    assert divisor[:29].tolist() == [1.0] * 29
-    assert divisor[35:].tolist() == [8.0] * 29
-    assert 1 < divisor[29] < divisor[34] < 8
-
-
-@pytest.mark.parametrize(
-    ("form", "f", "length", "theta"),
-    [
-        ("paper", 4.0, 16384, 40889.942432),
-        ("transformers", 1.0, 16384, 40889.942432),
-        ("transformers", 2.0, 16384, 72195.860087),
-        ("transformers", 4.0, 16384, 135401.973042),
-        ("transformers", 4.0, 8192, 51293.787268),
-    ],
-)
-def test_dynamic_ntk_arrives_at_the_golden_bases(form, f, length, theta):
-    got = make_scaling("dynamic", factor=f, form=form).frequencies(LLAMA_2, length)
-    check(got, oracle.abf(numbers(LLAMA_2), f, theta))
-
-
-def test_giraffe_truncated_has_three_golden_bands():
-    got = make_scaling("giraffe-truncated", factor=4.0, cutoff=2048.0).frequencies(LLAMA_2).inv_freq
-    assert torch.equal(got[:41], LLAMA_2.inv_freq()[:41])
-    assert got[41:55].tolist() == pytest.approx([1.917475985e-04] * 14, rel=1e-6)
-    assert got[55:].tolist() == [0.0] * 9
-
-
-def test_cope_has_the_golden_mask():
-    got = make_scaling("cope", factor=4.0, over="none").frequencies(LLAMA_2).inv_freq
-    mask = (got.double() / LLAMA_2.inv_freq().double()).tolist()
-    golden = {44: 1, 45: 0.993180652, 53: 0.541289673, 54: 0.458710327, 62: 0.006819348, 63: 0}
-    assert [mask[i] for i in golden] == pytest.approx(list(golden.values()), rel=1e-6)
-    assert mask[:44] == [1.0] * 44
-
-
-def test_resonance_rounds_the_golden_wavelengths():
-    before = 2 * math.pi / LLAMA_2.inv_freq()[[0, 1, 10, 20]]
-    after = 2 * math.pi / make_scaling("resonance", factor=4.0, over="none").frequencies(LLAMA_2).inv_freq
-    assert before.tolist() == pytest.approx([6.2832, 7.2557, 26.4960, 111.73], rel=1e-4)
-    assert after[[0, 1, 10, 20]].tolist() == pytest.approx([6, 7, 26, 112], rel=1e-6)
 
 
 # Sabotage: a plausible wrong version of every formula, rejected by the comparison that accepts ours.
@@ -484,13 +390,6 @@ def test_the_comparison_accepts_ours_and_rejects_the_wrong_twin(name, parameters
 def test_every_method_has_a_wrong_twin():
     missing = set(METHODS) - {name for _, name, *_ in SABOTAGE}
     assert not missing, "add a plausible wrong version of each to SABOTAGE of tests/support/oracle.py"
-
-
-def test_the_wrong_ntk_print_does_next_to_nothing_to_the_last_pair():
-    before = numbers(LLAMA_2).theta[-1]
-    assert wrong_ntk_print(numbers(LLAMA_2), 4.0)[0][-1] / before == pytest.approx(1.010889, rel=1e-6)
-    right = make_scaling("ntk", factor=4.0).frequencies(LLAMA_2).inv_freq[-1]
-    assert right.item() / before == pytest.approx(0.25, rel=1e-6)
 
 
 @EVERY_METHOD
@@ -542,20 +441,13 @@ def test_a_factor_of_one_changes_nothing(name, parameters, rope):
     assert after.attention_factor == parameters.get("attention_factor", 1.0)
 
 
+@pytest.mark.parametrize("name", ["ntk", "ntk-fixed", "ntk-mixed"])
 @DETERMINISTIC
 @given(rope=any_rope, factor=any_factor)
-def test_ntk_keeps_the_first_pair_and_interpolates_the_last(rope, factor):
-    after = make_scaling("ntk", factor=factor).frequencies(rope).inv_freq
-    assert after[0] == 1
-    assert after[-1].item() == pytest.approx(rope.inv_freq()[-1].item() / factor, rel=2e-6)
-
-
-@pytest.mark.parametrize("name", ["ntk-fixed", "ntk-mixed"])
-@DETERMINISTIC
-@given(rope=any_rope, factor=any_factor)
-def test_sus_variants_interpolate_the_last_pair(name, rope, factor):
+def test_the_ntk_methods_interpolate_the_last_pair(name, rope, factor):
     after = make_scaling(name, factor=factor).frequencies(rope).inv_freq
-    assert after[-1].item() == pytest.approx(rope.inv_freq()[-1].item() / factor, rel=1e-6)
+    assert after[-1].item() == pytest.approx(rope.inv_freq()[-1].item() / factor, rel=2e-6)
+    assert name != "ntk" or after[0] == 1
 
 
 @pytest.mark.parametrize(("name", "alpha", "beta"), [("ntk-by-parts", 1, 32), ("llama3", 1, 4)])
@@ -607,7 +499,7 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     ("yarn", "beta_fast"): [1.0, 0.5, math.inf],
     ("yarn", "ramp"): ["sideways"],
     ("yarn", "attention_factor"): [0.0, math.inf, math.nan],
-    ("yarn", "mscale"): [1.0],
+    ("yarn", "mscale"): [1.0, -1.0, math.nan],
     ("dynamic-yarn", "beta_slow"): [0.0],
     ("dynamic-yarn", "beta_fast"): [1.0],
     ("dynamic-yarn", "ramp"): ["sideways"],
@@ -640,12 +532,6 @@ def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name
     assert message.startswith(f"{name}: {parameter} must be ")
     assert message.endswith(f", got {value!r}")
     assert error.value.hint == f"`ropepatch methods {name}` lists its parameters"
-
-
-@pytest.mark.parametrize(("mscale", "mscale_all_dim"), [(-1.0, -1.0), (-9.0, 1.0), (math.nan, 1.0)])
-def test_deepseeks_mscales_must_both_be_above_zero(mscale, mscale_all_dim):
-    with pytest.raises(RopepatchError, match=r"yarn: mscale must be (above 0|a finite number or None), got"):
-        make_scaling("yarn", factor=40.0, mscale=mscale, mscale_all_dim=mscale_all_dim)
 
 
 @pytest.mark.parametrize("factor", [0.999, 0, -4.0, math.nan, math.inf])
@@ -717,24 +603,6 @@ def test_ntk_of_a_single_pair_is_refused(name):
 # Length.
 
 
-@pytest.mark.parametrize("name", STATIC)
-def test_a_static_method_ignores_the_length(name):
-    scaling = example(name, LLAMA_2.num_pairs)
-    at_window = scaling.frequencies(LLAMA_2)
-    for length in (1, 4096, 4097, 1_000_000):
-        assert torch.equal(scaling.frequencies(LLAMA_2, length).inv_freq, at_window.inv_freq)
-        assert scaling.frequencies(LLAMA_2, length).attention_factor == at_window.attention_factor
-
-
-@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
-def test_a_length_dependent_method_reads_none_as_the_window_and_moves_beyond_it(name):
-    scaling = example(name, LLAMA_2.num_pairs)
-    at_window = scaling.frequencies(LLAMA_2, 4096).inv_freq
-    assert torch.equal(scaling.frequencies(LLAMA_2).inv_freq, at_window)
-    assert torch.equal(scaling.frequencies(LLAMA_2, 100).inv_freq, at_window)
-    assert not torch.equal(scaling.frequencies(LLAMA_2, 16384).inv_freq, at_window)
-
-
 @EVERY_METHOD
 def test_the_answer_does_not_depend_on_earlier_calls(name):
     scaling = example(name, LLAMA_2.num_pairs)
@@ -746,6 +614,9 @@ def test_the_answer_does_not_depend_on_earlier_calls(name):
     again = scaling.frequencies(LLAMA_2, 300)
     assert torch.equal(again.inv_freq, kept)
     assert again.attention_factor == first.attention_factor
+    assert (again.inv_freq.dtype, again.inv_freq.shape) == (torch.float32, (64,))
+    moved = not torch.equal(scaling.frequencies(LLAMA_2, 16384).inv_freq, kept)
+    assert moved == scaling.length_dependent
 
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic-linear", "dynamic-yarn"])
@@ -792,23 +663,6 @@ def test_a_scaled_rope_is_scaled_on_top_of_what_it_carries(name, parameters):
         assert scaling.native(CARRIED) is None
 
 
-def test_attention_factors_multiply():
-    def a_of(name: str, **parameters: Any) -> float:
-        return make_scaling(name, factor=4.0, **parameters).frequencies(CARRIED).attention_factor
-
-    assert a_of("linear") == 1.1
-    assert a_of("yarn", ramp="rotations") == pytest.approx(1.1 * 1.1386294361)
-    assert a_of("yarn", ramp="rotations", attention_factor=2.0) == pytest.approx(2.2)
-    assert a_of("custom", divisors=rising(64, 1, 4), attention_factor=1.5) == pytest.approx(1.65)
-
-
-def test_interpolating_twice_is_interpolating_once_by_the_product():
-    half = make_scaling("linear", factor=2.0).frequencies(LLAMA_2).inv_freq
-    scaled = Rope(128, 1e4, 8192, carried=tuple(half.tolist()))
-    twice = make_scaling("linear", factor=4.0).frequencies(scaled).inv_freq
-    assert torch.equal(twice, make_scaling("linear", factor=8.0).frequencies(LLAMA_2).inv_freq)
-
-
 @pytest.mark.parametrize(
     ("name", "parameters"), REFUSING, ids=[" ".join([n, *map(str, p.values())]) for n, p in REFUSING]
 )
@@ -825,42 +679,13 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
 
 
 @EVERY_METHOD
-def test_an_instance_is_frozen_hashable_and_equal_to_its_like(name):
-    one, other = example(name, 64), example(name, 64)
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one != example(name, 64, 8.0)
+def test_an_instance_is_frozen_and_comes_back_from_its_print_and_from_json(name):
+    scaling = example(name, 4)
+    assert find_method(name).name == name
+    assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling != example(name, 4, 8.0)
+    assert hash(scaling) == hash(example(name, 4))
     with pytest.raises(FrozenInstanceError):
-        one.factor = 8.0
-
-
-@EVERY_METHOD
-def test_an_instance_prints_as_the_code_that_makes_it(name):
-    scaling = example(name, 4)
-    assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling
-
-
-@EVERY_METHOD
-def test_parameters_survive_json_and_make_the_same_instance(name):
-    scaling = example(name, 4)
+        scaling.factor = 8.0
     read = json.loads(json.dumps(scaling.parameters(), allow_nan=False))
     read = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
     assert make_scaling(name, factor=scaling.factor, **read) == scaling
-
-
-@EVERY_METHOD
-def test_the_registry_knows_a_method_by_its_own_name_formula_and_paper(name):
-    method = METHODS[name]
-    assert method.name == name
-    assert method.formula
-    assert "\n" not in method.formula
-    assert method.paper
-    assert find_method(name) is method
-
-
-@EVERY_METHOD
-def test_frequencies_are_float32_and_the_attention_factor_a_float(name):
-    got = example(name, LLAMA_2.num_pairs, 4).frequencies(LLAMA_2, 16384)
-    assert got.inv_freq.dtype == torch.float32
-    assert got.inv_freq.shape == (64,)
-    assert isinstance(got.attention_factor, float)

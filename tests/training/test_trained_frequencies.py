@@ -582,9 +582,8 @@ def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, 
 
 
 def test_a_scaling_file_names_the_target_and_the_folder(place):
-    write_scaling(
-        place / "learned.json", ropepatch.plan("tiny", to=512, method="custom", divisors=[2.0] * 16)
-    )
+    plan = ropepatch.plan("tiny", to=512, method="custom", divisors=[2.0] * 16)
+    write_scaling(place / "learned.json", plan.scaling, plan.rope, plan.target)
     ask("tiny", "--method", "learned.json")
     assert record_of(place / "tiny-learned-512")["target"] == 512
     shutil.rmtree(place / "tiny-learned-512")
