@@ -180,14 +180,14 @@ def _plan_of(model: PreTrainedModel, survey: Survey, scaling: Scaling) -> Plan:
 
 
 def _check_same(plan: Plan, survey: Survey) -> None:
-    theirs = {"model type": plan.model_type, "rotary class": plan.site.rotary_class.__name__} | vars(
-        plan.rope
+    planned, here = (
+        {"model type": one.config.model_type, "rotary class": one.site.rotary_class.__name__} | vars(one.rope)
+        for one in (plan.survey, survey)
     )
-    ours = {"model type": survey.config.model_type, "rotary class": survey.site.rotary_class.__name__}
-    for what, value in (ours | vars(survey.rope)).items():
-        if theirs[what] != value:
+    for what, value in here.items():
+        if planned[what] != value:
             raise RopepatchError(
-                f"the plan is for another model: {what} is {theirs[what]} in the plan and {value} here",
+                f"the plan is for another model: {what} is {planned[what]} in the plan and {value} here",
                 hint="make the plan from this model: ropepatch.plan(model, to=...)",
             )
 
@@ -211,10 +211,8 @@ def _config_of(plan: Plan, length: int) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
     _, changes = plan.saved_at(length)
     reach = length if plan.scaling.length_dependent else plan.target
-    values = {"rope_parameters": changes["rope_parameters"], "max_position_embeddings": reach}
-    for key in ("original_max_position_embeddings", "head_dim"):
-        if key in changes:
-            values[key] = changes[key]
+    keys = "rope_parameters", "original_max_position_embeddings", "head_dim"
+    values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": reach}
     return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
 
 

@@ -71,8 +71,7 @@ def find_kind(
     """
     if name in kinds:
         return kinds[name]
-    near = difflib.get_close_matches(other_names.get(name.lower(), name.lower()), kinds)
-    suggestion = f"did you mean {near[0]}? " if near else ""
+    suggestion = _nearest(other_names.get(name.lower(), name.lower()), kinds)
     raise RopepatchError(f"unknown {what} {name!r}", hint=f"{suggestion}{what}s: {', '.join(kinds)}")
 
 
@@ -84,10 +83,14 @@ def refuse_parameters(name: str, known: list[str], parameters: Iterable[str]) ->
     """
     for parameter in parameters:
         if parameter not in known:
-            near = difflib.get_close_matches(parameter, known)
-            suggestion = f"did you mean {near[0]}? " if near else ""
             listed = f"its parameters: {', '.join(known)}" if known else "it has none"
-            raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=suggestion + listed)
+            hint = _nearest(parameter, known) + listed
+            raise RopepatchError(f"{name} has no parameter {parameter!r}", hint=hint)
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def required(kind: type[Checked]) -> list[str]:

@@ -95,14 +95,14 @@ def surveyed(name: str) -> Survey:
     return survey(llama(ROPES[name]))
 
 
-def planned(found: Survey, method: str, times: float = 4.0, **parameters: Any) -> Plan:
+def planned(model: Survey, method: str, times: float = 4.0, **parameters: Any) -> Plan:
     """A plan to so many windows, of a method with that factor unless the parameters say another."""
-    window = found.rope.original_max_position_embeddings
+    window = model.rope.original_max_position_embeddings
     if parameters:
         scaling = make_scaling(method, **({"factor": times} | parameters))
     else:
-        scaling = example(method, found.rope.num_pairs, times)
-    return plan_scaling(found, "a llama", None, scaling, int(times * window))
+        scaling = example(method, model.rope.num_pairs, times)
+    return plan_scaling(model, "a llama", None, scaling, int(times * window))
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -217,13 +217,13 @@ def test_the_notes_fit_into_the_table_of_a_plan():
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> dict[str, Plan]:
     """A plan of every method that can be saved, for one small random LLaMA."""
-    found = survey_folder(source := write_checkpoint(tmp_path_factory.mktemp("engines") / "source"))
-    assert found.rope.original_max_position_embeddings == WINDOW
-    made = {
-        name: plan_scaling(found, str(source), None, example(name, found.rope.num_pairs), TARGET)
+    model = survey_folder(source := write_checkpoint(tmp_path_factory.mktemp("engines") / "source"))
+    assert model.rope.original_max_position_embeddings == WINDOW
+    plans = {
+        name: plan_scaling(model, str(source), None, example(name, model.rope.num_pairs), TARGET)
         for name in METHODS
     }
-    return {name: plan for name, plan in made.items() if plan.savable}
+    return {name: plan for name, plan in plans.items() if plan.savable}
 
 
 @pytest.fixture(scope="module")
