@@ -56,13 +56,8 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
 def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
     """Any static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
 
-    With an attention factor of 1 every engine that reads longrope reads it alike.
-
-    Args:
-        frequencies: What to say: inv_freq [D/2].
-        rope: The rope whose theta_i the divisors refer to.
-        to: The max_position_embeddings to stand beside it, in tokens.
-        own: The model's own keys of `rope_parameters`.
+    The arguments are those of `saved_ropes`, and the model's ``own`` keys of `rope_parameters`. With an
+    attention factor of 1 every engine that reads longrope reads it alike.
     """
     ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
     a = frequencies.attention_factor

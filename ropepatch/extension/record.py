@@ -62,10 +62,10 @@ class Base(Part):
     """Of the card of the base model what whoever builds on it passes on.
 
     Args:
-        license: Of the Hub's list, or `other`.
-        license_name: Of another.
-        license_link: Where it can be read.
-        language: Which the model speaks.
+        license: The licence, of the Hub's list, or `other`.
+        license_name: The name of a licence that is not on that list.
+        license_link: Where that licence can be read.
+        language: The language or languages of the model.
     """
 
     license: Texts | None = None
@@ -78,11 +78,11 @@ class Gate(Part):
     """The loss within the old context, in nats per token.
 
     Args:
-        base: Of the model before.
-        now: Of the trained one.
-        increase: As a share of `base`.
+        base: The loss of the model before it was trained.
+        now: The loss of the trained model.
+        increase: By how much the loss rose, as a share of `base`.
         most: The greatest increase allowed.
-        passed: Whether it is.
+        passed: Whether the increase is within the one allowed.
     """
 
     base: Number
@@ -106,8 +106,8 @@ class LearnedRope(Part):
     """Frequencies that were trained with the weights: parameters of the method `custom`.
 
     Args:
-        start: Before.
-        end: After.
+        start: The parameters before training.
+        end: The parameters after it.
     """
 
     start: dict[Text, Any]
@@ -120,11 +120,11 @@ class Adaptation(Part):
     Args:
         recipe: All of its settings.
         run: What names all that decides the weights.
-        steps: Of the optimizer.
-        tokens: Read in all.
-        processes: That shared the work.
-        seconds: Of all steps, over all sessions.
-        device: On which it ran.
+        steps: The number of steps of the optimizer.
+        tokens: The tokens read in all.
+        processes: How many processes shared the work.
+        seconds: The time of all steps, over all sessions.
+        device: The device on which it ran.
         gate: What it did to the old context.
         frequencies: What it did to the rope, where that was trained.
     """
@@ -144,10 +144,10 @@ class Start(Part):
     """What `--method fit` and `--method auto` were asked, and what they found.
 
     Args:
-        asked: All that decides the outcome.
-        method: The scaling's.
-        parameters: Its own.
-        factor: Where it is not target / L.
+        asked: All settings that decide the outcome.
+        method: The name of the scaling method.
+        parameters: The method's own parameters.
+        factor: The factor, where it is not target / L.
     """
 
     asked: dict[Text, Any]
@@ -194,14 +194,14 @@ class Record(Part):
     """`ropepatch.json`.
 
     Args:
-        version: Of this layout.
+        version: The version of this layout.
         model: The base as the user gave it.
         revision: Its commit, of a base from the Hub.
         model_type: Its architecture, in transformers' words.
         method: The scaling.
         factor: By how much it stretches.
         parameters: The method's own.
-        paper: That of the method.
+        paper: The paper that proposes the method.
         original_max_position_embeddings: The context before, L, in tokens.
         target: The context to reach.
         rotary_dim: How many dimensions of a head rotate.
@@ -227,7 +227,7 @@ class Record(Part):
         fit: How `ropepatch.fit` found the frequencies; see `ropepatch.fitting.fitting`.
         ranking: How `--method auto` chose.
         evaluation: What `--eval` measured.
-        command: That made it.
+        command: The command that made it.
     """
 
     version: Literal[1]

@@ -22,11 +22,7 @@ PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json h
 
 @float32_on_cpu()
 def plan_text(record: PlanRecord) -> str:
-    """A plan as aligned plain text, without a trailing newline.
-
-    Args:
-        record: What `Plan.to_dict` gives, or what ropepatch.json says of an extension.
-    """
+    """A plan as aligned plain text, without a trailing newline."""
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, color_system=None, highlight=False, emoji=False, markup=False)
     rope = _rope_before(record)

@@ -55,9 +55,6 @@ def extend(
         progress: Called with the bytes cloned so far and in all.
         record: Further keys of the record.
 
-    Returns:
-        The folder.
-
     Raises:
         RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
             written, or the result differs from the plan; nothing is left behind then.

@@ -34,13 +34,7 @@ class Band(NamedTuple):
 
 
 def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
-    """The pairs grouped by fate, fastest first.
-
-    Args:
-        rope: The rope before.
-        inv_freq: The frequencies after: [D/2].
-        factor: s.
-    """
+    """The pairs grouped by their fate between a rope and its scaled frequencies [D/2], fastest first."""
     before = rope.inv_freq()
     turns = rotations(before, rope.original_max_position_embeddings)
     divisor = (before.double() / inv_freq.double()).nan_to_num(1.0, posinf=torch.inf).tolist()

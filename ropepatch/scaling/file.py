@@ -99,11 +99,7 @@ def method_label(method: str) -> str:
 
 
 def check_method(method: str, parameters: Collection[str]) -> None:
-    """Refuse what is no method, or no parameter of it; beside a file there are none.
-
-    Args:
-        method: A name from `METHODS`, or a scaling file.
-        parameters: The names of what is set.
+    """Refuse what is no method or scaling file, or names that are no parameters of it; a file takes none.
 
     Raises:
         RopepatchError: On an unknown method or parameter, or a file that is not a scaling.
@@ -148,11 +144,7 @@ def write_scaling(
 
 
 def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFile:
-    """The scaling of a file.
-
-    Args:
-        file: What `write_scaling` wrote.
-        beside: The names of parameters that were given beside it, which are refused.
+    """The scaling that `write_scaling` wrote; parameters ``beside`` a file, by their names, are refused.
 
     Raises:
         RopepatchError: No such file, no scaling, one of another version, a key or parameter that is unknown,

@@ -20,7 +20,7 @@ from ropepatch.settings import expected
 Divisors = Annotated[  # each leaves a frequency that float32 holds
     tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
     Field(min_length=1),
-    expected("numbers from 1e-30 to 1e30"),
+    expected("a tuple of numbers from 1e-30 to 1e30"),
 ]
 
 
@@ -76,14 +76,7 @@ class CustomDivisors(Scaling):
     def rounded(
         cls, divisors: Tensor, attention_factor: float, *, factor: float, digits: int
     ) -> CustomDivisors:
-        """The method with its numbers in so many decimal digits; float32 tells 9 apart.
-
-        Args:
-            divisors: theta_i / theta'_i: [D/2], fastest pair first.
-            attention_factor: Multiplies cos and sin.
-            factor: s, the target over the original window.
-            digits: That count, the leading zeros not among them.
-        """
+        """Divisors [D/2] and a with so many significant digits each; float32 tells 9 apart."""
         short = [float(f"{number:.{digits}g}") for number in (*divisors.tolist(), attention_factor)]
         return cls(factor=factor, divisors=tuple(short[:-1]), attention_factor=short[-1])
 

@@ -596,8 +596,13 @@ def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
 FULL, READ_ONLY, CLOSED = errno.ENOSPC, errno.EROFS, errno.EACCES
 
 
-@pytest.mark.parametrize("code", [FULL, READ_ONLY, CLOSED, errno.EDQUOT, errno.EIO])
-@pytest.mark.parametrize("step", ["mkdir", "copyfile", "write_text", "_copy", "rename"])
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        *((step, FULL) for step in ("mkdir", "copyfile", "write_text", "_copy", "rename")),
+        *(("mkdir", code) for code in (READ_ONLY, CLOSED, errno.EDQUOT, errno.EIO)),
+    ],
+)
 def test_a_disk_that_fails_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, code, step):
     def fail(*arguments, **options):
         raise OSError(code, os.strerror(code))
