@@ -100,12 +100,10 @@ def test_every_file_stands_in_a_room_of_the_list():
     assert len(standing) <= 20
 
 
-def test_the_mathematics_needs_torch_and_pydantic_alone():
+def test_the_mathematics_needs_torch_alone():
     for path in [*(PACKAGE / "scaling").glob("*.py"), PACKAGE / "errors.py"]:
         outside = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
-        assert outside - {"ropepatch", "torch", "pydantic", "pydantic_core"} <= set(
-            sys.stdlib_module_names
-        ), path
+        assert outside - {"ropepatch", "torch"} <= set(sys.stdlib_module_names), path
 
 
 def test_only_the_rooms_named_here_import_transformers():

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.parameters import Checked
 from ropepatch.scaling.rope import Rope
+from ropepatch.settings.parameters import Checked
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ropepatch.encodings.shaw import Shaw
 from ropepatch.encodings.transformer_xl import TransformerXL
 from ropepatch.encodings.unrotated import DroPE, NoPE, NoPEHeads, NoPELayers
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.parameters import find_kind, hashable, refuse_parameters, required
+from ropepatch.settings.parameters import find_kind, hashable, refuse_parameters, required
 
 ENCODINGS: dict[str, type[Encoding]] = {
     kind.name: kind

@@ -30,8 +30,8 @@ from ropepatch.encodings.encoding import (
     Places,
 )
 from ropepatch.encodings.unrotated import Unpositioned
-from ropepatch.scaling.parameters import required
 from ropepatch.scaling.rope import Rope
+from ropepatch.settings.parameters import required
 
 SHAPE = ModelShape(
     layers=4,

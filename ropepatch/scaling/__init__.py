@@ -1,4 +1,4 @@
-"""The mathematics of scaled ropes; it needs torch, and pydantic for the types of parameters, alone."""
+"""The mathematics of scaled ropes; it needs torch alone."""
 
 from ropepatch.scaling.method import METHODS, Scaling, find_method
 from ropepatch.scaling.named import check_parameters, formulas, make_scaling, required_parameters

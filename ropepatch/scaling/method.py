@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.parameters import Checked, find_kind
 from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings.parameters import Checked, FromOne, find_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class Scaling(Checked, ABC):
     paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
     length_dependent: ClassVar[bool] = False
-    factor: Annotated[float, Field(ge=1)]
+    factor: FromOne
 
     @abstractmethod
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:

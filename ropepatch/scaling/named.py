@@ -9,7 +9,7 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling import dynamic, powers, ramps, reshaped, searched
 from ropepatch.scaling.method import METHODS, Scaling, find_method
-from ropepatch.scaling.parameters import hashable, refuse_parameters, required
+from ropepatch.settings.parameters import hashable, refuse_parameters, required
 
 METHODS |= {
     "none": powers.Unscaled,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings.parameters import AboveOne
 
 START_UNSCALED = (
     "use `linear`, `ntk`, `ntk-by-parts` or `custom`, which compose, or start from the unscaled base model"
@@ -91,7 +91,7 @@ class AdjustedBase(Scaling):
     paper = "arXiv:2309.16039"
     saved_as = "default"
 
-    rope_theta: Annotated[float, Field(gt=1)]
+    rope_theta: AboveOne
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         self._refuse_scaled(rope, START_UNSCALED)

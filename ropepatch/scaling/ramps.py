@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.parameters import LARGEST, Positive
 from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings.parameters import LARGEST, Positive
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling, find_method
-from ropepatch.scaling.parameters import Positive, required
 from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
+from ropepatch.settings.parameters import FromZero, FromZeroToOne, Positive, WholeFromOne, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,7 @@ class GiraffePower(Scaling):
     formula = "θ_i · (1 − 2i/d)^p"
     paper = "arXiv:2308.10882"
 
-    power: Annotated[float, Field(ge=0)] = 0.1
+    power: FromZero = 0.1
     interpolate: bool = False
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
@@ -72,7 +70,7 @@ class PartialRope(Scaling):
     formula = "θ_i for the first p·d/2 pairs, else 0"
     paper = "arXiv:2410.06205"
 
-    partial: Annotated[float, Field(ge=0, le=1)] = 0.75
+    partial: FromZeroToOne = 0.75
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         kept = int(self.partial * rope.rotary_dim // 2)
@@ -140,7 +138,7 @@ class ClippedRope(_OverAnother):
     paper = "arXiv:2602.05258"
 
     over: str = "ntk"
-    pairs: Annotated[int, Field(ge=1)] = 20
+    pairs: WholeFromOne = 20
     hard: bool = False
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:

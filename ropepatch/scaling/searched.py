@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import LengthDependent, Scaling
-from ropepatch.scaling.parameters import Positive
 from ropepatch.scaling.powers import START_UNSCALED
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import expected
-
-Divisors = Annotated[  # each leaves a frequency that float32 holds
-    tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
-    Field(min_length=1),
-    expected("a tuple of numbers from 1e-30 to 1e30"),
-]
+from ropepatch.settings.parameters import Divisors, Positive
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:

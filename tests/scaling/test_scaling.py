@@ -419,8 +419,11 @@ def test_both_oracles_agree_on_any_geometry(name, parameters, rope, factor):
         if by_hand is not None:
             assert torch.equal(got.inv_freq, stock_table(by_hand, rope, length).inv_freq)
         if name != "resonance":  # whose ties are judged above
-            # 4e-6: an exponent 2i/d that float32 does not hold exactly, times ln b = 16, and cancellation
-            check(got, expected(scaling, rope, length), rtol=4e-6 * max(1, 4 * parameters.get("power", 0)))
+            # 4e-6: an exponent 2i/d that float32 does not hold exactly, times ln b = 16, and cancellation,
+            # which a blend by rotations has most of: keep * theta beside theta / s
+            blended = name in {"ntk-by-parts", "llama3"} or parameters.get("ramp") == "rotations"
+            loss = max(1, 4 * parameters.get("power", 0), factor / 8 if blended else 0)
+            check(got, expected(scaling, rope, length), rtol=4e-6 * loss)
 
 
 # What is refused.

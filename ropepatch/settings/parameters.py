@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ropepatch.errors import RopepatchError
+from ropepatch.settings import expected
 
 LARGEST = 1e12  # of a parameter: beyond it powers and logarithms leave the floating-point range
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -27,6 +28,16 @@ WORDS = {
 }
 
 Positive = Annotated[float, Field(gt=0)]
+AboveOne = Annotated[float, Field(gt=1)]
+FromZero = Annotated[float, Field(ge=0)]
+FromOne = Annotated[float, Field(ge=1)]
+FromZeroToOne = Annotated[float, Field(ge=0, le=1)]
+WholeFromOne = Annotated[int, Field(ge=1)]
+Divisors = Annotated[  # each leaves a frequency that float32 holds
+    tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
+    Field(min_length=1),
+    expected("a tuple of numbers from 1e-30 to 1e30"),
+]
 Kind = TypeVar("Kind", bound="Checked")
 
 
