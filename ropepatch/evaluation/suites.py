@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.tasks import TASKS, LmEvalTask, PasskeyTask, PerplexityTask, Task
+from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.files import shipped
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import check_method, method_label
@@ -93,7 +95,7 @@ class NamedMethod(TypedDict):
 
 # As YAML has them, for editors:
 WrittenMethod = Annotated[str, OneOf(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
-WrittenTask = PerplexityTask | PasskeyTask | LmEvalTask
+WrittenTask: Any = reduce(or_, TASKS.values())
 
 
 class Suite(Settings):
