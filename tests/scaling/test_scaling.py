@@ -1,13 +1,11 @@
 """Every formula against two oracles that share no code with it, golden values, properties, wrong twins."""
 
-import json
 import math
 import re
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, astuple, fields
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -69,13 +67,7 @@ def instance(name: str, parameters: dict[str, Any], rope: Rope, factor: float) -
 
 
 def numbers(rope: Rope) -> Geometry:
-    return Geometry(
-        rope.rotary_dim,
-        rope.rope_theta,
-        rope.original_max_position_embeddings,
-        rope.carried,
-        rope.carried_attention_factor,
-    )
+    return Geometry(*astuple(rope))
 
 
 def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
@@ -158,9 +150,6 @@ def stock_table(
     return Frequencies(module.inv_freq, module.attention_scaling)
 
 
-NATIVE = {n for n in METHODS if stock_parameters(example(n, LLAMA_2.num_pairs), LLAMA_2)}
-
-
 @EVERY_GEOMETRY
 @EVERY_SETTING
 def test_transformers_computes_the_same_bits(name, parameters, rope):
@@ -177,12 +166,6 @@ def test_transformers_computes_the_same_bits(name, parameters, rope):
             assert torch.equal(ours.inv_freq, stock.inv_freq), (factor, length)
             assert ours.inv_freq.dtype == torch.float32
             assert ours.attention_factor == pytest.approx(stock.attention_factor, rel=1e-12)
-
-
-@EVERY_METHOD
-def test_a_method_with_a_native_rope_type_is_held_against_it(name):
-    native = example(name, LLAMA_2.num_pairs).native(LLAMA_2)
-    assert (native is not None) == (name in NATIVE and name != "p-rope")  # saved as longrope, which more read
 
 
 # The second oracle: NumPy in float64.
@@ -368,46 +351,6 @@ def test_frequencies_fall_strictly_and_stay_between_interpolated_and_kept(name, 
     assert (after >= before / factor * (1 - 1e-6)).all()
 
 
-@EVERY_SMOOTH
-@DETERMINISTIC
-@given(rope=any_rope)
-def test_a_factor_of_one_changes_nothing(name, parameters, rope):
-    after = METHODS[name](factor=1.0, **parameters).frequencies(rope)
-    torch.testing.assert_close(after.inv_freq, rope.inv_freq(), rtol=2.5e-7, atol=0)
-    assert after.attention_factor == parameters.get("attention_factor", 1.0)
-
-
-@pytest.mark.parametrize("name", ["ntk", "ntk-fixed", "ntk-mixed"])
-@DETERMINISTIC
-@given(rope=any_rope, factor=any_factor)
-def test_the_ntk_methods_interpolate_the_last_pair(name, rope, factor):
-    after = make_scaling(name, factor=factor).frequencies(rope).inv_freq
-    assert after[-1].item() == pytest.approx(rope.inv_freq()[-1].item() / factor, rel=2e-6)
-    assert name != "ntk" or after[0] == 1
-
-
-@pytest.mark.parametrize(("name", "alpha", "beta"), [("ntk-by-parts", 1, 32), ("llama3", 1, 4)])
-@DETERMINISTIC
-@given(rope=any_rope, factor=any_factor)
-def test_by_parts_keeps_pairs_of_many_rotations_and_interpolates_those_of_few(
-    name, alpha, beta, rope, factor
-):
-    before, turns = rope.inv_freq(), numbers(rope).turns
-    after = make_scaling(name, factor=factor).frequencies(rope).inv_freq
-    many, few = torch.tensor(turns >= beta * (1 + 1e-6)), torch.tensor(turns <= alpha * (1 - 1e-6))
-    assert torch.equal(after[many], before[many])
-    assert torch.equal(after[few], before[few] / factor)
-
-
-@pytest.mark.parametrize("ramp", ["index", "wavelength"])
-@DETERMINISTIC
-@given(rope=any_rope, factor=any_factor)
-def test_yarn_touches_no_pair_up_to_low(ramp, rope, factor):
-    low, _ = oracle.yarn_bounds(numbers(rope), 32.0, 1.0, True)
-    after = make_scaling("yarn", factor=factor, ramp=ramp).frequencies(rope).inv_freq
-    assert torch.equal(after[: int(low) + 1], rope.inv_freq()[: int(low) + 1])
-
-
 @EVERY_SETTING
 @settings(DETERMINISTIC, max_examples=25)
 @given(rope=any_rope, factor=any_factor)
@@ -429,6 +372,7 @@ def test_both_oracles_agree_on_any_geometry(name, parameters, rope, factor):
 # What is refused.
 
 INVALID: dict[tuple[str, str], list[Any]] = {
+    ("linear", "factor"): [0.999, -4.0, math.nan, math.inf],
     ("abf", "rope_theta"): [1.0, math.inf, math.nan],
     ("ntk-by-parts", "alpha"): [0.0, -1.0],
     ("ntk-by-parts", "beta"): [1.0, math.nan, math.inf],
@@ -464,38 +408,18 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     ids=str,
 )
 def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name, parameter, value):
-    parameters = example(name, 4).parameters() | {parameter: value}
+    parameters = {"factor": 4.0} | example(name, 4).parameters() | {parameter: value}
     with pytest.raises(RopepatchError) as error:
-        make_scaling(name, factor=4.0, **parameters)
+        make_scaling(name, **parameters)
     message = str(error.value)
     assert message.startswith(f"{name}: {parameter} must be ")
     assert message.endswith(f", got {value!r}")
     assert error.value.hint == f"`ropepatch methods {name}` lists its parameters"
 
 
-@pytest.mark.parametrize("factor", [0.999, 0, -4.0, math.nan, math.inf])
-@EVERY_METHOD
-def test_a_factor_below_one_or_without_a_value_is_refused(name, factor):
-    parameters = example(name, 4).parameters()
-    with pytest.raises(
-        RopepatchError, match=f"^{name}: factor must be (at least 1|a finite number), got {factor}"
-    ):
-        make_scaling(name, factor=factor, **parameters)
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [
-        ("yarnn", "yarn"),
-        ("YaRN", "yarn"),
-        ("linaer", "linear"),
-        ("pi", "linear"),
-        ("su", "longrope"),
-        ("nope", "p-rope"),
-        ("Llama-3", "llama3"),
-        ("dynamic-ntk", "dynamic"),
-        ("xyz", None),
-    ],
+    [("yarnn", "yarn"), ("YaRN", "yarn"), ("pi", "linear"), ("Llama-3", "llama3"), ("xyz", None)],
 )
 def test_an_unknown_method_is_answered_with_the_nearest_and_the_list(typed, meant):
     with pytest.raises(RopepatchError, match=f"^unknown method '{typed}'$") as error:
@@ -558,15 +482,6 @@ def test_the_answer_does_not_depend_on_earlier_calls(name):
     assert moved == scaling.length_dependent
 
 
-@pytest.mark.parametrize("name", ["dynamic", "dynamic-linear", "dynamic-yarn"])
-def test_a_dynamic_method_at_the_target_is_its_static_twin(name):
-    static = {"dynamic": "ntk", "dynamic-linear": "linear", "dynamic-yarn": "yarn"}[name]
-    there = make_scaling(name, factor=4.0).frequencies(LLAMA_2, 16384)
-    twin = make_scaling(static, factor=4.0).frequencies(LLAMA_2)
-    assert torch.equal(there.inv_freq, twin.inv_freq)
-    assert there.attention_factor == twin.attention_factor
-
-
 # Ropes that are already scaled: Llama 3.1 carries llama3 times 8, here with a temperature on top.
 
 _LLAMA_3_1 = make_scaling("llama3", factor=8.0).frequencies(LLAMA_3).inv_freq
@@ -602,9 +517,7 @@ def test_a_scaled_rope_is_scaled_on_top_of_what_it_carries(name, parameters):
         assert scaling.native(CARRIED) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), REFUSING, ids=[" ".join([n, *map(str, p.values())]) for n, p in REFUSING]
-)
+@pytest.mark.parametrize(("name", "parameters"), REFUSING, ids=str)
 def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, parameters):
     scaling = instance(name, parameters, CARRIED, 4.0)
     with pytest.raises(RopepatchError, match=r"formula of rope_theta .* already scaled") as error:
@@ -618,13 +531,10 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
 
 
 @EVERY_METHOD
-def test_an_instance_is_frozen_and_comes_back_from_its_print_and_from_json(name):
+def test_an_instance_is_frozen_and_comes_back_from_its_print(name):
     scaling = example(name, 4)
     assert find_method(name).name == name
     assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling != example(name, 4, 8.0)
     assert hash(scaling) == hash(example(name, 4))
     with pytest.raises(FrozenInstanceError):
         scaling.factor = 8.0
-    read = json.loads(json.dumps(scaling.parameters(), allow_nan=False))
-    read = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
-    assert make_scaling(name, factor=scaling.factor, **read) == scaling

@@ -1,7 +1,6 @@
 """A scaling in a small JSON file stands wherever the name of a method does."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from methods import example as example_of
 from run_recipes import small_recipe
 
 import ropepatch
-from ropepatch.cli import main
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
@@ -30,6 +28,16 @@ DIVISORS = (1.01, 0.94, 1.2700001, 1.93, 10 / 3, 0.77, 2.88, 23.7)  # not monoto
 ATTENTION = 1.0718281828
 ROPE = Rope(2 * PAIRS, 10000.0, WINDOW)
 RECORD = {"seed": 0, "steps": 150, "gain": [0.1, None], "text": "naïve"}
+CONTENT = {  # of a file
+    "ropepatch_scaling": 1,
+    "method": "custom",
+    "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
+    "factor": 4.0,
+    "target": TARGET,
+    "rotary_dim": 16,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def written(file, scaling, *, rope=ROPE, target=TARGET, fit=None):
@@ -60,32 +68,11 @@ def fitted(tmp_path, checkpoint):
     return saved(tmp_path / "fitted.json", plan, fit=RECORD)
 
 
-def run(capsys, monkeypatch, *words):
-    """What a command prints, and its exit code."""
-    monkeypatch.setattr(sys, "argv", ["ropepatch", *map(str, words)])
-    code = 0
-    try:
-        main()
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
-
-
 # Writing and reading
 
 
 def test_a_file_says_the_scaling_and_what_it_was_made_for(fitted):
-    assert json.loads(fitted.read_text(encoding="utf-8")) == {
-        "ropepatch_scaling": 1,
-        "method": "custom",
-        "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
-        "factor": 4.0,
-        "target": TARGET,
-        "rotary_dim": 16,
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 64,
-        "fit": RECORD,
-    }
+    assert json.loads(fitted.read_text(encoding="utf-8")) == CONTENT | {"fit": RECORD}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -106,9 +93,7 @@ def test_a_rope_that_was_scaled_before_comes_back_too_into_a_new_folder_of_ones_
 
 
 def test_a_default_may_be_left_out(fitted):
-    content = json.loads(fitted.read_text())
-    del content["parameters"]["attention_factor"]
-    fitted.write_text(json.dumps(content))
+    fitted.write_text(changed(parameters={"divisors": DIVISORS}))
     assert read_scaling(fitted).scaling == custom(attention_factor=1.0)
 
 
@@ -137,65 +122,34 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
 
 def changed(**changes):
     """A file's content with other values, or without them where they are None."""
-    content = {
-        "ropepatch_scaling": 1,
-        "method": "custom",
-        "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
-        "factor": 4.0,
-        "target": TARGET,
-        "rotary_dim": 16,
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 64,
-    } | changes
-    return json.dumps({key: value for key, value in content.items() if value is not None})
+    return json.dumps({key: value for key, value in (CONTENT | changes).items() if value is not None})
 
 
 @pytest.mark.parametrize(
     ("content", "message", "hint"),
     [
         ("", "is not a scaling file: Expecting value", "`ropepatch fit MODEL"),
-        (changed()[:-20], "is not a scaling file: ", "`ropepatch fit MODEL"),
-        (b"\xff{}", "is not a scaling file: ", "`ropepatch fit MODEL"),
         ("[" * 100_000, "is not a scaling file: maximum recursion", "`ropepatch fit MODEL"),
         ("[1.0, 2.0]", "is not a scaling file: it has no key ropepatch_scaling", "`ropepatch fit MODEL"),
-        ('{"model_type": "llama"}', "it has no key ropepatch_scaling", "`ropepatch fit MODEL"),
         (changed(target=float("nan")), "NaN is not JSON", "`ropepatch fit MODEL"),
-        (changed(rope_theta=float("inf")), "Infinity is not JSON", "`ropepatch fit MODEL"),
         (changed()[:-1] + ', "target": 256}', "a key is given twice", "`ropepatch fit MODEL"),
         (changed(target=2**63), "'9223372036854775808' is too large", "`ropepatch fit MODEL"),
-        (changed(target=10**400), "is too large", "`ropepatch fit MODEL"),
-        (changed(target="?").replace('"?"', "9" * 5000), "is not a scaling file: ", "`ropepatch fit MODEL"),
         (changed(ropepatch_scaling=2), "version 2, expected 1", "pip install --upgrade"),
         (changed(ropepatch_scaling=True), "version True, expected 1", "pip install --upgrade"),
-        (changed(ropepatch_scaling=1.0), "version 1.0, expected 1", "pip install --upgrade"),
         (changed(factr=4.0), "unknown saved scaling key 'factr'", "did you mean factor?"),
         (changed(rope_theta=None), "a saved scaling must have the key rope_theta", "keys: ropepatch_scaling"),
         (changed(method=3), "method must be a text, got 3", "`ropepatch fit MODEL"),
         (changed(method="costum"), "unknown method 'costum'", "did you mean custom?"),
         (changed(parameters={}), "custom needs divisors", "divisors=VALUE"),
         (changed(parameters={"divisor": [1.0]}), "custom has no parameter 'divisor'", "mean divisors?"),
-        (changed(parameters={"divisors": 2.0}), "divisors must be a tuple", "`ropepatch methods custom`"),
-        (changed(parameters={"divisors": [1.0, "2"]}), "must be a tuple of", "`ropepatch methods custom`"),
-        (changed(parameters={"divisors": [1.0, [2]]}), "must be a tuple of", "`ropepatch methods custom`"),
         (changed(parameters={"divisors": [1.0, 0]}), "numbers from 1e-30", "`ropepatch methods custom`"),
         (
             changed(parameters={"divisors": [1.0], "factor": 2.0}),
             "custom has no parameter 'factor'",
             "parameters: divisors",
         ),
-        (
-            changed(parameters={"divisors": [1.0], "name": "yarn"}),
-            "custom has no parameter 'name'",
-            "parameters: divisors",
-        ),
         (changed(factor=0.5), "factor must be at least 1, got 0.5", "`ropepatch methods custom`"),
-        (changed(target=256.0), "target must be a whole number above 0, got 256.0", "`ropepatch fit MODEL"),
         (changed(rotary_dim=15), "rotary dimension must be even", "config.json"),
-        (
-            changed(carried=[1.0, -1.0]),
-            "carried[1] must be a number from 0, got",
-            "`ropepatch fit MODEL",
-        ),
         (changed(carried=[1.0, 0]), "8 rotary pairs need as many frequencies, got 2", "`ropepatch fit MODEL"),
     ],
 )
@@ -234,7 +188,7 @@ NAMES = st.sampled_from(
 HOSTILE = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys(json.loads(changed()), JSON),
+        **dict.fromkeys(CONTENT, JSON),
         "method": st.sampled_from(list(METHODS)) | JSON,
         "parameters": st.dictionaries(NAMES, JSON, max_size=3) | JSON,
         "carried": st.lists(st.sampled_from([1.0, 0, 1e308]), min_size=8, max_size=8) | JSON,
@@ -260,7 +214,7 @@ def read_or_refused(file):
 @settings(SHARED, max_examples=150)
 @given(HOSTILE)
 def test_whatever_its_values_are_a_file_is_read_or_refused_in_one_line(tmp_path, values):
-    (tmp_path / "x.json").write_text(json.dumps(json.loads(changed()) | values))
+    (tmp_path / "x.json").write_text(json.dumps(CONTENT | values))
     read_or_refused(tmp_path / "x.json")
 
 
@@ -290,12 +244,6 @@ def test_a_plan_from_a_file_is_that_from_its_parameters(checkpoint, fitted):
     assert one.frequencies().attention_factor == ATTENTION
 
 
-def test_the_frequencies_are_those_of_the_model_over_the_divisors_of_the_file(checkpoint, fitted):
-    inv_freq = ropepatch.plan(checkpoint, method=fitted).frequencies().inv_freq
-    expected = [10000 ** (-2 * pair / 16) / divisor for pair, divisor in enumerate(DIVISORS)]
-    assert inv_freq.tolist() == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("to", [TARGET // 2, 2 * TARGET])
 def test_another_target_is_refused(checkpoint, fitted, to):
     with pytest.raises(RopepatchError, match=rf"for a target of {TARGET} tokens, got {to}") as caught:
@@ -308,7 +256,6 @@ def test_another_target_is_refused(checkpoint, fitted, to):
     [
         ({"head_dim": 8}, "rotary_dim 16, .* has 8$"),
         ({"rope_theta": 500000.0}, r"rope_theta 10000\.0, .* has 500000\.0$"),
-        ({"max_position_embeddings": 128}, "original_max_position_embeddings 64, .* has 128$"),
         ({"max_position_embeddings": 1024}, "original_max_position_embeddings 64, .* has 1024$"),
     ],
 )
@@ -374,7 +321,6 @@ def test_a_file_with_divisors_for_another_model_is_refused(tmp_path, checkpoint)
     ("parameters", "message"),
     [
         ({"attention_factor": 1.0, "factor": 2.0}, "attention_factor, factor beside"),
-        ({"name": "nowhere.json"}, r"nowhere\.json is not a scaling file"),
         ({"name": "ntk", "beta_fast": 16}, "ntk has no parameter 'beta_fast'"),
     ],
 )
@@ -404,7 +350,7 @@ def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, chec
     results = {result.label: result for result in measure(read_suite(str(tmp_path / "suite.yaml")), out=out)}
     scaling = read_result(out / "small-256-perplexity-fitted.json").scaling
     assert scaling["method"] == "custom"
-    assert scaling["parameters"] == {"divisors": list(DIVISORS), "attention_factor": ATTENTION}
+    assert scaling["parameters"] == CONTENT["parameters"]
     losses = {label: result.tables["by_length"][-1]["nats"] for label, result in results.items()}
     assert losses["fitted"] not in (losses["as it is"], losses["ntk"])
 
@@ -425,47 +371,37 @@ def test_a_file_that_changed_is_not_taken_for_what_was_measured(tmp_path, checkp
 # Commands
 
 
-def test_plan_needs_a_target_or_a_file(capsys, monkeypatch, checkpoint):
-    code, out, err = run(capsys, monkeypatch, "plan", checkpoint)
-    assert (code, out, err) == (2, "", "error: --to is missing\nhint: --to 32k\n")
-
-
 def test_a_mistake_is_found_before_anything_is_read_or_downloaded(fitted):
     assert parse_settings(str(fitted), None) == {}
     with pytest.raises(RopepatchError, match="divisors beside"):
         parse_settings(str(fitted), ["divisors=1,2"])
-    with pytest.raises(RopepatchError, match=r"nowhere\.json is not a scaling file"):
-        parse_settings("nowhere.json", None)
     with pytest.raises(RopepatchError, match="ntk has no parameter 'beta_fast'"):
         parse_settings("ntk", ["beta_fast=16"])
 
 
-def test_extend_and_eval_take_a_file(capsys, monkeypatch, tmp_path, checkpoint, fitted):
+def test_extend_and_eval_take_a_file(run_here, tmp_path, checkpoint, fitted):
     given, held = tmp_path / "given", tmp_path / "held"
     settings = (f"divisors={','.join(map(str, DIVISORS))}", f"attention_factor={ATTENTION}")
     sets = [word for setting in settings for word in ("--set", setting)]
     extend = ("extend", checkpoint, "--to", TARGET)
-    assert run(capsys, monkeypatch, *extend, "--method", "custom", *sets, "--out", given)[0] == 0
-    assert run(capsys, monkeypatch, *extend, "--method", fitted, "--out", held)[0] == 0
+    assert run_here(*extend, "--method", "custom", *sets, "--out", given).returncode == 0
+    assert run_here(*extend, "--method", fitted, "--out", held).returncode == 0
     assert (given / "config.json").read_bytes() == (held / "config.json").read_bytes()
     record = json.loads((held / "ropepatch.json").read_text())
     assert (record["method"], record["parameters"]["divisors"]) == ("custom", list(DIVISORS))
 
     text = ("--text", checkpoint.parent / "text.txt", "--windows", 2, "--lengths", TARGET, "--json")
     scaled = ("--method", fitted, "--to", TARGET)
-    _, in_memory, _ = run(capsys, monkeypatch, "eval", checkpoint, *scaled, *text)
-    _, saved, _ = run(capsys, monkeypatch, "eval", held, *text)
     patched, reloaded = (
-        {result["label"]: result["tables"]["by_length"] for result in json.loads(printed)}
-        for printed in (in_memory, saved)
+        {result["label"]: result["tables"]["by_length"] for result in json.loads(run_here(*words).stdout)}
+        for words in (("eval", checkpoint, *scaled, *text), ("eval", held, *text))
     )
     assert patched["fitted"] == reloaded["as it is"] != patched["as it is"]
 
 
-def test_methods_describes_a_file(capsys, monkeypatch, fitted):
-    code, out, _ = run(capsys, monkeypatch, "methods", fitted)
-    assert code == 0
+def test_methods_describes_a_file(run_here, fitted):
+    out = run_here("methods", fitted).stdout
     assert out.startswith(f"{fitted}: 64 -> 256 tokens, rotary_dim 16, rope_theta 10000\ncustom (")
     assert f"--set divisors={','.join(map(str, DIVISORS))}\n  --set attention_factor={ATTENTION}\n" in out
-    _, out, _ = run(capsys, monkeypatch, "methods", fitted, "--json")
-    assert json.loads(out)[0]["parameters"] == {"divisors": list(DIVISORS), "attention_factor": ATTENTION}
+    out = run_here("methods", fitted, "--json").stdout
+    assert json.loads(out)[0]["parameters"] == CONTENT["parameters"]
