@@ -250,9 +250,10 @@ def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypat
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("positions", [COUNTED, JUMPING], ids=["counted", "jumping"])
+@pytest.mark.parametrize("shift", [0, 192])
 @pytest.mark.parametrize(("name", "parameters"), [v for v in VARIANTS + ENDS if v[0] in ABSOLUTE], ids=str)
-def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, positions):
+def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, shift):
+    positions = JUMPING + (0 if name == "learned" else shift)
     with swapped_layer(make_encoding(name, **parameters), model_of()) as layer, torch.no_grad():
         got = layer.module(positions)
         wanted = [[oracle.TABLES[name](layer.case, int(p)) for p in row] for row in positions]
@@ -286,13 +287,12 @@ def test_a_scaled_rope_keeps_its_frequencies_and_its_attention_factor(name):
     assert_close(got, expected(name, case, reading, inputs)[0])
 
 
-@pytest.mark.parametrize("name", UNMOVED)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_half_precision_does_not_round_positions(name):
     inputs = [x.bfloat16().float() for x in drawn(3, TOKENS, TOKENS)]
     with swapped_layer(encoding_of(name), model_of(3)) as layer, torch.no_grad():
         wanted, _ = layer.read(*inputs, None, JUMPING + 40_001)
-        for parameter in layer.module.parameters():
-            parameter.data = parameter.data.bfloat16()
+        layer.module.bfloat16()
         got, _ = layer.read(*(x.bfloat16() for x in inputs), None, JUMPING + 40_001)
     assert got.dtype == torch.bfloat16
     assert_close(got, wanted, atol=0.06)
@@ -447,45 +447,23 @@ def shape(**changes: Any) -> ModelShape:
     return ModelShape(**sizes, rope=Rope(sizes["head_dim"], BASE, WINDOW))
 
 
-increasing = st.lists(st.integers(1, 12), min_size=TOKENS, max_size=TOKENS).map(
-    lambda steps: torch.tensor([steps]).cumsum(-1)
-)
-
-
 def off(got: Tensor, wanted: Any) -> float:
     return (got.double() - torch.as_tensor(wanted).double()).abs().max().item()
 
 
-def moved(name: str, positions: Tensor, shift: int, **parameters: Any) -> float:
-    """How much what is read at these positions differs from what is read so many tokens later."""
-    inputs = drawn(3, TOKENS, TOKENS)
-    encoding = make_encoding(name, **NEEDED.get(name, {}) | parameters)
-    with swapped_layer(encoding, model_of(3), 1) as layer, torch.no_grad():
-        return off(*(layer.read(*inputs, None, where)[0] for where in (positions, positions + shift)))
-
-
 @pytest.mark.parametrize("name", UNMOVED)
-@given(positions=increasing, shift=st.integers(1, 500))
+@given(
+    positions=st.lists(st.integers(1, 12), min_size=TOKENS, max_size=TOKENS).map(
+        lambda steps: torch.tensor([steps]).cumsum(-1)
+    ),
+    shift=st.integers(1, 500),
+)
 @settings(DRAWN, max_examples=6)
 def test_only_distances_matter_to_relative_and_rotary_encodings(name, positions, shift):
-    assert moved(name, positions, shift) < 2e-4
-
-
-@pytest.mark.parametrize("name", ABSOLUTE)
-@given(positions=increasing, shift=st.integers(1, 500))
-@settings(DRAWN, max_examples=6)
-def test_every_absolute_vector_is_another_one_after_a_shift(name, positions, shift):
-    encoding = make_encoding("learned", rows=1000) if name == "learned" else encoding_of(name)
-    with swapped_layer(encoding, model_of()) as layer, torch.no_grad():
-        difference = layer.module(positions) - layer.module(positions + shift)
-    assert difference.abs().amax(-1).min() > 1e-3
-
-
-@given(positions=increasing, lines=st.integers(0, 20), more=st.integers(0, 3))
-@DRAWN
-def test_a_grid_may_be_shifted_by_whole_lines_and_not_by_parts_of_one(positions, lines, more):
-    difference = moved("axial", positions, 4 * lines + more, grid=(4,))
-    assert difference < 2e-4 if more == 0 else difference > 1e-3
+    inputs = drawn(3, TOKENS, TOKENS)
+    with swapped_layer(encoding_of(name), model_of(3), 1) as layer, torch.no_grad():
+        read, later = (layer.read(*inputs, None, where)[0] for where in (positions, positions + shift))
+    assert_close(read, later, atol=2e-4)
 
 
 # Mistakes that the oracle must see
@@ -658,22 +636,6 @@ def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_blocks_that_are_computed_again_give_the_gradients_of_one_block(name, monkeypatch):
-    calls = []
-    stock = attention.checkpoint
-    monkeypatch.setattr(attention, "checkpoint", lambda *a, **k: (calls.append(a), stock(*a, **k))[1])
-    inputs, direction = leaves_and_direction()
-    with swapped_layer(encoding_of(name), model_of(3, "eager"), 1) as layer:
-        whole = gradients(layer, inputs, direction)
-        assert not calls
-        monkeypatch.setattr(attention, "SCORES", FEW)
-        blocks = gradients(layer, inputs, direction)
-    assert len(calls) >= math.ceil(TOKENS / 2)
-    for ours, one in zip(blocks, whole, strict=True):
-        assert_close(ours, one)
-
-
-@pytest.mark.parametrize("name", ATTENDING)
 def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     """Along one direction in the space of q, k, v and all parameters."""
     monkeypatch.setattr(attention, "SCORES", FEW)
@@ -786,7 +748,6 @@ def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_th
         ("t5", "max_distance", 16, "above buckets/2"),
         ("xpos", "scale_base", 0.0, "above 0"),
         ("xpos", "gamma", 0, "above 0"),
-        ("xpos", "gamma", math.inf, "a finite number"),
         ("p-rope", "share", -0.1, "from 0 to 1"),
         ("p-rope", "share", 1.1, "from 0 to 1"),
         ("partial", "share", 0.0, "above 0 and at most 1"),
@@ -795,7 +756,6 @@ def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_th
         ("axial", "grid", (4, 0), "one or more whole numbers above 0"),
         ("axial", "grid", (4.5,), "a tuple of whole numbers"),
         ("nope-heads", "rotated", 1.01, "from 0 to 1"),
-        ("nope-heads", "rotated", "half", "a finite number"),
         ("nope-layers", "every", 0, "at least 1"),
         ("drope", "temperature", 0, "above 0"),
     ],
@@ -888,35 +848,22 @@ def test_the_empty_columns_of_a_long_cache_do_not_overflow_xpos():
 # Names
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("rop", "rope"), ("absolute", "learned"), ("ALiBi", "alibi")])
-def test_an_unknown_name_is_answered_with_the_nearest_one(typed, nearest):
-    with pytest.raises(RopepatchError, match=f"^unknown encoding {typed!r}$") as error:
-        make_encoding(typed)
-    assert error.value.hint == f"did you mean {nearest}? encodings: {', '.join(ENCODINGS)}"
+EVERY_NAME = f"encodings: {', '.join(ENCODINGS)}"
 
 
 @pytest.mark.parametrize(
-    ("name", "typed", "hint"),
+    ("name", "parameters", "message", "hint"),
     [
-        ("t5", "bucket", "did you mean buckets? its parameters: buckets, max_distance"),
-        ("nope", "rotated", "it has none"),
+        ("rop", {}, "unknown encoding 'rop'", f"did you mean rope? {EVERY_NAME}"),
+        ("absolute", {}, "unknown encoding 'absolute'", f"did you mean learned? {EVERY_NAME}"),
+        ("shaw", {"clips": 1}, "shaw has no parameter 'clips'", "did you mean clip? its parameters: clip"),
+        ("nope", {"rotated": 1}, "nope has no parameter 'rotated'", "it has none"),
+        ("normalised", {}, "normalised needs length", "make_encoding('normalised', length=...)"),
     ],
 )
-def test_an_unknown_parameter_is_answered_with_the_nearest_one(name, typed, hint):
-    with pytest.raises(RopepatchError, match=f"^{name} has no parameter {typed!r}$") as error:
-        make_encoding(name, **{typed: 1})
-    assert error.value.hint == hint
-
-
-def test_a_missing_parameter_is_answered_with_what_to_type():
-    with pytest.raises(RopepatchError, match=r"^normalised needs length$") as error:
-        make_encoding("normalised")
-    assert error.value.hint == "make_encoding('normalised', length=...)"
-
-
-def test_an_encoding_stands_in_the_registry_under_its_own_name():
-    for name, kind in ENCODINGS.items():
-        assert kind.name == name
-        assert kind.family in {"absolute", "relative", "rotary", "none"}
-        assert kind.formula
-        assert encoding_of(name).parameters().keys() == {field.name for field in fields(kind)}
+def test_an_unknown_name_and_a_missing_parameter_are_answered_with_what_to_type(
+    name, parameters, message, hint
+):
+    with pytest.raises(RopepatchError) as error:
+        make_encoding(name, **parameters)
+    assert (str(error.value), error.value.hint) == (message, hint)

@@ -214,31 +214,6 @@ def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
 # Precision
 
 
-def angles_of(model: PreTrainedModel) -> list[Tensor]:
-    """All whose sines a forward pass computes."""
-    angles: list[Tensor] = []
-    sin = Tensor.sin
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Tensor, "sin", lambda self: angles.append(self) or sin(self))
-        logits(model)
-    return angles
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "name", ["sinusoidal", "transformer-xl", "nezha", "rope", "xpos", "p-rope", "partial", "axial"]
-)
-def test_casting_the_model_leaves_the_angles_alone(model, name, dtype):
-    put(model, name)
-    before = angles_of(model)
-    after = angles_of(model.to(dtype))
-    assert logits(model).dtype == dtype
-    assert len(before) == len(after) > 0
-    for one, other in zip(before, after, strict=True):
-        assert other.dtype == torch.float32
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos"])
 def test_a_model_that_is_cast_before_or_after_the_swap_is_the_same(name):
     one, other = tiny_model("llama"), cast(tiny_model("llama"), torch.bfloat16)
@@ -246,13 +221,6 @@ def test_a_model_that_is_cast_before_or_after_the_swap_is_the_same(name):
     put(other, name).module.load_state_dict(swapped(one).module.state_dict())
     one.bfloat16()
     assert torch.equal(logits(one), logits(other))
-
-
-def test_the_stock_module_comes_back_with_float32_frequencies_after_a_cast_while_swapped(model):
-    frequencies = model.model.rotary_emb.inv_freq.clone()
-    with put(model, "alibi"):
-        model.bfloat16()
-    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
 
 
 @every_encoding

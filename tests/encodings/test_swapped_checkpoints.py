@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from pretraining import Rows, pretrain
 from pretraining_recipe import Recipe, Stage
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from swaps import PARAMETERS, TRAINED, logits
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -89,17 +89,13 @@ def test_a_tokenizer_is_loaded_with_it_and_nothing_is_drawn_from_the_generator(s
 def test_a_checkpoint_in_several_files_is_loaded(model, tmp_path):
     torch.manual_seed(2)
     with ropepatch.swap(model, "shaw") as swap:
-        before = logits(model)
-        swap.save(tmp_path / "one")
-    tensors = load_file(tmp_path / "one" / "model.safetensors")
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, held in parts.items():
-        save_file({name: tensors[name] for name in held}, tmp_path / "one" / file, {"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, held in parts.items() for name in held}}
-    (tmp_path / "one" / "model.safetensors").unlink()
-    (tmp_path / "one" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert torch.equal(logits(load_checkpoint(tmp_path / "one")), before)
+        before, folder = logits(model), swap.save(tmp_path / "parts")
+        config = (folder / "config.json").read_bytes()
+        (folder / "model.safetensors").unlink()
+        model.save_pretrained(folder, max_shard_size="10KB")
+        (folder / "config.json").write_bytes(config)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert torch.equal(logits(load_checkpoint(folder)), before)
 
 
 def test_stock_transformers_refuses_it_by_a_name_that_says_why(saved):
@@ -139,8 +135,6 @@ def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, tmp_p
     [
         ({"encoding": "t6"}, "unknown encoding 't6'"),
         ({"encoding": None}, "says nothing usable of encoding, got None"),
-        ({"parameters": None}, "says nothing usable of parameters, got None"),
-        ({"parameters": {"bucket": 8}}, "t5 has no parameter 'bucket'"),
         ({"parameters": {"buckets": 16, "max_distance": 40}}, "the weights in .* are not those of t5"),
         (
             {"encoding": "alibi", "parameters": {}},
@@ -148,7 +142,6 @@ def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, tmp_p
         ),
         ({"encoding": "shaw", "parameters": {}}, "expected .'keys', 'values'.*got .'table'"),
         ({"model_type": "lama"}, "unknown model_type 'lama'"),
-        ({"model_type": None}, "says nothing usable of model_type, got None"),
         ({"parameters": {"name": "nope"}}, "t5 has no parameter 'name'"),
         (
             {"parameters": {"buckets": 10**11, "max_distance": 10**12}},
@@ -293,9 +286,7 @@ def test_an_encoding_is_trained_from_scratch_through_all_stages_and_past_an_inte
     ("encoding", "message"),
     [
         ("alibi", "encoding must be a name with its parameters, got 'alibi'"),
-        ({"max_distance": 8}, "encoding must be a name with its parameters"),
         ({"name": "alibbi"}, "unknown encoding 'alibbi'"),
-        ({"name": "t5", "distance": 8}, "t5 has no parameter 'distance'"),
         ({"name": "t5", 1: 8}, "encoding must be a name with its parameters"),
     ],
 )

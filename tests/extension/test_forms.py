@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 from methods import GEOMETRIES, LENGTH_DEPENDENT, STATIC, example
-from transformers import GPTNeoXConfig, LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from stock_ropes import stock_table
+from transformers import LlamaConfig
 
-from ropepatch.extension.forms import SavedRope, as_longrope, saved_ropes
+from ropepatch.extension.forms import SavedRope, saved_ropes
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import STOPPED, Frequencies, Rope
 
@@ -51,14 +49,10 @@ def every_form(name: str, rope: Rope, factor: float = 4.0, **own: Any) -> list[S
 
 def stock_llama(parameters: dict[str, Any], rope: Rope, reach: int) -> Frequencies:
     """What a stock Llama of that head dimension computes, with `reach` as its max_position_embeddings."""
-    d = rope.rotary_dim
-    sizes = {"hidden_size": d, "num_attention_heads": 1, "head_dim": d}
-    config = LlamaConfig(**sizes, max_position_embeddings=reach, rope_parameters=dict(parameters))
-    module = LlamaRotaryEmbedding(config)
+    stock = stock_table(parameters, rope, reach=reach)
     if parameters["rope_type"] == "longrope":  # the table beyond L, if it were another
-        beyond, _ = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=reach + 1)
-        assert torch.equal(beyond, module.inv_freq)
-    return Frequencies(module.inv_freq, module.attention_scaling)
+        assert torch.equal(stock_table(parameters, rope, reach + 1, reach=reach).inv_freq, stock.inv_freq)
+    return stock
 
 
 def assert_equal(stock: Frequencies, ours: Frequencies) -> None:
@@ -78,14 +72,8 @@ def test_stock_llama_computes_every_form_to_the_bit(name, rope):
 @EVERY_STATIC
 def test_a_model_with_partly_rotating_heads_computes_every_form_to_the_bit(name):
     for export in every_form(name, PARTIAL, partial_rotary_factor=0.5):
-        config = GPTNeoXConfig(
-            hidden_size=64,
-            num_attention_heads=1,
-            max_position_embeddings=8192,
-            rope_parameters=dict(export.rope_parameters),
-        )
-        module = GPTNeoXRotaryEmbedding(config)
-        assert_equal(Frequencies(module.inv_freq, module.attention_scaling), export.frequencies)
+        stock = stock_table(export.rope_parameters, PARTIAL, share=0.5, reach=8192)
+        assert_equal(stock, export.frequencies)
 
 
 @pytest.mark.parametrize("name", [name for name in STATIC if name not in ("longrope", "abf")])
@@ -169,16 +157,6 @@ def test_within_the_window_no_attention_factor_is_derived(to, a):
         assert export.rope_parameters["original_max_position_embeddings"] == to
         assert export.rope_parameters.get("long_mscale", 1.0) == a
         assert_equal(stock_llama(export.rope_parameters, LLAMA_2, max(to, 2)), export.frequencies)
-
-
-@pytest.mark.parametrize("a", [0.5, 1.0, 1.138629436111989, 1.3])
-def test_any_frequencies_with_any_attention_factor_become_longrope_to_the_bit(a):
-    inv_freq = LLAMA_2.inv_freq() / torch.linspace(1, 5, 64)
-    export = as_longrope(Frequencies(inv_freq, a), LLAMA_2, 16384, {"mrope_section": [1]})
-    assert export.rope_parameters["mrope_section"] == [1]
-    assert_equal(stock_llama(export.rope_parameters, LLAMA_2, 16384), export.frequencies)
-    assert export.frequencies.attention_factor == a
-    torch.testing.assert_close(export.frequencies.inv_freq, inv_freq, rtol=3.0e-7, atol=0)
 
 
 @pytest.mark.parametrize("to", [8192, 16384])
@@ -287,32 +265,11 @@ def test_the_models_own_keys_are_carried_over_and_those_of_a_scaling_are_not(nam
 # Length-dependent methods.
 
 
-@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
-def test_a_length_dependent_method_has_its_native_form_or_none(name):
-    exports = every_form(name, LLAMA_2)
-    assert len(exports) == (example(name, 64).native(LLAMA_2) is not None)
-    for export in exports:
-        assert torch.equal(export.frequencies.inv_freq, example(name, 64).frequencies(LLAMA_2, 4096).inv_freq)
-
-
-@pytest.mark.parametrize("form", ["paper", "transformers"])
-def test_stock_dynamic_starts_from_the_exported_table_when_its_window_is_kept(form):
-    scaling = make_scaling("dynamic", factor=4.0, form=form)
-    (export,) = saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 4096)
-    assert_equal(stock_llama(export.rope_parameters, LLAMA_2, 4096), export.frequencies)
-
-
 def test_stock_longrope_switches_between_the_two_lists_after_the_window():
     scaling = example("longrope-switch", 64)
     (export,) = saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384)
-    config = LlamaConfig(
-        hidden_size=128,
-        num_attention_heads=1,
-        max_position_embeddings=16384,
-        rope_parameters=export.rope_parameters,
-    )
     for length in (1, 4096, 4097, 16384):
-        stock = Frequencies(*ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length))
+        stock = stock_table(export.rope_parameters, LLAMA_2, length, reach=16384)
         assert_equal(stock, scaling.frequencies(LLAMA_2, length))
 
 

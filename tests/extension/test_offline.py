@@ -49,7 +49,8 @@ def shut_in(place: Path, *lines: list[str]) -> dict:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((place / "outcome.json").read_text()) | {"stderr": done.stderr}
+    outcome = json.loads((place / "outcome.json").read_text())
+    return outcome | {"stdout": done.stdout, "stderr": done.stderr}
 
 
 @pytest.fixture
@@ -89,7 +90,9 @@ def test_code_in_a_checkpoint_is_not_run_by_any_command(place):
         ["eval", "source", "--text", "text.txt", "--windows", "1"],
         ["doctor", "source"],
     ]
-    assert shut_in(place, *lines)["codes"][:3] == [0, 0, 0]
+    outcome = shut_in(place, *lines)
+    assert outcome["codes"][:3] == [0, 0, 0]
+    assert "warning: config.json asks for remote code" in outcome["stdout"]
     assert not list(place.rglob("ran"))
     assert not (place / "out" / "modeling.py").exists()
     assert "auto_map" not in json.loads((place / "out" / "config.json").read_text())

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import torch
-from methods import example
-from peft import LoraConfig, get_peft_model
+from methods import LENGTH_DEPENDENT, example
+from swaps import logits, lora
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -18,7 +18,6 @@ from ropepatch import METHODS, RopepatchError
 from ropepatch.scaling import make_scaling
 
 WINDOW, FACTOR = 64, 4
-STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
 
 
 @pytest.fixture
@@ -36,11 +35,6 @@ def plan_for(model, method="yarn", **parameters):
         pairs = model.config.head_dim // 2
         parameters = example(method, pairs, FACTOR).parameters()
     return ropepatch.plan(model, to=FACTOR * WINDOW, method=method, **parameters)
-
-
-@torch.no_grad()
-def logits(model, ids, **inputs):
-    return model(ids, **inputs).logits
 
 
 def reloaded(model, folder):
@@ -266,7 +260,7 @@ def test_the_cache_test_catches_stock_types_that_follow_the_length(ids, kind):
     assert (out.logits[:, -1] - logits(stock, ids)[:, -1]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].length_dependent])
+@pytest.mark.parametrize("method", LENGTH_DEPENDENT)
 def test_a_length_dependent_method_computes_for_the_length_it_is_given(model, ids, method):
     plan = plan_for(model, method)
     frequencies = model.model.rotary_emb.inv_freq.clone()
@@ -323,41 +317,7 @@ def test_generation_equals_that_of_stock_transformers(model, cache):
     assert torch.equal(model.generate(ids, **arguments), stock.generate(ids, **arguments))
 
 
-def test_left_padding_changes_nothing(model, ids):
-    ropepatch.patch(model, plan_for(model))
-    padded = torch.cat([torch.zeros(1, 9, dtype=torch.long), ids], 1)
-    mask = (torch.arange(padded.shape[1]) >= 9).long()[None]
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = logits(model, padded, attention_mask=mask, position_ids=positions)
-    assert (out[:, 9:] - logits(model, ids)).abs().max() < 1e-4
-
-
 # Training and wrappers
-
-
-def test_gradient_checkpointing_gives_the_same_gradients(model, ids):
-    ropepatch.patch(model, plan_for(model))
-
-    def gradients():
-        model.zero_grad()
-        model(ids, labels=ids, use_cache=False).loss.backward()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    plain = gradients()
-    model.train()
-    # The name until transformers 5.18, deprecated since.
-    old = getattr(model, "gradient_checkpointing_enable", None)
-    getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
-    for one, other in zip(plain, gradients(), strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-def lora(model):
-    torch.manual_seed(0)
-    config = LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    return get_peft_model(model, config)
 
 
 def test_peft_before_and_after_the_patch_are_the_same_model(ids):

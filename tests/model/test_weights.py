@@ -87,20 +87,19 @@ def test_a_damaged_header_is_refused(single, content):
         read_headers(single)
 
 
-def test_a_truncated_shard_is_named(sharded):
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda shard: shard.write_bytes(shard.read_bytes()[:-1]), "is truncated or damaged"),
+        (lambda shard: shard.unlink(), "is missing from"),
+        (lambda shard: (shard.unlink(), shard.symlink_to("../blobs/gone")), "is missing from"),
+    ],
+    ids=["truncated", "no file", "a link to nothing"],
+)
+def test_a_truncated_or_missing_shard_is_named(sharded, damage, problem):
     shard = shards(sharded)[2]
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(RopepatchError, match=f"{shard.name} is truncated or damaged"):
-        read_headers(sharded)
-
-
-@pytest.mark.parametrize("link", [False, True], ids=["no file", "a link to nothing"])
-def test_a_missing_shard_is_named(sharded, link):
-    shard = shards(sharded)[2]
-    shard.unlink()
-    if link:
-        shard.symlink_to("../blobs/gone")
-    with pytest.raises(RopepatchError, match=f"{shard.name} is missing from {sharded}"):
+    damage(shard)
+    with pytest.raises(RopepatchError, match=f"{shard.name} {problem}"):
         read_headers(sharded)
 
 
@@ -110,19 +109,7 @@ def test_an_index_that_places_a_tensor_where_it_is_not_is_refused(sharded):
         read_headers(sharded)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../x.safetensors",
-        "/etc/x.safetensors",
-        "a/b.safetensors",
-        "..",
-        "config.json",
-        "",
-        7,
-        ["x.safetensors"],
-    ],
-)
+@pytest.mark.parametrize("name", ["../x.safetensors", "config.json", ["x.safetensors"]])
 def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, name):
     write_checkpoint(sharded.parent / "elsewhere")
     (sharded.parent / "elsewhere" / SINGLE).rename(sharded.parent / "x.safetensors")
@@ -206,17 +193,17 @@ def test_names_that_the_loader_renames_are_left_to_it(single):
 
 def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(weights_module, "BLOCK", 1000)
-    file = tmp_path / "a.safetensors"
-    save_file({"w": torch.arange(3333, dtype=torch.uint8)}, file)
+    files = tuple(tmp_path / f"{name}.safetensors" for name in "ab")
+    for file in files:
+        save_file({"w": torch.arange(3333, dtype=torch.uint8)}, file)
     (tmp_path / "copy").mkdir()
     seen = []
-    size = file.stat().st_size
     monkeypatch.setattr(weights_module, "_reflink", lambda origin, target: False)
-    clone_files(
-        (file,), tmp_path / "copy", link=False, progress=lambda done, total: seen.append((done, total))
-    )
-    assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
-    assert seen == [*((done, size) for done in range(1000, size, 1000)), (size, size), (size, size)]
+    clone_files(files, tmp_path / "copy", link=False, progress=lambda *bytes_: seen.append(bytes_))
+    assert all((tmp_path / "copy" / file.name).read_bytes() == file.read_bytes() for file in files)
+    size = files[0].stat().st_size
+    done = [begin + copied for begin in (0, size) for copied in (*range(1000, size, 1000), size, size)]
+    assert seen == [(number, 2 * size) for number in done]
 
 
 def test_a_tensor_that_config_json_asks_for_is_missed(single):
@@ -267,12 +254,6 @@ def longer(file: Path) -> Path:
     ids=["first byte", "middle byte", "last byte", "length", "name"],
 )
 def test_the_fingerprint_tells(three_mib, change):
-    before = print_of(three_mib)
-    assert print_of(change(three_mib)) != before
-
-
-def test_the_fingerprint_is_of_every_file(three_mib, tmp_path):
-    (tmp_path / "second").write_bytes(b"a")
-    before = print_of(three_mib, tmp_path / "second")
-    (tmp_path / "second").write_bytes(b"b")
-    assert print_of(three_mib, tmp_path / "second") != before
+    (three_mib.parent / "first").write_bytes(b"a")
+    before = print_of(three_mib.parent / "first", three_mib)
+    assert print_of(three_mib.parent / "first", change(three_mib)) != before

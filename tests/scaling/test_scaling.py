@@ -12,10 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import EXAMPLES, FACTORS, GEOMETRIES, example
 from oracle import ORACLES, SABOTAGE, Geometry, Table
-from transformers import GPTNeoXConfig, LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from stock_ropes import stock_table
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling import METHODS, Scaling, find_method, make_scaling
@@ -126,28 +123,6 @@ def stock_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
         case "dynamic":
             return {"rope_type": "dynamic", "factor": s if given_["form"] == "transformers" else 1.0}
     return None
-
-
-def stock_table(
-    parameters: dict[str, Any], rope: Rope, length: int | None, share: float = 1.0
-) -> Frequencies:
-    """What transformers computes, for a Llama or, where only a share of the head rotates, a GPT-NeoX."""
-    kind, d = parameters["rope_type"], rope.rotary_dim
-    common = {
-        "hidden_size": int(d / share),
-        "num_attention_heads": 1,
-        "max_position_embeddings": rope.original_max_position_embeddings,
-        "rope_parameters": {"rope_theta": rope.rope_theta} | parameters,
-    }
-    if share == 1:
-        config, rotary = LlamaConfig(head_dim=d, **common), LlamaRotaryEmbedding
-    else:
-        common["rope_parameters"]["partial_rotary_factor"] = share
-        config, rotary = GPTNeoXConfig(**common), GPTNeoXRotaryEmbedding
-    if kind != "default" and length is not None:
-        return Frequencies(*ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length))
-    module = rotary(config)
-    return Frequencies(module.inv_freq, module.attention_scaling)
 
 
 @EVERY_GEOMETRY

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from methods import example as example_of
 from run_recipes import small_recipe
+from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch.cli.arguments import parse_settings
@@ -46,6 +47,12 @@ def written(file, scaling, *, rope=ROPE, target=TARGET, fit=None):
 
 def saved(file, plan, fit=None):
     return write_scaling(file, plan.scaling, plan.rope, plan.target, fit=fit)
+
+
+def small_config(**changes):
+    """A configuration as that of the checkpoint, but for what is given."""
+    small = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": WINDOW}
+    return LlamaConfig(**small | {"rope_theta": 10000.0} | changes)
 
 
 def custom(**changes):
@@ -259,38 +266,20 @@ def test_another_target_is_refused(checkpoint, fitted, to):
         ({"max_position_embeddings": 1024}, "original_max_position_embeddings 64, .* has 1024$"),
     ],
 )
-def test_another_model_is_refused_with_both_numbers(tiny_config_of, fitted, changes, message):
+def test_another_model_is_refused_with_both_numbers(fitted, changes, message):
     with pytest.raises(RopepatchError, match=rf"fitted\.json is for a model with {message}") as caught:
-        ropepatch.plan(tiny_config_of(**changes), method=str(fitted))
+        ropepatch.plan(small_config(**changes), method=str(fitted))
     assert caught.value.hint.startswith("fit this model: `ropepatch fit")
 
 
-@pytest.fixture
-def tiny_config_of():
-    """A configuration as that of the checkpoint, but for what is given."""
-    from transformers import LlamaConfig
-
-    small = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": WINDOW}
-    return lambda **changes: LlamaConfig(**small | {"rope_theta": 10000.0} | changes)
-
-
-LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-
-
-def test_a_model_that_was_scaled_before_is_another(tiny_config_of, fitted):
-    scaled = tiny_config_of(rope_parameters=LINEAR)  # the frequencies alone tell the two apart
-    with pytest.raises(RopepatchError, match=r"with frequencies of an earlier scaling None, .* has \(0\.5"):
-        ropepatch.plan(scaled, method=str(fitted))
-
-
-def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path, tiny_config_of):
-    scaled = tiny_config_of(rope_parameters=LINEAR)
+def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path):
+    scaled = small_config(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
     plan = ropepatch.plan(scaled, to=TARGET, method="custom", divisors=DIVISORS, factor=8.0)
     assert plan.rope.is_scaled
     file = saved(tmp_path / "x.json", plan)
     assert ropepatch.plan(scaled, method=file) == plan
     with pytest.raises(RopepatchError, match=r"frequencies of an earlier scaling \(0\.5, .* has None"):
-        ropepatch.plan(tiny_config_of(), method=file)
+        ropepatch.plan(small_config(), method=file)
     content = json.loads(file.read_text())
     content["carried"][3] *= 1 + 1e-7  # another machine's rounding
     file.write_text(json.dumps(content))

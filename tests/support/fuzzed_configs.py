@@ -15,17 +15,12 @@ JUNK = st.one_of(
     SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text(max_size=4), SCALARS, max_size=2)
 )
 ROPE_TYPES = [
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "longrope",
-    "llama3",
-    "proportional",
-    "su",
-    "mrope",
-    "?",
+    *("default", "linear", "dynamic", "yarn", "longrope"),
+    *("llama3", "proportional", "su", "mrope", "?"),
 ]
+OTHER_ROPE_KEYS = """
+    attention_factor beta_fast beta_slow partial_rotary_factor mscale mscale_all_dim truncate
+"""
 ROPE = st.fixed_dictionaries(
     {},
     optional={
@@ -34,17 +29,11 @@ ROPE = st.fixed_dictionaries(
         "rope_theta": st.sampled_from([10000.0, 500000, 1e6]) | JUNK,
         "factor": st.sampled_from([1.0, 2.0, 4, 8.0]) | JUNK,
         "original_max_position_embeddings": st.sampled_from([16, 32, 64]) | JUNK,
-        "attention_factor": JUNK,
-        "beta_fast": JUNK,
-        "beta_slow": JUNK,
         "low_freq_factor": st.just(1.0) | JUNK,
         "high_freq_factor": st.just(4.0) | JUNK,
         "short_factor": st.lists(NUMBERS, min_size=8, max_size=8) | JUNK,
         "long_factor": st.lists(NUMBERS, min_size=8, max_size=8) | JUNK,
-        "partial_rotary_factor": JUNK,
-        "mscale": JUNK,
-        "mscale_all_dim": JUNK,
-        "truncate": JUNK,
+        **dict.fromkeys(OTHER_ROPE_KEYS.split(), JUNK),
     },
 )
 NESTED = st.dictionaries(st.sampled_from(["full_attention", "sliding_attention", "x"]), ROPE, max_size=2)

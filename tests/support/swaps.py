@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -48,6 +49,15 @@ def put(model: nn.Module, name: str) -> Swap:
 @torch.no_grad()
 def logits(model: nn.Module, ids: Tensor = ONE, **inputs: Any) -> Tensor:
     return model(ids, **inputs).logits
+
+
+def lora(model: nn.Module, **more: Any) -> nn.Module:
+    """The model within an adapter that changes what it computes, always the same."""
+    torch.manual_seed(0)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **more
+    )
+    return get_peft_model(model, config)
 
 
 def apart(one: Tensor, other: Tensor) -> float:

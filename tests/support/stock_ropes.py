@@ -1,0 +1,46 @@
+"""What stock transformers computes from `rope_parameters`: the first oracle of all frequencies."""
+
+from typing import Any
+
+import torch
+from transformers import GPTNeoXConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from ropepatch.scaling.rope import Frequencies, Rope
+
+
+def stock_table(
+    parameters: dict[str, Any],
+    rope: Rope,
+    length: int | None = None,
+    share: float = 1.0,
+    reach: int | None = None,
+) -> Frequencies:
+    """The table of a Llama or, where only a share of the head rotates, of a GPT-NeoX.
+
+    Args:
+        parameters: The `rope_parameters`, to which rope_theta is added where it is missing.
+        rope: Whose rotary dimension, base and window the model has.
+        length: Of the sequence, for types that follow it; None for the table that the module starts with.
+        share: The share of the head that rotates.
+        reach: Its max_position_embeddings; None for the window.
+    """
+    d = rope.rotary_dim
+    common = {
+        "hidden_size": int(d / share),
+        "num_attention_heads": 1,
+        "max_position_embeddings": reach or rope.original_max_position_embeddings,
+        "rope_parameters": {"rope_theta": rope.rope_theta} | parameters,
+    }
+    if share == 1:
+        config, rotary = LlamaConfig(head_dim=d, **common), LlamaRotaryEmbedding
+    else:
+        common["rope_parameters"]["partial_rotary_factor"] = share
+        config, rotary = GPTNeoXConfig(**common), GPTNeoXRotaryEmbedding
+    kind = parameters["rope_type"]
+    if kind != "default" and length is not None:
+        return Frequencies(*ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length))
+    module = rotary(config)
+    return Frequencies(module.inv_freq, module.attention_scaling)
