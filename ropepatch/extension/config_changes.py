@@ -19,7 +19,7 @@ from ropepatch.scaling.rope import Frequencies
 def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope | None, dict[str, Any]]:
     """The first way to save that stock transformers computes to the bit, and what config.json says for it."""
     saved, distance = None, math.inf
-    for saved in saved_ropes(scaling, survey.rope, survey.site.parameters(survey.config), to):
+    for saved in saved_ropes(scaling, survey.rope, survey.site.of(survey.config.rope_parameters), to):
         changes = _changes_of(survey, saved.rope_parameters, to)
         for older in (legacy_keys(survey.stated, saved.rope_parameters), {"rope_scaling": None}):
             candidate = changes | {

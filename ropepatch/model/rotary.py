@@ -48,10 +48,6 @@ class RotarySite:
         """The attribute under which the stock module keeps `inv_freq` or `attention_scaling`."""
         return name if self.layer_type is None else f"{self.layer_type}_{name}"
 
-    def parameters(self, config: PreTrainedConfig) -> dict[str, Any]:
-        """The `rope_parameters` in force."""
-        return self.of(config.rope_parameters)
-
     def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
         """The ones of the layers that are scaled, out of all `rope_parameters`."""
         flat: dict[str, Any] = (
@@ -263,7 +259,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     Raises:
         RopepatchError: If the rope follows the sequence length, or its numbers make no rope.
     """
-    parameters = site.parameters(config)
+    parameters = site.of(config.rope_parameters)
     if parameters.get("llama_4_scaling_beta"):
         reason = "its query temperature reads the same rope_parameters (llama_4_scaling_beta)"
         raise _refusal(config.model_type, reason)

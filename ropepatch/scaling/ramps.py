@@ -144,16 +144,11 @@ class YaRN(Scaling):
 
     def _index_ramp(self, rope: Rope) -> Tensor:
         """0 up to the pair that turns beta_fast times inside L, 1 from the one that turns beta_slow times."""
-
-        def pair_turning(rotations: float) -> float:
-            window = rope.original_max_position_embeddings
-            return (
-                rope.rotary_dim
-                * math.log(window / (rotations * 2 * math.pi))
-                / (2 * math.log(rope.rope_theta))
-            )
-
-        low, high = pair_turning(self.beta_fast), pair_turning(self.beta_slow)
+        window, log_theta = rope.original_max_position_embeddings, math.log(rope.rope_theta)
+        low, high = (
+            rope.rotary_dim * math.log(window / (rotations * 2 * math.pi)) / (2 * log_theta)
+            for rotations in (self.beta_fast, self.beta_slow)
+        )
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rope.rotary_dim - 1)

@@ -220,26 +220,12 @@ def longrope_switch(
 
 
 ORACLES: dict[str, Callable[..., Table]] = {
-    "none": none,
-    "linear": linear,
-    "ntk": ntk,
-    "ntk-by-parts": ntk_by_parts,
-    "yarn": yarn,
-    "llama3": llama3,
-    "longrope": longrope,
-    "abf": abf,
-    "ntk-fixed": ntk_fixed,
-    "ntk-mixed": ntk_mixed,
-    "giraffe-power": giraffe_power,
-    "giraffe-truncated": giraffe_truncated,
-    "p-rope": p_rope,
-    "resonance": resonance,
-    "cope": cope,
-    "custom": custom,
-    "dynamic": dynamic,
-    "dynamic-linear": dynamic_linear,
-    "dynamic-yarn": dynamic_yarn,
-    "longrope-switch": longrope_switch,
+    formula.__name__.replace("_", "-"): formula
+    for formula in (
+        *(none, linear, ntk, ntk_by_parts, yarn, llama3, longrope, abf, ntk_fixed, ntk_mixed),
+        *(giraffe_power, giraffe_truncated, p_rope, resonance, cope, custom),
+        *(dynamic, dynamic_linear, dynamic_yarn, longrope_switch),
+    )
 }
 
 
