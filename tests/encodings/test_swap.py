@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import logging
 import weakref
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import every_family
-from swaps import ONE, TRAINED, apart, cast, every_encoding, logits, lora, put
+from swaps import ONE, TRAINED, apart, cast, every_encoding, logits, lora, pickled, put
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -208,35 +207,23 @@ def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(mod
     logits(merged)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 @every_encoding
-def test_a_copy_is_swapped_on_its_own(model, name):
+def test_a_copy_is_swapped_on_its_own(model, name, copied):
     put(model, name)
     expected = logits(model)
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     for parameter in swapped(twin).module.parameters():
         nn.init.zeros_(parameter)
     assert torch.equal(logits(model), expected)
     assert (apart(logits(twin), expected) > 1e-3) == (name in TRAINED)
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     swapped(model).remove()
     assert torch.equal(logits(twin), expected)
     swapped(twin).remove()
     assert torch.equal(logits(twin), logits(model))
     assert twin.config.to_dict() == model.config.to_dict()
     assert twin.model.rotary_emb is not model.model.rotary_emb
-
-
-@pytest.mark.parametrize("name", ["sinusoidal", "learned", "shaw", "alibi", "rope", "axial", "xpos"])
-def test_a_swapped_model_can_be_pickled(model, name):
-    put(model, name)
-    expected, file = logits(model), io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    twin = torch.load(file, weights_only=False)
-    assert torch.equal(logits(twin), expected)
-    swapped(twin).remove()
-    swapped(model).remove()
-    assert torch.equal(logits(twin), logits(model))
 
 
 def test_dropout_of_an_adapter_in_training_is_no_reason_to_refuse_a_model(model):

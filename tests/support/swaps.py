@@ -1,5 +1,6 @@
 """Tiny models with swapped encodings, whose parameters matter to a text of 40 tokens."""
 
+import io
 from typing import Any
 
 import pytest
@@ -58,6 +59,15 @@ def lora(model: nn.Module, **more: Any) -> nn.Module:
         r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **more
     )
     return get_peft_model(model, config)
+
+
+def pickled(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as torch writes and reads it."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    twin: PreTrainedModel = torch.load(file, weights_only=False)
+    return twin
 
 
 def apart(one: Tensor, other: Tensor) -> float:
