@@ -72,6 +72,12 @@ def load(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+def assert_as_patched(source: Path, made: ropepatch.Plan, out: Path) -> None:
+    patched = load(source)
+    ropepatch.patch(patched, made)
+    assert torch.equal(logits(load(out), made.target), logits(patched, made.target))
+
+
 def left(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.iterdir())
 
@@ -120,9 +126,7 @@ def test_a_head_dim_of_null_that_yarn_cannot_read_is_written_as_a_number(tmp_pat
     made = plan(tmp_path / "source")
     ropepatch.extend(made, out)
     assert read(out / "config.json")["head_dim"] == 2 * PAIRS
-    patched = load(tmp_path / "source")
-    ropepatch.patch(patched, made)
-    assert torch.equal(logits(load(out)), logits(patched))
+    assert_as_patched(tmp_path / "source", made, out)
 
 
 def test_a_sharded_checkpoint_keeps_its_shards_and_its_index(tmp_path, out):
@@ -133,9 +137,7 @@ def test_a_sharded_checkpoint_keeps_its_shards_and_its_index(tmp_path, out):
     assert len(shards) > 3
     assert sorted(path.name for path in out.glob("*.safetensors*")) == shards
     assert all((out / name).read_bytes() == (sharded / name).read_bytes() for name in shards)
-    patched = load(sharded)
-    ropepatch.patch(patched, made)
-    assert torch.equal(logits(load(out)), logits(patched))
+    assert_as_patched(sharded, made, out)
 
 
 def test_a_bfloat16_checkpoint_stays_bfloat16_and_reloads_equal(tmp_path, out):
@@ -151,9 +153,7 @@ def test_on_an_extended_checkpoint_linear_composes(source, out, tmp_path):
     once = extend(source, tmp_path / "once")
     made = ropepatch.plan(once, to=4 * TARGET, method="linear")
     ropepatch.extend(made, out)
-    patched = load(once)
-    ropepatch.patch(patched, made)
-    assert torch.equal(logits(load(out), 4 * TARGET), logits(patched, 4 * TARGET))
+    assert_as_patched(once, made, out)
     expected = plan(source).frequencies().inv_freq / 4
     torch.testing.assert_close(made.frequencies().inv_freq, expected, rtol=1e-6, atol=0)
     assert read(out / "ropepatch.json")["earlier"] == read(once / "ropepatch.json")
@@ -195,13 +195,8 @@ def test_everything_else_in_config_json_stays_as_it_was(source, out):
     edit_json(source / "config.json", a_stranger="keeps its key", architectures=["LlamaForCausalLM"])
     before, after = read(source / "config.json"), read(extend(source, out) / "config.json")
     changed = {key for key in before | after if before.get(key) != after.get(key)}
-    assert changed == {
-        "max_position_embeddings",
-        "original_max_position_embeddings",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-    }
+    lengths = {"max_position_embeddings", "original_max_position_embeddings"}
+    assert changed == lengths | {"rope_parameters", "rope_scaling", "rope_theta"}
 
 
 def test_the_tokenizer_and_the_generation_follow_the_target(source, out):
@@ -252,16 +247,9 @@ def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_o
     assert (out / "vocab.txt").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ messages }}"
     assert set(files) == {
-        "LICENSE",
-        "additional_chat_templates",
-        "vocab.txt",
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        WEIGHTS,
-        "ropepatch.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
+        *("LICENSE", "additional_chat_templates", "vocab.txt", "chat_template.jinja", WEIGHTS),
+        *("config.json", "generation_config.json", "ropepatch.json"),
+        *("tokenizer.json", "tokenizer_config.json"),
     }
 
 

@@ -135,11 +135,9 @@ def yarn(
     beta_slow: float = 1.0,
     truncate: bool = True,
     ramp: str = "index",
-    attention_factor: float | None = None,
-    mscale: float | None = None,
-    mscale_all_dim: float | None = None,
+    **temperature: float | None,
 ) -> Table:
-    a = g.carried_a * yarn_temperature(s, attention_factor, mscale, mscale_all_dim)
+    a = g.carried_a * yarn_temperature(s, **temperature)
     if ramp == "rotations":
         return yarn_rotations(g, s, beta_fast, beta_slow), a
     form = {"index": yarn_index, "wavelength": yarn_wavelength}[ramp]
