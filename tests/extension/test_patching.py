@@ -311,6 +311,23 @@ def test_generation_equals_that_of_stock_transformers(model, cache):
 # Training and wrappers
 
 
+def test_gradient_checkpointing_gives_the_same_gradients(model, ids):
+    ropepatch.patch(model, plan_for(model))
+
+    def gradients():
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    plain = gradients()
+    model.train()
+    # The name until transformers 5.18, deprecated since.
+    old = getattr(model, "gradient_checkpointing_enable", None)
+    getattr(model, "activation_checkpointing_enable", old)({"use_reentrant": False})
+    for one, other in zip(plain, gradients(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_peft_before_and_after_the_patch_are_the_same_model(ids):
     one, other = tiny_model("llama"), tiny_model("llama")
     wrapped = lora(one)

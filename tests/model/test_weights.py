@@ -107,7 +107,9 @@ def test_an_index_that_places_a_tensor_where_it_is_not_is_refused(sharded):
         read_headers(sharded)
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "config.json", ["x.safetensors"]])
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "config.json", ["x.safetensors"]]
+)
 def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, name):
     write_checkpoint(sharded.parent / "elsewhere")
     (sharded.parent / "elsewhere" / SINGLE).rename(sharded.parent / "x.safetensors")
