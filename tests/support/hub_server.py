@@ -201,8 +201,11 @@ class Hub:
         if model is None or (model.private and token is None):
             return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
         if kind == "refs":
-            branches = [{"name": branch, "targetCommit": at} for branch, at in model.branches.items()]
-            return good({"branches": branches, "converts": [], "tags": []})
+            named = [
+                {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": at}
+                for branch, at in model.branches.items()
+            ]
+            return good({"branches": named, "converts": [], "tags": []})
         revision, below = map(unquote, (rest or "main").partition("/")[::2])
         commit = model.branches.get(revision, revision)
         if commit not in model.commits:
@@ -404,7 +407,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 return
             body = self.rfile.read(length)
             if fault is not None and isinstance(fault.how, int):
-                answer = refusal(fault.how, fault.code, fault.message)
+                said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
+                answer = fault.how, {"X-Error-Code": fault.code}, said.encode()
             else:
                 with hub.lock:
                     answer = hub.answer(self.command, raw, token, body)
