@@ -238,15 +238,6 @@ def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monke
     assert "changes the logits" in refused(made, tmp_path)
 
 
-def test_an_interruption_leaves_nothing(yarn, tmp_path):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fold_attention(yarn, tmp_path / "out", progress=interrupt)
-    assert list(tmp_path.iterdir()) == []
-
-
 def export(*words: str):
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
