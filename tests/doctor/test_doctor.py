@@ -92,18 +92,15 @@ def template(tmp_path_factory) -> Path:
 # --- what is found --------------------------------------------------------------------------------------
 
 
-def test_of_a_hundred_damaged_configurations_the_planted_fault_is_named(damaged):
+def test_of_a_hundred_damaged_configurations_the_planted_fault_is_named_mostly_first(damaged):
     """But for deepseek-coder, a LLaMA of an early transformers 4 with nothing else that tells its base."""
     missed = [one for one in damaged if one.code not in codes(one.files)]
     listed = [f"missed {one.code} by {one.fault} in {one.original}: {codes(one.files)}" for one in missed]
+    first = [one for one in damaged if codes(one.files)[:1] == [one.code]]
     assert len(damaged) >= 100
     assert {one.fault for one in damaged} == FAULTS.keys()
     missed = {(one.fault, one.original) for one in missed}
     assert missed <= {("theta_dropped", "deepseek-coder-6.7b-base")}, "\n".join(listed)
-
-
-def test_the_planted_fault_is_the_first_finding_nearly_always(damaged):
-    first = [one for one in damaged if codes(one.files)[:1] == [one.code]]
     assert len(first) >= 0.95 * len(damaged)
 
 
@@ -195,11 +192,6 @@ def test_a_weakness_that_was_published_is_named_and_nothing_else(name):
     findings = check(case_of(files))
     assert {finding.code for finding in findings} - {"not-in-transformers"} == {code}
     assert all(finding.severity != "error" for finding in findings)
-
-
-def test_a_planted_fault_changes_its_own_copy_of_the_original(damaged):
-    text = {name: json.dumps(files.contents()) for name, files in ORIGINALS.items()}
-    assert all(json.dumps(one.files.contents()) != text[one.original] for one in damaged)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -421,21 +413,22 @@ def test_mending_puts_back_what_was_there(name, damage, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "code"),
+    ("name", "damage", "code", "severity"),
     [
-        ("extended with yarn", {"beta_fast": 1.0, "beta_slow": 32.0}, "betas-swapped"),
-        ("extended with yarn", {"attention_factor": 1 / 1.2079441541679836}, "attention-factor-inverted"),
-        ("extended with yarn", {"attention_factor": 0.9}, "attention-factor-inverted"),
-        ("Llama-3.1-8B", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}, "bands-swapped"),
+        (YARN, {"beta_fast": 1.0, "beta_slow": 32.0}, "betas-swapped", "error"),
+        # 1 / (0.1 ln 8 + 1), the inverse of the paper's
+        (YARN, {"attention_factor": 1 / 1.2079441541679836}, "attention-factor-inverted", "error"),
+        (YARN, {"attention_factor": 0.9}, "attention-factor-inverted", "warning"),
+        ("Llama-3.1-8B", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}, "bands-swapped", "error"),
     ],
 )
 def test_what_a_model_can_have_been_trained_with_is_mended_only_to_what_was_recorded(
-    name, damage, code, tmp_path
+    name, damage, code, severity, tmp_path
 ):
     original = SOUND[name].config
     source = write(tmp_path / "model", changed(name, damage))
     (finding,) = diagnose(source, measure=False).findings
-    assert (finding.code, finding.fixable) == (code, False)
+    assert (finding.code, finding.severity, finding.fixable) == (code, severity, False)
     record = {key: original[key] for key in {"rope_parameters", "rope_scaling"} & original.keys()}
     (source / "ropepatch.json").write_text(json.dumps({"config_changes": record}))
     out = mend(diagnose(source, measure=False), tmp_path / "out")
@@ -443,18 +436,14 @@ def test_what_a_model_can_have_been_trained_with_is_mended_only_to_what_was_reco
     assert diagnose(out, measure=False).findings == ()
 
 
-def test_a_record_speaks_of_the_language_model_alone():
-    case = case_of(changed("Llama-4-Scout", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}))
-    recorded = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    case.files["ropepatch.json"] = {"config_changes": {"rope_scaling": recorded}}
-    (finding,) = [one for one in check(case) if one.code == "bands-swapped"]
-    assert {edit.path[-1]: edit.value for edit in finding.mend.edits} == recorded
-
-
-def test_half_a_record_mends_no_bounds():
-    case = case_of(changed("Llama-3.1-8B", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}))
-    case.files["ropepatch.json"] = {"config_changes": {"rope_scaling": {"high_freq_factor": 4.0}}}
-    assert [one.fixable for one in check(case) if one.code == "bands-swapped"] == [False]
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Llama-4-Scout"])  # Scout's rope is in its text_config
+def test_bounds_are_mended_from_a_record_of_both_of_the_language_model(name):
+    case = case_of(changed(name, {"low_freq_factor": 4.0, "high_freq_factor": 1.0}))
+    for recorded in ({"high_freq_factor": 4.0}, {"high_freq_factor": 4.0, "low_freq_factor": 1.0}):
+        case.files["ropepatch.json"] = {"config_changes": {"rope_scaling": recorded}}
+        (finding,) = [one for one in check(replace(case)) if one.code == "bands-swapped"]
+        edits = finding.mend.edits if finding.mend else ()
+        assert {edit.path[-1]: edit.value for edit in edits} == (recorded if len(recorded) == 2 else {})
 
 
 @pytest.mark.parametrize("factor", [0.8278, 1 / (0.1 * math.log(4) + 1), 0.05, 1.9])

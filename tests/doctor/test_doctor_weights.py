@@ -1,7 +1,6 @@
 """The doctor over weights and adapters, and what it measures on the model itself."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -525,24 +524,24 @@ def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
     assert min(near, far) > 0.01
 
 
-def test_an_adapter_on_a_base_that_has_its_rope_is_sound(adapter, folder, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended").folder
+@pytest.mark.parametrize(
+    ("options", "trained_on", "expected"),
+    [
+        ({}, False, ["adapter-base-changed"]),
+        ({}, True, []),
+        ({"attention_factor": 1.0}, True, ["adapter-base-lacks-rope"]),
+    ],
+    ids=["other weights", "sound", "other attention factor"],
+)
+def test_the_base_of_an_adapter_has_its_rope_and_its_weights(
+    adapter, folder, tmp_path, options, trained_on, expected
+):
+    out = ropepatch.extend(ropepatch.plan(folder, to=256, **options), tmp_path / "extended").folder
+    if not trained_on:
+        tensors = safetensors.torch.load_file(out / "model.safetensors")
+        save(out, {name: tensor + 1 for name, tensor in tensors.items()})
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    assert diagnose(adapter).findings == ()
-
-
-def test_a_base_with_another_attention_factor_lacks_the_rope(adapter, folder, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256, attention_factor=1.0), tmp_path / "extended").folder
-    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    assert codes(adapter) == ["adapter-base-lacks-rope"]
-
-
-def test_a_base_with_other_weights_is_named(adapter, folder, tmp_path):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256), tmp_path / "extended").folder
-    tensors = safetensors.torch.load_file(out / "model.safetensors")
-    save(out, {name: tensor + 1 for name, tensor in tensors.items()})
-    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    assert codes(adapter) == ["adapter-base-changed"]
+    assert [one.code for one in diagnose(adapter).findings] == expected
 
 
 @pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
@@ -575,13 +574,3 @@ def test_an_adapter_cannot_be_mended_and_an_unreadable_one_is_a_user_error(adapt
     (adapter / "adapter_config.json").write_text("[")
     with pytest.raises(RopepatchError):
         diagnose(adapter)
-
-
-def test_the_inverse_of_the_usual_attention_factor_is_told_from_a_chosen_one(folder):
-    """0.1 ln 4 + 1, and its inverse."""
-    scaled(folder, attention_factor=1 / (0.1 * math.log(4) + 1))
-    (exact_inverse,) = diagnose(folder, measure=False).findings
-    scaled(folder, attention_factor=0.9)
-    (chosen,) = diagnose(folder, measure=False).findings
-    assert (exact_inverse.severity, exact_inverse.fixable) == ("error", False)
-    assert (chosen.severity, chosen.fixable) == ("warning", False)
