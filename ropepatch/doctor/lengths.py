@@ -19,7 +19,6 @@ from ropepatch.doctor.case import (
 from ropepatch.doctor.findings import Finding, Key, shown
 
 ROUNDING = 0.01  # by how much factor x original may miss the window
-FACTOR_TYPES = ("linear", "dynamic", "yarn", "longrope", "llama3")
 REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -113,7 +112,7 @@ def factor_against_lengths(case: Case, block: Block) -> Iterator[Finding]:
 def small_factor(case: Case, block: Block) -> Iterator[Finding]:
     """A factor below one, which compresses no position."""
     key, factor = block.at("factor"), block.number("factor")
-    if block.kind in FACTOR_TYPES and factor is not None and 0 < factor < 1:
+    if block.kind in REQUIRED and factor is not None and 0 < factor < 1:
         yield key.error(
             "factor-below-one",
             f"factor is {factor:g}",

@@ -514,18 +514,6 @@ def test_ropes_by_layer_type_get_the_older_keys_only_where_transformers_then_rea
     assert AutoConfig.from_pretrained(out).rope_parameters["sliding_attention"] == local
 
 
-def test_mending_is_whole_or_not_at_all(tmp_path, monkeypatch):
-    diagnosis = diagnose(write_mendable(tmp_path / "model"), measure=False)
-
-    def full(*arguments, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("ropepatch.doctor.mending.write_json", full)
-    with pytest.raises(RopepatchError, match="cannot write"):
-        mend(diagnosis, tmp_path / "new/out")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_mending_overwrites_nothing_stays_outside_and_follows_no_link_out(tmp_path):
     source = write_mendable(tmp_path / "model")
     (tmp_path / "secret").write_text("secret")

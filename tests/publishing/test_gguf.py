@@ -544,6 +544,7 @@ OTHERS: dict[str, tuple[Tokenizer, str]] = {
     "missing merge": (sentencepiece(merges=SPM_MERGES[:2] + SPM_MERGES[3:]), "all the ways"),
     "other order": (sentencepiece(tokens=MIXED_TOKENS, merges=MIXED), "another order"),
     "twice": (sentencepiece(tokens=[*SPM_TOKENS, "[PAD280]"]), "the same text"),
+    "split at all spaces": (sentencepiece(pre_tokenizer=metaspace("never", split=True)), "no SentencePiece"),
     "character": (sentencepiece(tokens=[*SPM_TOKENS, "aé"]), "all the ways"),
     "split": (sentencepiece(pre_tokenizer=metaspace("always", split=True)), "no SentencePiece"),
     "lower case": (sentencepiece(normalizer=normalizers.Lowercase()), "no SentencePiece"),

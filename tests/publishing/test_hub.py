@@ -284,9 +284,8 @@ def test_the_model_card_is_written_before_files_are_compared(hub, folder, monkey
 
 def test_a_card_whose_metadata_the_hub_cannot_read_is_refused_before_anything_is_sent(hub, folder):
     write(folder / "README.md", "---\nlicense: [mit\n---\n")
-    message, _ = refused(folder)
-    assert "README.md" in message
-    assert "Invalid YAML in metadata" in message
+    hub.fail(*REQUESTS["card"], 400)
+    assert refused(folder)[0].startswith(f"cannot push to {NAME}: Invalid metadata in README.md.")
     assert hub.count("PUT") == 0
 
 

@@ -338,12 +338,6 @@ def attention_inverted(choose: Choose, files: Files) -> None:
     change(ropes, attention_factor=1 / choose([exact, 1.1, 2.0]))
 
 
-@fault("list-length")
-def list_cut(choose: Choose, files: Files) -> None:
-    key, length = choose(["short_factor", "long_factor"]), choose([1, 16, 65])
-    change(of_kind(files, "longrope"), **{key: [8.0] * length})
-
-
 @fault("switches-against-cache")
 def lists_differ(choose: Choose, files: Files) -> None:
     ropes = of_kind(files, "longrope")
@@ -407,25 +401,22 @@ def factor_whole(choose: Choose, files: Files) -> None:
     change(ropes, factor=int(ropes[0]["factor"]))
 
 
-@fault("betas-swapped")
-def betas_swapped(choose: Choose, files: Files) -> None:
-    slow, fast = choose([(1, 32), (1.0, 32.0), (2.0, 16.0)])
-    change(of_kind(files, "yarn"), beta_fast=slow, beta_slow=fast)
+def changes(name: str, code: str, kind: str, *options: Config) -> None:
+    """Adds a fault that is one of several changes of the ropes of a type."""
+
+    def plant(choose: Choose, files: Files) -> None:
+        change(of_kind(files, kind), **choose(options))
+
+    FAULTS[name] = code, plant
 
 
-@fault("bands-swapped")
-def bands_swapped(choose: Choose, files: Files) -> None:
-    change(of_kind(files, "llama3"), low_freq_factor=4.0, high_freq_factor=1.0)
-
-
-@fault("truncate-ignored")
-def ramp_open(choose: Choose, files: Files) -> None:
-    change(of_kind(files, "yarn"), truncate=False)
-
-
-@fault("attention-factor-zero")
-def attention_zero(choose: Choose, files: Files) -> None:
-    change(of_kind(files, "yarn"), attention_factor=choose([0, 0.0]))
+BETAS = ((1, 32), (1.0, 32.0), (2.0, 16.0))
+changes("betas_swapped", "betas-swapped", "yarn", *({"beta_fast": a, "beta_slow": b} for a, b in BETAS))
+changes("bands_swapped", "bands-swapped", "llama3", {"low_freq_factor": 4.0, "high_freq_factor": 1.0})
+changes("ramp_open", "truncate-ignored", "yarn", {"truncate": False})
+changes("attention_zero", "attention-factor-zero", "yarn", {"attention_factor": 0}, {"attention_factor": 0.0})
+CUT = ({name: [8.0] * length} for name in ("short_factor", "long_factor") for length in (1, 16, 65))
+changes("list_cut", "list-length", "longrope", *CUT)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.files import read_json
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.source import CHECKPOINT_FILES
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.weights import fingerprint, read_header, read_headers
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
@@ -190,8 +190,7 @@ def _weights(folder: Path) -> tuple[Path, ...]:
         return read_headers(folder).files
     weights = folder / ADAPTER[1]
     try:
-        with safe_open(weights, framework="np"):
-            pass
+        read_header(weights)
     except (SafetensorError, OSError) as error:
         raise RopepatchError(
             f"{weights.name} is missing, truncated or damaged: {error}", hint="save or copy the adapter again"
