@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 INDEX = "model.safetensors.index.json"
 INV_FREQ = "model.layers.{}.self_attn.rotary_emb.inv_freq"
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": WINDOW}
-OLDER_YARN = {key: value for key, value in YARN.items() if key != "rope_theta"} | {"type": "yarn"}
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +44,24 @@ def sharded(shards, tmp_path) -> Path:
     return Path(shutil.copytree(shards, tmp_path / "model"))
 
 
-def scaled(folder: Path, **changes) -> Path:
-    """The checkpoint scaled by YaRN to 256 tokens, in both generations of keys, with changes to both."""
+def scaled(folder: Path, rope: dict = YARN, window: int = 4 * WINDOW, **changes) -> Path:
+    """The checkpoint with a scaled rope in both generations of keys: YaRN to 256 tokens, unless told."""
+    newer = {"rope_theta": 10000.0} | rope | changes
     edit_json(
         folder / "config.json",
-        max_position_embeddings=4 * WINDOW,
+        max_position_embeddings=window,
         rope_theta=10000.0,
-        rope_parameters=YARN | changes,
-        rope_scaling=OLDER_YARN | changes,
+        rope_parameters=newer,
+        rope_scaling=older(newer),
     )
-    edit_json(folder / "tokenizer_config.json", model_max_length=4 * WINDOW)
-    edit_json(folder / "generation_config.json", max_length=4 * WINDOW)
+    edit_json(folder / "tokenizer_config.json", model_max_length=window)
+    edit_json(folder / "generation_config.json", max_length=window)
     return folder
+
+
+def older(rope: dict) -> dict:
+    """The same rope in the older key."""
+    return {key: value for key, value in rope.items() if key != "rope_theta"} | {"type": rope["rope_type"]}
 
 
 def codes(folder: Path, *, measure: bool = False) -> list[str]:
@@ -409,7 +414,7 @@ def test_what_stock_transformers_does_not_feel_is_measured_as_none(folder):
 
 def test_a_base_that_rope_scaling_hides_from_transformers_5_is_an_error_and_its_effect_is_measured(folder):
     parameters = YARN | {"rope_theta": 500000.0}
-    written = {"rope_parameters": parameters, "rope_scaling": OLDER_YARN, "max_position_embeddings": 256}
+    written = {"rope_parameters": parameters, "rope_scaling": older(YARN), "max_position_embeddings": 256}
     edit_json(folder / "config.json", drop=("rope_theta",), **written)
     assert AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"] == 10000
     (finding,) = (one for one in diagnose(folder).findings if one.code == "theta-lost")
@@ -456,13 +461,6 @@ def test_measuring_can_be_left_out(folder, monkeypatch):
     assert finding.effect == ""
 
 
-def switching(folder: Path, **rope) -> None:
-    rope = {"rope_theta": 10000.0} | rope
-    edit_json(folder / "config.json", rope_parameters=rope, max_position_embeddings=WINDOW)
-    older = {key: value for key, value in rope.items() if key != "rope_theta"} | {"type": rope["rope_type"]}
-    edit_json(folder / "config.json", rope_scaling=older, rope_theta=10000.0)
-
-
 LISTS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": WINDOW}
 
 
@@ -471,7 +469,7 @@ LISTS = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_posi
 )
 @torch.no_grad()
 def test_switching_against_the_cache_is_measured_full_against_incremental(folder, rope):
-    switching(folder, **rope)
+    scaled(folder, rope, WINDOW)
     effect = effect_of(folder, "switches-against-cache")
     ids = torch.randint(48, (1, 64), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(32, 96)[None]
@@ -494,7 +492,8 @@ def test_switching_against_the_cache_is_measured_full_against_incremental(folder
 
 
 def test_a_window_too_short_to_cross_is_said(folder):
-    switching(folder, rope_type="longrope", factor=1.0, **(LISTS | {"original_max_position_embeddings": 8}))
+    rope = {"rope_type": "longrope", "factor": 1.0} | LISTS | {"original_max_position_embeddings": 8}
+    scaled(folder, rope, WINDOW)
     assert "too short" in effect_of(folder, "switches-against-cache")
 
 

@@ -206,25 +206,15 @@ def test_a_number_that_was_made_up_would_be_found():
 
 
 def test_the_tables_hold_what_the_results_say_at_every_length():
-    found = tables(card_text(MADE["trained"]))
-    heads, *rows = found["Perplexity"]
-    assert heads == ["", "as it is", "yarn", "**yarn + mine** (this checkpoint)", "floor"]
-    in_order = [TRAINED[1], TRAINED[2], TRAINED[3], TRAINED[0]]
-    for k, row in enumerate(rows):
-        assert row[0] == f"{[256, 512, 1024][k]:,} tokens"
-        for cell, result in zip(row[1:], in_order, strict=True):
-            stated = result.tables["by_length"][k]
-            shown = [float(number.replace(",", "")) for number in re.findall(r"[\d.,]+(?:e\d+)?", cell)]
-            losses = [stated["nats"], *stated["interval"]]
-            wanted = losses[: len(shown) // 2] + [*map(math.exp, losses)][: len(shown) // 2]
-            assert shown == pytest.approx(wanted, rel=0.04 if re.search(r"e\d", cell) else 1e-3, abs=6e-4)
-    heads, *rows = found["Passkeys"]
-    assert heads == ["", "as it is", "yarn", "**yarn + mine** (this checkpoint)"]
-    assert [row[-1] for row in rows] == [
-        "12/12 (76% to 100%)",
-        "12/12 (76% to 100%)",
-        "9/12 (47% to 91%)",
-        "512",
+    shown = tables(card_text(MADE["trained"]))
+    heads = ["", "as it is", "yarn", "**yarn + mine** (this checkpoint)"]
+    assert shown["Perplexity"][0] == [*heads, "floor"]
+    assert shown["Passkeys"] == [
+        heads,
+        ["256 tokens", "12/12 (76% to 100%)", "12/12 (76% to 100%)", "12/12 (76% to 100%)"],
+        ["512 tokens", "0/12 (0% to 24%)", "9/12 (47% to 91%)", "12/12 (76% to 100%)"],
+        ["1,024 tokens", "0/12 (0% to 24%)", "3/12 (9% to 53%)", "9/12 (47% to 91%)"],
+        ["Effective length at 85.6%", "256", "256", "512"],
     ]
 
 

@@ -37,19 +37,6 @@ TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What of a folder is pushed.
-
-    Args:
-        files: By their names in the repository.
-        left_out: The other entries of the folder, hidden ones apart.
-    """
-
-    files: dict[str, Path]
-    left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Judgement:
     """What the record says for and against a folder.
 
@@ -64,12 +51,15 @@ class Judgement:
     allows_card: bool = False
 
 
-def read_contents(folder: Path, token: str | None = None) -> Contents:
+def read_contents(folder: Path, token: str | None = None) -> tuple[dict[str, Path], tuple[str, ...]]:
     """The files of a checkpoint or an adapter, its weights checked by their headers.
 
     Args:
         folder: Of the checkpoint.
         token: That of the user, which no file may hold.
+
+    Returns:
+        What is pushed, by the names in the repository; and the folder's other entries, hidden ones apart.
 
     Raises:
         RopepatchError: If it is no checkpoint, its weights are unsound or pickled, or a file is a link that
@@ -97,7 +87,7 @@ def read_contents(folder: Path, token: str | None = None) -> Contents:
         del files[name]
     taken = {name.partition("/")[0] for name in files}
     rest = (entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    return Contents(dict(sorted(files.items())), tuple(sorted(set(rest) - taken)))
+    return dict(sorted(files.items())), tuple(sorted(set(rest) - taken))
 
 
 def is_adapter(folder: Path) -> bool:

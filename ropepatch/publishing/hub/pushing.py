@@ -118,7 +118,7 @@ def push(
         )
     notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
     token = api.token if api and isinstance(api.token, str) else get_token()
-    content = read_contents(place, token)
+    files, left_out = read_contents(place, token)
     if token is None and not dry_run:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = api or HfApi(token=token, library_name="ropepatch")
@@ -135,27 +135,27 @@ def push(
     with talking(repo, token):
         _check_private(remote, repo, private)
         if remote is not None and not force:
-            _check_weights(remote, branch, content.files)
+            _check_weights(remote, branch, files)
         has_card = card and judgement.allows_card
         if has_card and not dry_run:
             from ropepatch.publishing.card import write_card
 
             write_card(place, repo, None if branch == "main" else branch)
-            content = read_contents(place, token)
+            files, left_out = read_contents(place, token)
         if not dry_run:
             remote = _created(hub, repo, branch, remote, private=private, say=say)
         elif remote is not None and not remote.has_branch:
             notes.append(f"the branch {branch} would be made from main")
         there = remote.files if remote else {}
-        same = {name for name, path in content.files.items() if remote and remote.holds(name, path)}
-        differs = CARD in there and CARD not in same and (has_card or CARD in content.files)
+        same = {name for name, path in files.items() if remote and remote.holds(name, path)}
+        differs = CARD in there and CARD not in same and (has_card or CARD in files)
         if remote and differs and _has_own_card(remote, branch, token):
-            content.files.pop(CARD, None)
+            files.pop(CARD, None)
             has_card = False
             notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
         if dry_run and has_card:
             notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
-        stale = {name for name in there if is_stale(name, content.files, ours=records.FILE in there)}
+        stale = {name for name in there if is_stale(name, files, ours=records.FILE in there)}
         planned = Pushed(
             repo=repo,
             url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
@@ -163,16 +163,16 @@ def push(
             commit=remote.head if remote else None,
             created=created,
             dry_run=dry_run,
-            uploaded={name: path.stat().st_size for name, path in content.files.items() if name not in same},
+            uploaded={name: path.stat().st_size for name, path in files.items() if name not in same},
             unchanged=tuple(sorted(same)),
             deleted=tuple(sorted(stale)),
-            left_out=content.left_out,
+            left_out=left_out,
             notes=tuple(notes),
         )
         if dry_run or remote is None or not (planned.uploaded or planned.deleted):
             return planned
         say(f"uploading {len(planned.uploaded)} files, {planned.num_bytes / 1e6:.1f} MB, to {repo}")
-        return _send(remote, planned, content.files, say)
+        return _send(remote, planned, files, say)
 
 
 def check_repo(repo: str) -> None:
