@@ -393,12 +393,6 @@ def half(path: Path) -> None:
 
 UNSOUND = {
     "truncated": (lambda folder: half(folder / SHARDS[1]), f"{SHARDS[1]} is truncated"),
-    "a shard missing": (lambda folder: (folder / SHARDS[2]).unlink(), f"{SHARDS[2]} is missing"),
-    "no weights": (lambda folder: [(folder / name).unlink() for name in [INDEX, *SHARDS]], "no weights in"),
-    "a pickle": (
-        lambda folder: [(folder / INDEX).rename(folder / "pytorch_model.bin")],
-        "holds its weights as a pickle",
-    ),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "no config.json in"),
     "no folder": (shutil.rmtree, "no folder "),
 }
