@@ -806,30 +806,22 @@ def in_both(source: str | Path, folder: Path) -> Both:
     return both
 
 
-@pytest.fixture(scope="module", params=["tiny", "babyllama-361", "stories-260k"])
+REAL = ["tiny", "babyllama-361", "stories-260k"]
+
+
+@pytest.fixture(scope="module")
 def both_tokenizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    name = request.param
-    source = name if name == "tiny" else request.getfixturevalue("shared") / "checkpoints" / name
-    return in_both(source, tmp_path_factory.mktemp("vocabulary"))
-
-
-@pytest.fixture(scope="module", params=BYTE_LEVEL)
-def both_byte_level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    folder = tmp_path_factory.mktemp("vocabulary")
-    source = saved(BYTE_LEVEL[request.param], write_checkpoint(folder / "model", vocab_size=263))
-    return in_both(source, folder)
+    """Of a real checkpoint, or of a byte-level tokenizer."""
+    name, folder = request.param, tmp_path_factory.mktemp("vocabulary")
+    if name in BYTE_LEVEL:
+        return in_both(saved(BYTE_LEVEL[name], write_checkpoint(folder / "model", vocab_size=263)), folder)
+    return in_both(
+        name if name == "tiny" else request.getfixturevalue("shared") / "checkpoints" / name, folder
+    )
 
 
 @pytest.mark.sweep
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=TEXTS)
-@hypothesis.example(text="abab abab1111 ab'S it's 1234567\r\n\r\n  abab  !?\n\t x")
-def test_llama_cpp_cuts_any_text_into_the_words_of_the_pre_tokenizer(both_byte_level, text):
-    ours, theirs = both_byte_level(text)
-    assert ours == theirs
-
-
-@pytest.mark.sweep
+@pytest.mark.parametrize("both_tokenizers", REAL, indirect=True, scope="module")
 def test_llama_cpp_cuts_real_texts_as_the_tokenizer_does(both_tokenizers, shared):
     files = sorted((shared / "texts").glob("*/*.txt"))[::12]
     assert len(files) > 10
@@ -839,8 +831,10 @@ def test_llama_cpp_cuts_real_texts_as_the_tokenizer_does(both_tokenizers, shared
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("both_tokenizers", [*REAL, *BYTE_LEVEL], indirect=True, scope="module")
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
+@hypothesis.example(text="abab abab1111 ab'S it's 1234567\r\n\r\n  abab  !?\n\t x")
 def test_llama_cpp_cuts_any_text_as_the_tokenizer_does(both_tokenizers, text):
     ours, theirs = both_tokenizers(text)
     assert ours == theirs
