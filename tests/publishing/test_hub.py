@@ -393,6 +393,10 @@ def half(path: Path) -> None:
 
 UNSOUND = {
     "truncated": (lambda folder: half(folder / SHARDS[1]), f"{SHARDS[1]} is truncated"),
+    "truncated, with no record of its weights": (
+        lambda folder: [half(folder / SHARDS[1]), edit_json(folder / "ropepatch.json", drop=("weights",))],
+        f"{SHARDS[1]} is truncated",
+    ),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "no config.json in"),
     "no folder": (shutil.rmtree, "no folder "),
 }
