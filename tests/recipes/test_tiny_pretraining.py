@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from typer.testing import CliRunner
 
 from ropepatch.data.documents import BOS, EOS
-from ropepatch.data.tiny import mixture
 from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
@@ -84,12 +83,8 @@ def content(**changes):
 
 def written(folder, recipe):
     file = folder / "recipe.yaml"
-    file.write_text(recipe if isinstance(recipe, str) else yaml.safe_dump(recipe))
+    file.write_text(yaml.safe_dump(recipe))
     return file
-
-
-def without(mapping, key):
-    return {name: value for name, value in mapping.items() if name != key}
 
 
 def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokenizer):
@@ -102,40 +97,19 @@ def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokeniz
     assert max(max(stage.windows) for stage in recipe.stages) == bundled["max_position_embeddings"]
 
 
-def test_a_recipe_is_read_as_it_is_written(tmp_path):
-    recipe = read_recipe(written(tmp_path, content()))
-    assert recipe == Recipe(**content() | {"stages": [Stage(**content()["stages"][0])]})
-    assert recipe.stages[0].lr_scheduler_type == "constant_with_warmup"
-    assert not recipe.stages[0].bf16
-
-
 @pytest.mark.parametrize(
     ("recipe", "message", "hint"),
     [
-        ("seed: [", "is not a recipe: while parsing", None),
-        (content(sed=1), "unknown recipe key 'sed'", "did you mean seed?"),
-        (without(content(), "texts"), "a recipe must have the key texts", "keys: seed, vocab_size"),
-        (content(stages=[]), "stages must be of at least one entry, got ()", None),
         (content(stages=content()["stages"] * 2), "two stages have the same name: one, one", None),
-        (content(stage={"step": 1}), "unknown recipe key 'stages[0].step'", "did you mean steps?"),
-        (content(stage={"steps": -5}), "stages[0].steps must be a whole number above 0, got -5", None),
         (content(stage={"name": "a/b"}), "name must be letters, digits, _ and -", None),
         (content(stage={"name": "checkpoint"}), "stages[0]: name must not be checkpoint", None),
         (content(stage={"mixture": {"tale": 1}}), "got 'tale'", "did you mean tales?"),
-        (content(stage={"mixture": {}}), "mixture must be of at least one entry, got {}", None),
-        (content(stage={"mixture": {"tales": 0}}), "mixture.tales must be a number above 0, got 0", None),
         (content(stage={"windows": [11, 45]}), "a row of 45 tokens has no room in 44 tokens_per_step", None),
         (content(stage={"lr_scheduler_type": "cosin"}), "must be one of linear", "did you mean cosine?"),
         (content(model={"hidden_sise": 8}), "unknown model key 'hidden_sise'", "did you mean hidden_size?"),
         (content(model={"hidden_size": "big"}), "model: Validation error for", None),
-        (content(model={"num_attention_heads": 3}), "model: ", None),
-        (
-            content() | {"model": without(content()["model"], "max_position_embeddings")},
-            "model has no max_position_embeddings",
-            None,
-        ),
+        (content() | {"model": {"hidden_size": 16}}, "model has no max_position_embeddings", None),
     ],
-    ids=lambda value: None,
 )
 def test_a_wrong_recipe_is_refused_in_one_line(tmp_path, recipe, message, hint):
     file = written(tmp_path, recipe)
@@ -150,66 +124,24 @@ def test_a_wrong_recipe_is_refused_in_one_line(tmp_path, recipe, message, hint):
 # Materials
 
 
-def drawn(stock, name, length, seeds=range(40)):
-    return [MATERIALS[name](stock, length, seed) for seed in seeds]
-
-
-@pytest.mark.parametrize("name", MATERIALS)
-@pytest.mark.parametrize("length", [96, 161])
-def test_a_row_has_the_length_asked_for_and_labels_its_own_tokens(stock, name, length):
-    for seed in range(6):
-        ids, labels = MATERIALS[name](stock, length, seed)
-        assert ids.shape == labels.shape == (length,)
-        assert ids.dtype == labels.dtype == torch.long
-        trained = labels != IGNORED
-        assert torch.equal(labels[trained], ids[trained])
-        if name not in ("strings", "recalls", "retold"):
-            assert trained.all()
-        again = MATERIALS[name](stock, length, seed)
-        assert torch.equal(ids, again[0])
-        assert torch.equal(labels, again[1])
-
-
 def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(stock):
     """The rows are part of the recipe: a change here makes other weights."""
     rows = {
         name: hashlib.sha256(
-            b"".join(part.numpy().tobytes() for row in drawn(stock, name, 161, range(8)) for part in row)
+            b"".join(part.numpy().tobytes() for seed in range(8) for part in draw(stock, 161, seed))
         ).hexdigest()[:16]
-        for name in MATERIALS
+        for name, draw in MATERIALS.items()
     }
     assert rows == GOLDEN_ROWS
 
 
-@pytest.mark.parametrize("length", [11, 12, 43])
+@pytest.mark.parametrize("length", [11, 12])
 def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
-    for ids, labels in drawn(stock, "strings", length):
-        half = (length - 2) // 2
-        string = ids[1 : 1 + half]
-        whole = torch.cat([torch.tensor([BOS]), string, torch.tensor([EOS]), string, torch.tensor([EOS])])
-        assert torch.equal(ids, whole[:length])
-        assert (labels[: half + 2] == IGNORED).all()
-        assert torch.equal(labels[half + 2 :], ids[half + 2 :])
-
-
-@pytest.mark.parametrize(("name", "length"), [("recalls", 200), ("retold", 600)])
-def test_recalls_are_trained_on_values_that_the_tale_has_told_before_alone(stock, tokenizer, name, length):
-    for ids, labels in drawn(stock, name, length):
-        text = tokenizer.decode(ids)
-        for position in (labels != IGNORED).nonzero().flatten().tolist():
-            piece = tokenizer.decode([ids[position]])
-            assert piece == " " or piece.strip().isdigit() or text.count(piece) >= 3
-        assert (labels != IGNORED).any()
-
-
-def test_stories_are_stretches_of_the_texts_that_begin_anywhere(stock, tokenizer):
-    stream = tokenizer.decode(stock.stories)
-    assert stream == f"<s>{TEXT}<s>And then it rained."
-    begins = {stream.index(tokenizer.decode(ids)) for ids, _ in drawn(stock, "stories", 50)}
-    assert len(begins) > 10
-    # None ends with the last token of all: the bundled checkpoint was trained so.
-    for ids, _ in drawn(stock, "stories", len(stock.stories) - 1):
-        assert torch.equal(ids, stock.stories[:-1])
+    ids, labels = MATERIALS["strings"](stock, length, 0)
+    half = (length - 2) // 2
+    string = ids[1 : 1 + half].tolist()
+    assert ids.tolist() == [BOS, *string, EOS, *string, EOS][:length]
+    assert labels.tolist() == [IGNORED] * (half + 2) + ids[half + 2 :].tolist()
 
 
 @pytest.mark.parametrize(
@@ -230,11 +162,6 @@ def test_the_shortest_rows_can_be_drawn(stock):
     assert all(len(MATERIALS["passkey"](stock, 80, seed)[0]) == 80 for seed in range(20))
 
 
-def test_without_texts_there_is_a_stock_of_all_the_rest(tokenizer, monkeypatch):
-    monkeypatch.setattr(mixture, "CASTS", 1)
-    assert Stock.of(tokenizer, []).stories.shape == (0,)
-
-
 # Rows
 
 
@@ -248,13 +175,6 @@ def test_a_step_has_the_rows_of_its_window_and_the_windows_take_turns(stock):
     shapes = [tuple(rows[step]["input_ids"].shape) for step in range(7)]
     assert shapes == [(4, 11), (3, 13), (1, 44), (4, 11), (3, 13), (1, 44), (4, 11)]
     assert all(rows[step]["labels"].shape == shapes[step] for step in range(7))
-
-
-def test_a_step_is_the_same_in_whatever_order_steps_are_drawn(stock):
-    forward, shuffled = Rows(stage(steps=12), stock, seed=3), Rows(stage(steps=12), stock, seed=3)
-    steps = {step: forward[step] for step in range(12)}
-    for step in random.Random(0).sample(range(12), 12):
-        assert all(torch.equal(shuffled[step][key], steps[step][key]) for key in steps[step])
 
 
 def test_another_seed_stage_step_or_row_draws_another_row(stock):
@@ -411,42 +331,22 @@ def interrupted(recipe, out, name, calls):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "calls", "saved"),
-    [("one", 1, []), ("two", 0, []), ("two", 4, ["checkpoint-2"])],
+    ("name", "calls", "saved", "left"),
+    [("one", 1, [], 7 + 6), ("two", 0, [], 6), ("two", 5, ["checkpoint-4"], 6 - 4)],
 )
-def test_an_interrupted_run_goes_on_to_the_same_weights(quick, finished, tmp_path, name, calls, saved):
-    interrupted(quick, tmp_path, name, calls)
-    assert sorted(folder.name for folder in (tmp_path / name).glob("checkpoint-*")) == saved
-    assert not (tmp_path / "checkpoint").exists()
-    assert pretrain(quick, tmp_path) == tmp_path / "checkpoint"
-    assert weights(tmp_path) == weights(finished.parent)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_its_last_checkpoint_and_draws_only_what_is_left(
-    quick, finished, tmp_path, monkeypatch
+def test_an_interrupted_run_goes_on_to_the_same_weights_and_draws_only_what_is_left(
+    quick, finished, tmp_path, monkeypatch, name, calls, saved, left
 ):
-    interrupted(quick, tmp_path, "two", 5)
-    left, draw = [], Rows.__getitem__
-    monkeypatch.setattr(
-        Rows, "__getitem__", lambda rows, step: (left.append(rows.stage.name), draw(rows, step))[1]
-    )
-    pretrain(quick, tmp_path)
-    assert left == ["two"] * (6 - 4)
-
-
-@pytest.mark.slow
-def test_what_an_interruption_left_half_written_is_not_taken_for_whole(quick, finished, tmp_path):
-    interrupted(quick, tmp_path, "two", 4)
-    (tmp_path / "two" / "checkpoint-4").mkdir()  # no trainer_state.json, which comes last
-    (tmp_path / "two" / "checkpoint-4" / "config.json").write_text("{")
-    (tmp_path / "two" / ".done.partial").mkdir()
-    (tmp_path / ".checkpoint.partial").mkdir()
-    (tmp_path / ".checkpoint.partial" / "rubbish").write_text("")
-    pretrain(quick, tmp_path)
+    interrupted(quick, tmp_path, name, calls)
+    assert [folder.name for folder in (tmp_path / name).glob("checkpoint-*")] == saved
+    assert not (tmp_path / "checkpoint").exists()
+    (tmp_path / name / "checkpoint-5").mkdir()  # half written: no trainer_state.json, which comes last
+    steps, draw = [], Rows.__getitem__
+    monkeypatch.setattr(Rows, "__getitem__", lambda rows, step: steps.append(step) or draw(rows, step))
+    assert pretrain(quick, tmp_path) == tmp_path / "checkpoint"
+    assert len(steps) == left
     assert weights(tmp_path) == weights(finished.parent)
     assert not list(tmp_path.rglob("*.partial"))
-    assert not (tmp_path / "checkpoint" / "rubbish").exists()
 
 
 def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
@@ -477,14 +377,6 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before_it(
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_handed_back_without_training(quick, finished, monkeypatch):
-    monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("trained again"))
-    before = weights(finished.parent)
-    assert pretrain(quick, finished.parent) == finished
-    assert weights(finished.parent) == before
-
-
-@pytest.mark.slow
 def test_the_trainer_is_told_what_each_stage_says(quick, tmp_path, monkeypatch):
     arguments = []
     monkeypatch.setattr(Trainer, "train", lambda self, **_: arguments.append(self.args))
@@ -511,9 +403,7 @@ def contents(folder):
     ("changes", "differs", "where"),
     [
         ({"seed": 1}, "seed", "one"),
-        ({"stages": {"one": {"learning_rate": 1.0}}}, "stages", "one"),
         ({"stages": {"two": {"steps": 60}}}, "stages", "two"),
-        ({"model": content()["model"] | {"hidden_size": 32}}, "model", "one"),
     ],
 )
 def test_the_run_of_another_recipe_is_not_gone_on_with(quick, finished, changes, differs, where):
@@ -528,12 +418,15 @@ def test_the_run_of_another_recipe_is_not_gone_on_with(quick, finished, changes,
 
 
 @pytest.mark.slow
-def test_texts_that_say_something_else_make_another_recipe_and_texts_that_have_moved_do_not(
-    quick, finished, tmp_path
+def test_a_finished_run_is_handed_back_where_its_texts_have_moved_and_not_where_they_say_something_else(
+    quick, finished, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("trained again"))
+    before = weights(finished.parent)
     file = tmp_path / "moved.txt"
     file.write_text(TEXT)
     assert pretrain(changed(quick, texts=[str(file)]), finished.parent) == finished
+    assert weights(finished.parent) == before
     file.write_text(f"{TEXT} And more.")
     with pytest.raises(RopepatchError, match="differs in texts"):
         pretrain(changed(quick, texts=[str(file)]), finished.parent)

@@ -102,15 +102,7 @@ def test_offsets_lead_back_to_the_characters(tokenizer):
 # Training
 
 
-def test_the_same_texts_make_the_same_tokenizer():
-    first, second = (
-        train_tokenizer(TEXTS, vocab_size=400, model_max_length=64).backend_tokenizer.to_str()
-        for _ in range(2)
-    )
-    assert first == second
-
-
-@pytest.mark.parametrize("vocab_size", [258, 300, 400])
+@pytest.mark.parametrize("vocab_size", [258, 400])
 def test_it_gets_exactly_as_many_entries_as_asked_for(vocab_size):
     tokenizer = train_tokenizer(TEXTS, vocab_size=vocab_size, model_max_length=64)
     assert len(tokenizer) == vocab_size
@@ -125,24 +117,3 @@ def test_a_vocabulary_that_the_texts_do_not_make_is_refused(vocab_size):
     ) as caught:
         train_tokenizer(TEXTS, vocab_size=vocab_size, model_max_length=64)
     assert "258 for bytes and special tokens" in caught.value.hint
-
-
-def test_digits_stay_apart_however_often_they_come_together():
-    tokenizer = train_tokenizer([*TEXTS, "1000 " * 500], vocab_size=400, model_max_length=64)
-    assert tokenizer.convert_ids_to_tokens(split(tokenizer, "1000")) == ["1", "0", "0", "0"]
-
-
-def test_special_tokens_are_added_by_what_was_trained_too():
-    tokenizer = train_tokenizer(TEXTS, vocab_size=300, model_max_length=64)
-    rain, falls = split(tokenizer, "Rain"), split(tokenizer, "falls.")
-    assert tokenizer("Rain").input_ids == [BOS, *rain]
-    assert tokenizer("Rain", "falls.").input_ids == [BOS, *rain, BOS, *falls]
-
-
-def test_stock_transformers_loads_what_was_trained(tmp_path):
-    tokenizer = train_tokenizer(TEXTS, vocab_size=300, model_max_length=64)
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert loaded("Rain falls 042.").input_ids == tokenizer("Rain falls 042.").input_ids
-    assert (loaded.bos_token_id, loaded.eos_token_id, loaded.model_max_length) == (BOS, EOS, 64)

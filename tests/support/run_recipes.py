@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import yaml
+from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
+from ropepatch.training import adaptation
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.sections import Data, Generated, Lora, Watch
 
@@ -37,6 +41,38 @@ def small_recipe(**changes):
     }
     trainer = settings["trainer"] | changes.pop("trainer", {})
     return Recipe(**settings | changes | {"trainer": trainer})
+
+
+@contextmanager
+def trainers(*callbacks):
+    """Every trainer that is made within the block, with further callbacks."""
+    made, make = [], adaptation.make_trainer
+
+    def remembered(**arguments):
+        made.append(make(**arguments | {"callbacks": [*arguments["callbacks"], *callbacks]}))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(adaptation, "make_trainer", remembered)
+        yield made
+
+
+def gone():
+    """As if the process were."""
+    raise KeyboardInterrupt
+
+
+def interrupted(plan, recipe, out, point, step, end=gone):
+    """A run that ends at a point of a step: `step_begin`, `step_end`, `save` or another of a callback's."""
+
+    def end_at(args, state, control, **_):
+        if state.global_step == step:
+            end()
+
+    callback = TrainerCallback()
+    setattr(callback, f"on_{point}", end_at)
+    with trainers(callback), pytest.raises(KeyboardInterrupt):
+        adaptation.adapt(plan, recipe, out)
 
 
 def write_recipe_and_suite(folder):

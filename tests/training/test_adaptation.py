@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import re
 import shutil
 import signal
 from types import SimpleNamespace
@@ -10,16 +11,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
-from run_recipes import STEPS, run_python, small_recipe
+from run_recipes import STEPS, interrupted, run_python, small_recipe
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch.data.texts import Texts
+from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
-from ropepatch.training import adaptation, progress, trainer
+from ropepatch.training import progress, trainer
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import read_recipe
@@ -42,8 +44,30 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
+def model_bytes(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def record_of(folder):
+    return json.loads((folder / "ropepatch.json").read_text())
+
+
+def source_with(folder, **keys):
+    """A copy of the bundled checkpoint with other keys in its configuration."""
+    source = shutil.copytree(TINY, folder)
+    content = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(content | keys))
+    return source
+
+
 def history(folder):
     return json.loads((folder / "adaptation" / "history.json").read_text())
+
+
+@pytest.fixture
+def one_second_a_step(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +80,8 @@ def test_stock_transformers_loads_it_at_the_target(adapted):
     model = AutoModelForCausalLM.from_pretrained(adapted)
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
-    record = json.loads((adapted / "ropepatch.json").read_text())
-    assert record["verified"] == {
-        "frequencies": "equal",
-        "logits": "equal",
-        "compared": True,
-        "difference": 0.0,
-    }
+    verified = record_of(adapted)["verified"]
+    assert verified == {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
 
 
 def test_nothing_else_is_left_and_the_recipe_inside_reads_back_as_the_one_it_was_made_by(adapted):
@@ -101,105 +120,47 @@ def test_the_source_is_not_touched(tmp_path):
     assert {file.name: file.read_bytes() for file in source.iterdir()} == before
 
 
-class Interrupt(TrainerCallback):
-    """Raises at a point of a step, as if the process were gone."""
-
-    def __init__(self, point, step):
-        self.point, self.step = point, step
-
-    def _at(self, point, state):
-        if (point, state.global_step) == (self.point, self.step):
-            raise KeyboardInterrupt
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self._at("begin", state)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self._at("end", state)
-
-    def on_save(self, args, state, control, **kwargs):
-        self._at("save", state)
-
-
-def interrupted(out, callback):
-    """Run until the callback raises."""
-    made = LongContextTrainer.__init__
-
-    def with_callback(self, **arguments):
-        made(self, **arguments)
-        self.add_callback(callback)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LongContextTrainer, "__init__", with_callback)
-        with pytest.raises(KeyboardInterrupt):
-            adapt(yarn(), small_recipe(), out)
-
-
 @pytest.mark.parametrize(
     ("point", "step", "last"),
     [
-        pytest.param("begin", 0, 0, marks=pytest.mark.slow),
-        ("end", 4, 2),
+        pytest.param("step_begin", 0, 0, marks=pytest.mark.slow),
+        ("step_end", 4, 2),
         pytest.param("save", 6, 6, marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
-    monkeypatch, tmp_path, adapted, point, step, last
+    one_second_a_step, tmp_path, adapted, point, step, last
 ):
-    ticks = itertools.count()  # one second a step
-    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    interrupted(tmp_path / "out", Interrupt(point, step))
+    interrupted(yarn(), small_recipe(), tmp_path / "out", point, step)
     assert not (tmp_path / "out").exists()
     lines = []
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
     assert (f"going on from checkpoint-{last}" in lines) == (last > 0)
-    assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
+    assert model_bytes(resumed) == model_bytes(adapted)
     assert history(resumed) == history(adapted)
-    assert json.loads((resumed / "ropepatch.json").read_text())["adaptation"]["seconds"] == STEPS
+    assert record_of(resumed)["adaptation"]["seconds"] == STEPS
 
 
 KILLED = """
 import os, signal, sys
-from run_recipes import small_recipe
+from run_recipes import interrupted, small_recipe
 import ropepatch
-from ropepatch.training.adaptation import adapt
-from ropepatch.training.trainer import LongContextTrainer
-from transformers import TrainerCallback
 
-class Kill(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if state.global_step == 3: os.kill(os.getpid(), signal.SIGKILL)
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 
-made = LongContextTrainer.__init__
-def with_callback(self, **arguments):
-    made(self, **arguments)
-    self.add_callback(Kill())
-LongContextTrainer.__init__ = with_callback
-adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(), sys.argv[1])
+plan = ropepatch.plan("tiny", to=512, method="yarn")
+interrupted(plan, small_recipe(), sys.argv[1], "pre_optimizer_step", 3, kill)
 """
 
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path, adapted):
-    file = tmp_path / "killed.py"
-    file.write_text(KILLED)
-    killed = run_python(str(file), str(tmp_path / "out"), check=False)
+    killed = run_python("-c", KILLED, str(tmp_path / "out"), check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (tmp_path / "out.run" / "checkpoint-2").is_dir()
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out").folder
-    assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, adapted, caplog):
-    interrupted(tmp_path / "out", Interrupt("end", 5))
-    state = tmp_path / "out.run" / "checkpoint-4" / "optimizer.pt"
-    state.write_bytes(state.read_bytes()[:-100])
-    lines = []
-    resumed = adapt(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
-    assert "going on from checkpoint-2" in lines
-    assert "optimizer.pt is not what was written" in caplog.text
-    assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
+    assert model_bytes(resumed) == model_bytes(adapted)
 
 
 @pytest.mark.slow
@@ -223,7 +184,7 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
     assert "run the same command again" in error.value.hint
     assert sorted(path.name for path in (tmp_path / "out.run").glob("checkpoint-*")) == ["checkpoint-2"]
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out").folder
-    assert (resumed / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
+    assert model_bytes(resumed) == model_bytes(adapted)
 
 
 def test_what_is_finished_is_not_trained_again(monkeypatch, tmp_path, adapted):
@@ -240,25 +201,25 @@ def test_a_finished_checkpoint_is_no_finished_adapter(adapted):
 def begun(tmp_path_factory):
     """What a run leaves that was interrupted after three steps."""
     out = tmp_path_factory.mktemp("begun") / "out"
-    interrupted(out, Interrupt("end", 3))
+    interrupted(yarn(), small_recipe(), out, "step_end", 3)
     return out
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        lambda: (yarn(), small_recipe(seed=1)),
-        lambda: (yarn(), small_recipe(trainer={"learning_rate": 2e-3})),
-        lambda: (ropepatch.plan("tiny", to=512, method="ntk"), small_recipe()),
-        lambda: (ropepatch.plan("tiny", to=1024, method="yarn"), small_recipe()),
-    ],
-    ids=["seed", "learning rate", "method", "target"],
+    ("differs", "recipe", "target", "config"),
+    [("recipe", {"seed": 1}, 512, {}), ("method", {}, 1024, {}), ("config", {}, 512, {"rms_norm_eps": 1e-3})],
 )
-def test_another_run_neither_goes_on_nor_counts_as_finished(adapted, begun, other):
+def test_another_run_neither_goes_on_nor_counts_as_finished(
+    tmp_path, adapted, begun, differs, recipe, target, config
+):
+    plan = ropepatch.plan(source_with(tmp_path / "source", **config), to=target, method="yarn")
     with pytest.raises(RopepatchError, match="already exists"):
-        adapt(*other(), adapted)
-    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in"):
-        adapt(*other(), begun)
+        adapt(plan, small_recipe(**recipe), adapted)
+    with pytest.raises(RopepatchError, match=rf"out\.run is of another run: it differs in {differs}"):
+        adapt(plan, small_recipe(**recipe), begun)
+
+
+LORA = Lora(r=4)
 
 
 @pytest.mark.slow
@@ -285,36 +246,28 @@ def test_merged_equals_adapter(tmp_path, lora):
 
 
 @pytest.mark.slow
-def test_trained_embeddings_stay_tied(tmp_path):
-    recipe = small_recipe(lora=Lora(r=4, train_embeddings=True), trainer={"max_steps": 3})
-    folder = adapt(yarn(), recipe, tmp_path / "out").folder
+@pytest.mark.parametrize("lora", [None, Lora(r=4, train_embeddings=True)], ids=["all weights", "embeddings"])
+def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(tmp_path, lora):
+    folder = adapt(yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out").folder
     before, after = load_file(TINY / "model.safetensors"), weights(folder)
     assert before.keys() == after.keys()
-    assert not torch.equal(before["model.embed_tokens.weight"].float(), after["model.embed_tokens.weight"])
+    changed = {name for name in before if not torch.equal(before[name].float(), after[name])}
+    assert "model.embed_tokens.weight" in changed
+    assert lora or changed == before.keys()
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-@pytest.mark.slow
-def test_without_an_adapter_all_weights_are_trained(tmp_path):
-    folder = adapt(yarn(), small_recipe(lora=None, trainer={"max_steps": 3}), tmp_path / "out").folder
-    before, after = load_file(TINY / "model.safetensors"), weights(folder)
-    assert before.keys() == after.keys()
-    assert all(not torch.equal(before[name].float(), after[name]) for name in before)
-    assert json.loads((folder / "ropepatch.json").read_text())["verified"]["logits"] == "equal"
+    assert record_of(folder)["verified"]["logits"] == "equal"
 
 
 @pytest.mark.slow
 def test_recomputed_activations_change_nothing(tmp_path, adapted):
     folder = adapt(yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out").folder
-    assert (folder / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
+    assert model_bytes(folder) == model_bytes(adapted)
 
 
 @pytest.mark.slow
 def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was(tmp_path):
-    source = shutil.copytree(TINY, tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    source = source_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
     folder = adapt(plan, small_recipe(trainer={"max_steps": 3, "bf16": True}), tmp_path / "out").folder
     assert {tensor.dtype for tensor in weights(folder).values()} == {torch.bfloat16}
@@ -372,36 +325,18 @@ def test_a_checkpoint_is_no_adapter(adapted):
 
 def test_the_gate_compares_with_the_base_model_within_its_context(tmp_path, adapted):
     gate = adapt(yarn(), small_recipe(), adapted).gate
-    model, tokenizer = ropepatch.load("tiny")
-    from ropepatch.data.tiny.tales import held_out_tales
-
+    (before, tokenizer), (after, _) = ropepatch.load("tiny"), ropepatch.load(adapted)
     (tale,) = held_out_tales(tokenizer, length=512, count=1)
-    assert gate.base == pytest.approx(
-        ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).mean, abs=1e-6
-    )
-    after, _ = ropepatch.load(adapted)
-    written = ropepatch.perplexity(after, None, [tale.ids[:256]]).at(256).mean
-    assert gate.now == pytest.approx(written, abs=1e-6)
+    losses = [ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).mean for model in (before, after)]
+    assert [gate.base, gate.now] == pytest.approx(losses, abs=1e-6)
     assert gate.passed
-
-
-def test_the_time_and_the_machine_of_the_training_are_recorded(adapted):
-    record = json.loads((adapted / "ropepatch.json").read_text())["adaptation"]
-    assert 0 < record["seconds"] < 600
-    assert record["device"] == f"CPU, {torch.get_num_threads()} threads"
-
-
-def test_the_time_of_steps_between_two_logs_counts(monkeypatch, tmp_path):
-    ticks = itertools.count()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    made = adapt(
-        yarn(), small_recipe(trainer={"logging_steps": 4, "save_steps": 100}), tmp_path / "out"
-    ).folder
-    assert json.loads((made / "ropepatch.json").read_text())["adaptation"]["seconds"] == STEPS
-
-
-def test_a_loss_that_rose_by_more_than_allowed_does_not_pass_the_gate(adapted):
     assert not adapt(yarn(), small_recipe(), adapted, max_short_loss_increase=0.0).gate.passed
+
+
+def test_the_time_of_steps_between_two_logs_counts_and_the_machine_is_on_record(one_second_a_step, tmp_path):
+    recipe = small_recipe(trainer={"logging_steps": 4, "save_steps": 100})
+    record = record_of(adapt(yarn(), recipe, tmp_path / "out").folder)["adaptation"]
+    assert (record["seconds"], record["device"]) == (STEPS, f"CPU, {torch.get_num_threads()} threads")
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
@@ -420,38 +355,23 @@ def test_text_is_trained_on_and_its_beginning_is_held_out(tmp_path, monkeypatch)
     lines = []
     recipe = small_recipe(data=data, trainer={"max_steps": 2})
     folder = adapt(yarn(), recipe, tmp_path / "out", say=lines.append).folder
-    assert lines[0].startswith(f"{file}: ")
-    assert "documents" in lines[0]
-    assert "tokens" in lines[0]
+    assert re.match(rf"{file}: .*documents.*tokens", lines[0])
     assert "short_loss" in history(folder)[0]
 
 
-def quantised(folder):
-    shutil.copytree(TINY, folder, dirs_exist_ok=True)
-    content = json.loads((folder / "config.json").read_text())
-    content |= {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    (folder / "config.json").write_text(json.dumps(content))
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("model", "method", "recipe", "message"),
+    ("config", "method", "lora", "message"),
     [
-        (lambda folder: "tiny", "dynamic-yarn", {}, "no stock rope type can hold"),
-        (lambda folder: "tiny", "dynamic", {}, "dynamic follows the length"),
-        (quantised, "yarn", {}, "are quantised"),
-        (
-            lambda folder: "tiny",
-            "yarn",
-            {"lora": Lora(target_modules=("query_key_value",))},
-            "no adapter on query_key_value fits this model",
-        ),
+        ({}, "dynamic-yarn", LORA, "no stock rope type can hold"),
+        ({}, "dynamic", LORA, "dynamic follows the length"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "yarn", LORA, "are quantised"),
+        ({}, "yarn", Lora(target_modules=("qkv",)), "no adapter on qkv fits this model"),
     ],
 )
-def test_what_cannot_be_adapted_is_one_line(tmp_path, model, method, recipe, message):
-    plan = ropepatch.plan(model(tmp_path / "source"), to=512, method=method)
+def test_what_cannot_be_adapted_is_one_line(tmp_path, config, method, lora, message):
+    plan = ropepatch.plan(source_with(tmp_path / "source", **config), to=512, method=method)
     with pytest.raises(RopepatchError, match=message):
-        adapt(plan, small_recipe(**recipe), tmp_path / "out")
+        adapt(plan, small_recipe(lora=lora), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -539,7 +459,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_the_training_is_kept(monkeypatch
             adapt(yarn(), small_recipe(), tmp_path / "out")
     monkeypatch.setattr(LongContextTrainer, "train", lambda *args, **kwargs: pytest.fail("it trains"))
     finished = adapt(yarn(), small_recipe(), tmp_path / "out").folder
-    assert (finished / "model.safetensors").read_bytes() == (adapted / "model.safetensors").read_bytes()
+    assert model_bytes(finished) == model_bytes(adapted)
 
 
 def test_two_runs_do_not_train_in_one_folder(tmp_path):
@@ -549,29 +469,6 @@ def test_two_runs_do_not_train_in_one_folder(tmp_path):
         pytest.raises(RopepatchError, match="another process trains"),
     ):
         adapt(yarn(), small_recipe(), tmp_path / "out")
-
-
-def test_a_base_whose_configuration_has_changed_is_another_run(monkeypatch, tmp_path):
-    source = shutil.copytree(TINY, tmp_path / "source")
-    plan = ropepatch.plan(source, to=512, method="yarn")
-    with monkeypatch.context() as patched:
-        patched.setattr(adaptation, "save_adaptation", lambda *args: pytest.skip)
-        patched.setattr(adaptation.shutil, "rmtree", lambda *args, **kwargs: None)
-        with pytest.raises(RopepatchError, match=r"no ropepatch\.json"):
-            adapt(plan, small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
-    changed = ropepatch.plan(source, to=512, method="yarn")
-    with pytest.raises(RopepatchError, match="it differs in config"):
-        adapt(changed, small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
-
-
-def test_logits_are_not_compared_where_the_weights_do_not_fit_twice(monkeypatch, tmp_path):
-    monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: 0)
-    folder = adapt(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out").folder
-    verified = json.loads((folder / "ropepatch.json").read_text())["verified"]
-    assert verified["frequencies"] == "equal"
-    assert verified["logits"].startswith("not compared")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 import torch
 import typer
 import yaml
-from run_recipes import STEPS, small_recipe
+from run_recipes import STEPS, interrupted, small_recipe, trainers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import ropepatch
@@ -183,27 +183,16 @@ def test_a_model_whose_rope_lets_no_gradient_through_is_refused():
 # Training
 
 
-def kept_trainer(place, recipe, callback=None):
+def kept_run(recipe, out):
     """The folder that a recipe makes, and its trainer."""
-    made = []
-    with pytest.MonkeyPatch.context() as patching:
-        make = adaptation.make_trainer
-
-        def remembered(**arguments):
-            made.append(make(**arguments))
-            if callback is not None:
-                made[-1].add_callback(callback)
-            return made[-1]
-
-        patching.setattr(adaptation, "make_trainer", remembered)
-        folder = adapt(YARN, recipe, place / "out").folder
-    return SimpleNamespace(folder=folder, trainer=made[0])
+    with trainers() as made:
+        return SimpleNamespace(folder=adapt(YARN, recipe, out).folder, trainer=made[0])
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """An uninterrupted run, and the model as its last step left it, in memory."""
-    return kept_trainer(tmp_path_factory.mktemp("trained"), learning())
+    return kept_run(learning(), tmp_path_factory.mktemp("trained") / "out")
 
 
 def test_training_moves_every_divisor_and_the_attention_factor(run):
@@ -254,18 +243,9 @@ def test_the_frequencies_are_in_a_group_of_their_own_without_decay(run):
     assert others == {id(p) for p in model.parameters() if p.requires_grad} - ours
 
 
-class Stop(TrainerCallback):
-    """Raises after a step, as if the process were gone."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 3:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, run):
-    with pytest.raises(KeyboardInterrupt):
-        kept_trainer(tmp_path, learning(), Stop())
+    interrupted(YARN, learning(), tmp_path / "out", "step_end", 3)
     assert (tmp_path / "out.run" / "checkpoint-2" / FILE).is_file()
     resumed = adapt(YARN, learning(), tmp_path / "out").folder
     assert (resumed / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
@@ -288,7 +268,7 @@ def test_the_first_step_of_all_weights_is_of_the_learning_rate_of_the_frequencie
 @pytest.mark.slow
 def test_an_adapter_of_two_rates_goes_on_its_base_with_the_trained_frequencies(tmp_path):
     lora = Lora(r=4, loraplus_lr_ratio=16.0)
-    made = kept_trainer(tmp_path, learning(lora=lora, save="adapter", trainer=FIRST))
+    made = kept_run(learning(lora=lora, save="adapter", trainer=FIRST), tmp_path / "out")
     assert np.abs(moved(made.folder)) == pytest.approx(np.full(17, RATE), rel=1e-3)
     model, _ = ropepatch.load_adapter(made.folder)
     trained = logits(made.trainer.model)
@@ -322,22 +302,6 @@ def test_the_keys_are_read_as_they_are_written(read):
     assert (recipe.method.name, recipe.method.parameters) == ("fit", {"steps": 20, "init": "yarn"})
     assert read(**as_read(recipe.to_dict())) == recipe
     assert read(method="fit").method.parameters == {}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"frequencies": {"learning_rate": 0}}, "learning_rate must be a number above 0"),
-        ({"frequencies": {"rate": 0.1}}, "unknown recipe key 'frequencies.rate'"),
-        ({"frequencies": True}, "frequencies must be a mapping"),
-        ({"method": {"name": "fit", "steps": 0}}, "steps must be a whole number above 0"),
-        ({"method": {"name": "fit", "stesp": 3}}, "unknown fit key 'stesp'"),
-        ({"method": {"name": "fit", "split": ""}}, "split must be a text"),
-    ],
-)
-def test_what_is_no_such_section_is_refused(read, changes, message):
-    with pytest.raises(RopepatchError, match=message):
-        read(**changes)
 
 
 # A fit first
