@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig
 from transformers import LlamaForCausalLM as Llama
 
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import blueprint
 from ropepatch.training.adapter import trainable
 from ropepatch.training.estimates import (
     GIB,
@@ -66,17 +65,10 @@ def recipe(*, windows=(256,), per_batch=256, lora=Lora(), checkpointing=True, **
     )
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_weights_of_a_model_are_counted_as_transformers_makes_them(name):
-    kinds = {"Qwen/Qwen2.5-7B-Instruct": Qwen2Config, "mistralai/Mistral-7B-v0.3": MistralConfig}
-    model = blueprint(config(SHAPES[name], kinds.get(name, LlamaConfig)))
-    model.tie_weights()
-    assert SHAPES[name].parameters == sum(weights.numel() for weights in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("name", "weights"),
     [  # as the models' authors state them
+        ("tiny", 1_967_808),
         ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
         ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
         ("meta-llama/Meta-Llama-3-8B", 8_030_261_248),
@@ -130,12 +122,6 @@ def test_the_tokens_are_those_of_the_schedule_that_is_trained_on(
 def test_lengths_are_relative_to_the_context_of_the_model():
     absolute = estimate(recipe(windows=(256,), per_batch=512), SMALL)
     assert estimate(recipe(windows=("1x",), per_batch="2x"), SMALL) == absolute
-
-
-@pytest.mark.parametrize(("windows", "named"), [((100, 300), 300), (("0.001x", 100), 0)])
-def test_a_window_that_fits_no_batch_is_refused(windows, named):
-    with pytest.raises(RopepatchError, match=f"from 2 tokens to the 256 of tokens_per_batch, got {named}"):
-        estimate(recipe(windows=windows, per_batch="1x"), SMALL)
 
 
 def test_target_modules_of_another_architecture_are_refused():

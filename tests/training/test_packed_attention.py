@@ -132,10 +132,9 @@ def by_hand(model: PreTrainedModel, ids: Tensor, lengths: list[int], positions: 
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("sampling", [PoSE(), PoSE(chunks=4), RandPos(), CREAM()], ids=repr)
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_positions_that_jump_are_read_as_with_a_causal_mask_drawn_by_hand(family, sampling, lengths):
-    model = build(family)
+@pytest.mark.parametrize("sampling", [PoSE(), RandPos(), CREAM()], ids=repr)
+def test_positions_that_jump_are_read_as_with_a_causal_mask_drawn_by_hand(sampling, lengths):
+    model = build("qwen3")
     positions = row_positions(sampling, lengths, 8 * 36, random.Random(3))
     assert positions.diff().ne(1).sum() > len(lengths) - 1
     with packed_attention(model), torch.no_grad():
@@ -304,11 +303,6 @@ def test_a_cached_past_is_refused(switched):
         switched(tokens(), **arguments)
 
 
-def test_generation_is_refused(switched):
-    with pytest.raises(RopepatchError, match="packed attention got"):
-        switched.generate(tokens(), max_new_tokens=2, do_sample=False)
-
-
 @pytest.mark.parametrize(
     "edges", [[0, 35], [0, 37], [0, 20, 20, 36], [0, 40, 36], [3, 36], [0], [], [1, 20, 37]]
 )
@@ -325,10 +319,7 @@ def test_two_rows_are_refused(switched):
 
 REFUSED = {
     "llama4_text": "layers of the type chunked_attention",
-    "qwen3_next": "layers of the type linear_attention",
     "gemma2": "",  # newer releases refuse sdpa, older ones drop the cap on its scores
-    "gpt_oss": "does not support sdpa",
-    "falcon": "its attention is no interchangeable function",
 }
 
 
@@ -401,17 +392,6 @@ def test_other_models_are_left_alone(llama):
                 attention.NAME,
                 "sdpa",
             )
-
-
-def test_a_model_is_evaluated_between_two_steps(llama):
-    rows, mask = tokens(rows=2), torch.ones(2, 36, dtype=torch.long)
-    with torch.no_grad():
-        expected = llama(rows, attention_mask=mask).logits
-        first = alone(llama, tokens(), [13, 23])
-        for _ in range(2):
-            with packed_attention(llama):
-                assert_same(llama(tokens(), **segments([13, 23])).logits, first)
-            assert torch.equal(llama(rows, attention_mask=mask).logits, expected)
 
 
 def test_saving_amid_training_writes_no_name_of_ours(tmp_path):

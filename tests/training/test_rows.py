@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letters import letter_tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -143,8 +142,6 @@ def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
 
 
 def test_too_little_text_is_an_error_that_says_what_there_is():
-    with pytest.raises(RopepatchError, match="books has 9 tokens, too few for a row of 10"):
-        TokenRows(store_of([4, 5]), 0, 0).row(0, 10)
     with pytest.raises(RopepatchError, match="books has 5 tokens after the 4 that are held out, too few"):
         TokenRows(store_of([4, 5]), 4, 0).row(0, 6)
 
@@ -195,24 +192,14 @@ def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, sto
         assert torch.equal(row.ids, ids)
         assert row.labels.tolist() == [-100, *labels[1:].tolist()]
         assert row.lengths == (window,)
-
-
-def test_generated_rows_differ_by_number_and_seed(tiny):
-    rows = [GeneratedRows("tales", tiny[1], seed).row(index, 64) for seed in (0, 1) for index in (0, 1)]
-    assert len({tuple(row.ids.tolist()) for row in rows}) == 4
-    digests = {GeneratedRows(name, tiny[1], seed).digest for seed in (0, 1) for name in ("tales", "copies")}
-    assert len(digests) == 4
+    digests = {GeneratedRows(name, tiny[1], seed).digest for seed in (5, 6) for name in (material, "copies")}
+    assert len(digests) == (2 if material == "copies" else 4)
 
 
 def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
     with pytest.raises(RopepatchError, match="unknown material 'tale'") as caught:
         GeneratedRows("tale", tiny[1], 0)
     assert caught.value.hint == "did you mean tales?"
-
-
-def test_a_tokenizer_that_cannot_tell_the_tales_is_refused():
-    with pytest.raises(RopepatchError):
-        GeneratedRows("tales", letter_tokenizer(bos_token="<s>", eos_token="</s>"), 0)
 
 
 # which rows
@@ -256,12 +243,6 @@ def test_sources_are_drawn_by_their_weights():
     other = Schedule.of(data, trained=8, steps=500, per_step=1, seed=1)
     assert not torch.equal(schedule.sources, other.sources)
     assert (schedule.sources[:-1] == schedule.sources[1:]).double().mean() < 0.6  # drawn row by row
-
-
-def test_lengths_may_be_multiples_of_the_trained_context():
-    data = data_of(1.0, windows=("1x", "2k"), tokens_per_batch="16x")
-    schedule = Schedule.of(data, trained=256, steps=2, per_step=1, seed=0)
-    assert schedule.windows.tolist() == [256] * 16 + [2048] * 2
 
 
 @pytest.mark.parametrize(("window", "room"), [(9, 8), (1, 8), ("2x", 15)])
@@ -364,32 +345,6 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(mixed):
     random.Random(1).shuffle(order)
     assert all(same(copy[item], expected[item]) for item in order)
     assert not any(same(one, other) for one, other in pairwise(expected))
-
-
-def test_a_loader_gives_the_batches_in_their_order_and_resumes_where_it_was(mixed):
-    from accelerate import skip_first_batches
-    from torch.utils.data import DataLoader
-
-    loader = DataLoader(mixed, batch_size=1, collate_fn=lambda items: items[0])
-    whole = list(loader)
-    assert all(same(batch, mixed[item]) for item, batch in enumerate(whole))
-    rest = list(skip_first_batches(loader, 7))
-    assert len(rest) == len(whole) - 7
-    assert all(same(one, other) for one, other in zip(rest, whole[7:], strict=True))
-
-
-@pytest.mark.parametrize(("processes", "accumulated"), [(2, 2), (4, 1), (2, 1)])
-def test_a_step_reads_the_same_however_many_processes_share_it(mixed, processes, accumulated):
-    from accelerate.data_loader import BatchSamplerShard
-    from torch.utils.data import BatchSampler, SequentialSampler
-
-    sampler = BatchSampler(SequentialSampler(mixed), batch_size=1, drop_last=False)
-    shards = [iter(BatchSamplerShard(sampler, processes, rank)) for rank in range(processes)]
-    per_step = processes * accumulated
-    for step in range(len(mixed) // per_step):
-        dealt = [item for shard in shards for (item,) in islice(shard, accumulated)]
-        assert sorted(dealt) == list(range(step * per_step, (step + 1) * per_step))
-    assert not any(list(shard) for shard in shards)
 
 
 def test_batches_end(mixed):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,15 +11,12 @@ import made_results
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from run_recipes import STEPS, interrupted, small_recipe, trainers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
 import ropepatch
-from ropepatch.cli.extend import extend
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
@@ -370,18 +368,8 @@ def asked(monkeypatch):
     return calls
 
 
-def ask(*words):
-    app = typer.Typer()
-    app.command()(extend)
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if isinstance(done.exception, RopepatchError):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done
-
-
 def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, asked):
-    ask("tiny", "--to", "512", "--method", "fit", "--set", "steps=7", "--set", "init=ntk", "--out", "out")
+    ropepatch.extend("tiny", "out", to=512, method="fit", steps=7, init="ntk")
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["attention_factor"]) == ("custom", 1.05)
     assert record["fit"] == {"text": "None", "seconds": 0.0}
@@ -391,10 +379,10 @@ def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, asked):
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
-def test_the_text_of_the_command_line_is_what_is_learned_from(place, asked):
+def test_the_text_of_the_command_line_is_what_is_learned_from(place, asked, run_here):
     (place / "a.txt").write_text("text")
     words = ("--text", "a.txt", "--field", "body", "--split", "validation")
-    ask("tiny", "--to", "512", "--method", "fit", *words, "--dry-run")
+    run_here("extend", "tiny", "--to", "512", "--method", "fit", *words, "--dry-run")
     (call,) = asked
     assert (call["text"], call["field"], call["split"]) == ("a.txt", "body", "validation")
     assert [path.name for path in place.iterdir()] == ["a.txt"]
@@ -407,7 +395,7 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
     recipe = texts(place, trainer={"max_steps": 4}, frequencies=FrequencyTraining())
     content = as_read(recipe.to_dict()) | {"method": {"name": "fit", "steps": 3}, "seed": 5}
     (place / "mine.yaml").write_text(yaml.safe_dump(content))
-    words = ("tiny", "--recipe", "mine.yaml", "--out", "out")
+    extend = partial(ropepatch.extend, "tiny", "out", recipe="mine.yaml")
 
     def gone(*arguments, **options):
         raise RopepatchError("gone")
@@ -415,15 +403,15 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
     with monkeypatch.context() as patching:
         patching.setattr(adaptation, "_train", gone)
         with pytest.raises(RopepatchError, match="gone"):
-            ask(*words)
+            extend()
     assert (place / "out.fit" / "start.json").is_file()
     (call,) = asked
     assert (call["steps"], call["seed"], call["field"]) == (3, 5, "input_ids")
     assert "input_ids" in call["content"]
     with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in steps"):
-        ask(*words, "--set", "steps=4")
+        extend(steps=4)
     for _ in range(2):  # goes on, and then finds it finished
-        ask(*words)
+        extend()
         record = record_of(place / "out")
         assert record["fit"]["text"] == ", ".join(source.text for source in recipe.data.sources)
         assert record["start"]["parameters"]["divisors"][3] == 1.3
@@ -431,7 +419,7 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
         assert record["adaptation"]["frequencies"]["start"]["divisors"][3] == pytest.approx(1.3, rel=1e-6)
         assert not list(place.glob("out.*"))
     with pytest.raises(RopepatchError, match="already exists"):
-        ask(*words, "--set", "steps=4")
+        extend(steps=4)
     assert len(asked) == 1
 
 
@@ -439,24 +427,24 @@ def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, asked):
     (place / "out.fit").mkdir()
     (place / "out.fit" / "mine.txt").write_text("mine")
     with pytest.raises(RopepatchError, match="holds other files"):
-        ask("tiny", "--to", "512", "--method", "fit", "--out", "out")
+        ropepatch.extend("tiny", "out", to=512, method="fit")
     assert not asked
     assert (place / "out.fit" / "mine.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
-        (("--set", "stesp=3"), "unknown parameter of fit 'stesp'"),
-        (("--set", "steps=many"), "steps must be a whole number above 0, got 'many'"),
-        (("--eval", "demo", "--text", "a.txt"), "--text is what --eval measures"),
-        (("--to", "256"), "already covers 256 tokens"),
+        ({"stesp": 3}, "unknown parameter of fit 'stesp'"),
+        ({"steps": "many"}, "steps must be a whole number above 0, got 'many'"),
+        ({"evaluate": "demo", "text": "a.txt"}, "--text is what --eval measures"),
+        ({"to": 256}, "already covers 256 tokens"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, asked, words, message):
+def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, asked, options, message):
     (place / "a.txt").write_text("Once there were mice. " * 1000)
     with pytest.raises(RopepatchError, match=message):
-        ask("tiny", "--to", "512", "--method", "fit", *words, "--out", "out")
+        ropepatch.extend("tiny", "out", **{"to": 512, "method": "fit"} | options)
     assert not asked
     assert [path.name for path in place.iterdir()] == ["a.txt"]
 
@@ -498,7 +486,7 @@ def chosen(monkeypatch):
 
 
 def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_fit(place, chosen):
-    ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
+    ropepatch.extend("tiny", "out", to=512, method="auto")
     ((model, to, out, options),) = chosen
     assert (model, to, out) == ("tiny", 512, place / "out.fit" / "measured")
     texts = {key: options[key] for key in ("text", "field", "split", "revision")}
@@ -517,7 +505,7 @@ def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_
 
 def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, chosen, monkeypatch):
     monkeypatch.setitem(globals(), "RECOMMENDED", "fit")
-    ask("tiny", "--to", "512", "--method", "auto", "--out", "out")
+    ropepatch.extend("tiny", "out", to=512, method="auto")
     record = record_of(place / "out")
     assert record["fit"] == {"text": "read", "seconds": 0.0}
     assert "fit" not in record["ranking"]
@@ -525,7 +513,7 @@ def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, c
 
 @pytest.mark.slow
 def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
-    words = ("tiny", "--to", "512", "--method", "auto", "--out", "out")
+    extend = partial(ropepatch.extend, "tiny", "out", to=512, method="auto")
 
     def cut_off(model, *, to, out, **options):
         out.mkdir(parents=True)
@@ -535,19 +523,18 @@ def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, 
     with monkeypatch.context() as patching:
         patching.setattr("ropepatch.pipeline.choice.choose", cut_off)
         with pytest.raises(RopepatchError, match="cut off"):
-            ask(*words)
+            extend()
     assert (place / "out.fit" / "measured" / "a result").exists()
     (place / "a.txt").write_text("text")
     with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in text"):
-        ask(*words, "--text", "a.txt")
+        extend(text="a.txt")
     shutil.rmtree(place / "out.fit" / "measured")  # which `chosen` makes
-    ask(*words)
+    extend()
     assert not (place / "out.fit").exists()
 
 
 def test_a_scaling_file_names_the_target_and_the_folder(place):
     plan = ropepatch.plan("tiny", to=512, method="custom", divisors=[2.0] * 16)
     write_scaling(place / "learned.json", plan.scaling, plan.rope, plan.target)
-    ask("tiny", "--method", "learned.json")
+    ropepatch.extend("tiny", method="learned.json")
     assert record_of(place / "tiny-learned-512")["target"] == 512
-    shutil.rmtree(place / "tiny-learned-512")
