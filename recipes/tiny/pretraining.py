@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,7 @@ from ropepatch.data.tiny.grammar import tell
 from ropepatch.data.tiny.mixture import MATERIALS, Stock
 from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.files import check_resumed, read_json, write_json
+from ropepatch.files import check_resumed, new_folder, read_json, write_json
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
@@ -92,14 +90,16 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
         if not done.is_dir():
             _put_on_record(out / stage.name, record)
             train(model, stage, Rows(stage, stock, recipe.seed), recipe.seed, out / stage.name)
-            with _new_folder(done) as folder:
+            with new_folder(done) as folder:
                 _save(model, folder)
         # From the disk even if just trained: the trainer leaves its casts on the model.
         loaded: Any = load_checkpoint(done)
         model = loaded.float()
-    with _new_folder(out / PUBLISHED) as folder:
+    published = out / PUBLISHED
+    with new_folder(published) as folder:
         _publish(model, tokenizer, folder)
-    return out / PUBLISHED
+        shutil.rmtree(published, ignore_errors=True)
+    return published
 
 
 def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerFast:
@@ -144,6 +144,7 @@ def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None
 def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
     """Write a model, with the encoding that it has."""
     if handle := swapped(model):
+        folder.rmdir()  # it is made anew
         handle.save(folder, tokenizer)
         return
     model.save_pretrained(folder)
@@ -163,12 +164,11 @@ def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> No
     _save(model.to(torch.bfloat16), folder, tokenizer)
     (folder / "model.safetensors").chmod(0o644)
     rope_theta = model.config.rope_parameters["rope_theta"]
-    _edit(folder / "config.json", {"dtype": "float32", "rope_theta": rope_theta})
-    _edit(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-
-
-def _edit(file: Path, changes: dict[str, Any]) -> None:
-    write_json(file, read_json(file) | changes)
+    for name, changes in (
+        ("config.json", {"dtype": "float32", "rope_theta": rope_theta}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        write_json(folder / name, read_json(folder / name) | changes)
 
 
 def _record(recipe: Recipe, count: int, documents: Sequence[str]) -> dict[str, Any]:
@@ -191,17 +191,5 @@ def _refuse_other(folder: Path, record: dict[str, Any]) -> None:
 def _put_on_record(folder: Path, record: dict[str, Any]) -> None:
     """Begin the folder of a stage with the recipe it belongs to; a folder that has begun keeps it."""
     if not (folder / RECORD).is_file():
-        with _new_folder(folder) as new:
-            new.mkdir()
+        with new_folder(folder) as new:
             write_json(new / RECORD, record)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside, to be written into, which takes the place of ``folder`` when all is written."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    yield partial
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)

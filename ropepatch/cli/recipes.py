@@ -84,7 +84,7 @@ def _described(name: str, recipe: Recipe) -> dict[str, Any]:
         "from": trained,
         "to": relative_length(recipe.to, trained) if trained else recipe.to,
         "method": recipe.method.label,
-        "positions": recipe.positions.to_dict(),
+        "positions": recipe.positions.model_dump(mode="json"),
         "trained": _trained(recipe),
         "steps": recipe.max_steps,
         "estimate": estimate(recipe, shape).to_dict() if shape else None,

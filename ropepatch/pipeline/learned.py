@@ -31,7 +31,7 @@ from ropepatch.pipeline.running import Feedback, device, num_processes
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.sections import Fit
+from ropepatch.training.recipe_sections import Fit
 from ropepatch.training.supply import write_windows
 
 # In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choose`.

@@ -18,14 +18,14 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.training.adapter import loraplus_optimizer, trainable
-from ropepatch.training.attention import packed_attention
-from ropepatch.training.checkpoints import damage, newest_sound, seal
-from ropepatch.training.frequencies import as_divisors, frozen, train_frequencies
+from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.progress import SECONDS, StepLines
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.run import TRAINED, Run, digest_of, sharded
+from ropepatch.training.run_checkpoints import damage, newest_sound, seal
 from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
+from ropepatch.training.trained_frequencies import as_divisors, frozen, train_frequencies
 from ropepatch.training.trainer import explaining_disk, make_trainer, training_arguments
 from ropepatch.training.watching import Watcher
 
@@ -65,7 +65,7 @@ def adapt(
         out: The folder to make.
         max_short_loss_increase: By how much the loss within the old context may rise, as a share; None for
             what the recipe says.
-        say: Takes lines that tell how far it is.
+        say: Called with lines that tell how far it is.
 
     Raises:
         RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is not there,
@@ -161,7 +161,9 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
             loaded.set_attn_implementation(recipe.attention)
     model = trainable(loaded if mixed else loaded.float(), recipe.lora)
     if recipe.gradient_checkpointing:
-        _checkpoint_activations(loaded)
+        name = "activation_checkpointing_enable"  # since transformers 5.19
+        enable = getattr(loaded, name, None) or loaded.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     ratio = recipe.lora and recipe.lora.loraplus_lr_ratio
     optimizer = loraplus_optimizer(model, ratio, arguments) if ratio else None
     rope = None
@@ -198,10 +200,3 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
             write_json(trained / COST, {"seconds": round(seconds, 1), "device": device})
             seal(trained)
-
-
-def _checkpoint_activations(model: Any) -> None:
-    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.19
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

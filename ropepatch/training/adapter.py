@@ -21,7 +21,7 @@ from ropepatch.extension.record import Record
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.training.sections import Lora
+from ropepatch.training.recipe_sections import Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -133,7 +133,7 @@ def load_adapter(
     """An adapter that `adapt` saved, on its base model with the rope it was trained under.
 
     Args:
-        folder: Of the adapter: adapter_config.json, its weights and ropepatch.json.
+        folder: The adapter's folder: adapter_config.json, its weights and ropepatch.json.
         model: The base model, already patched with the same plan; None to load and patch it.
         base: The base checkpoint, if it is not where the adapter was trained.
 

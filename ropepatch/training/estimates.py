@@ -12,7 +12,7 @@ from typing import Any
 
 from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.sections import Lora
+from ropepatch.training.recipe_sections import Lora
 
 GIB = 2**30
 H100_FLOPS = 989e12  # per second: dense bf16, from the data sheet of the H100 SXM
@@ -21,8 +21,8 @@ CHUNK = 1024  # positions whose logits are in memory at once
 ATTENTION_BACKWARD = 2.5  # times the forward: five matrix products against two (arXiv:2205.14135)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
+@dataclass(frozen=True)
+class DecoderShape:
     """The size of a model, as config.json names its numbers; `qkv_bias` is that of Qwen2's q, k and v."""
 
     hidden_size: int
@@ -30,31 +30,25 @@ class ModelShape:
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    head_dim: int
     vocab_size: int
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
 
     @property
-    def queries(self) -> int:
-        """Width of all query heads."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
     def keys(self) -> int:
-        """Width of all key heads."""
-        return self.num_key_value_heads * self.head_dim
+        """Width of all key heads; that of all query heads is the hidden size."""
+        return self.num_key_value_heads * self.hidden_size // self.num_attention_heads
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of the linear layers of one decoder layer, by their names."""
-        hidden, mlp, queries, keys = self.hidden_size, self.intermediate_size, self.queries, self.keys
+        hidden, mlp, keys = self.hidden_size, self.intermediate_size, self.keys
         return {
-            "q_proj": (hidden, queries),
+            "q_proj": (hidden, hidden),
             "k_proj": (hidden, keys),
             "v_proj": (hidden, keys),
-            "o_proj": (queries, hidden),
+            "o_proj": (hidden, hidden),
             "gate_proj": (hidden, mlp),
             "up_proj": (hidden, mlp),
             "down_proj": (mlp, hidden),
@@ -74,34 +68,18 @@ class ModelShape:
     def parameters(self) -> int:
         """All weights."""
         matrices = sum(inputs * outputs for inputs, outputs in self.linear.values())
-        biases = self.queries + 2 * self.keys if self.qkv_bias else 0
+        biases = self.hidden_size + 2 * self.keys if self.qkv_bias else 0
         tables = self.embedding if self.tie_word_embeddings else 2 * self.embedding
         return self.num_hidden_layers * (matrices + biases) + tables + self.norms
 
 
-def _llama(
-    hidden: int, mlp: int, layers: int, heads: int, keys: int, vocab: int, window: int, **more: bool
-) -> ModelShape:
-    return ModelShape(
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=keys,
-        head_dim=hidden // heads,
-        vocab_size=vocab,
-        max_position_embeddings=window,
-        **more,
-    )
-
-
-SHAPES: Mapping[str, ModelShape] = {  # of the models that recipes are written for, from their config.json
-    "tiny": _llama(192, 512, 4, 6, 6, 1024, 256, tie_word_embeddings=True),
-    "HuggingFaceTB/SmolLM2-135M": _llama(576, 1536, 30, 9, 3, 49152, 8192, tie_word_embeddings=True),
-    "meta-llama/Llama-2-7b-hf": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
-    "meta-llama/Meta-Llama-3-8B": _llama(4096, 14336, 32, 32, 8, 128256, 8192),
-    "mistralai/Mistral-7B-v0.3": _llama(4096, 14336, 32, 32, 8, 32768, 32768),
-    "Qwen/Qwen2.5-7B-Instruct": _llama(3584, 18944, 28, 28, 4, 152064, 32768, qkv_bias=True),
+SHAPES: Mapping[str, DecoderShape] = {  # of the models that recipes are written for, from their config.json
+    "tiny": DecoderShape(192, 512, 4, 6, 6, 1024, 256, tie_word_embeddings=True),
+    "HuggingFaceTB/SmolLM2-135M": DecoderShape(576, 1536, 30, 9, 3, 49152, 8192, tie_word_embeddings=True),
+    "meta-llama/Llama-2-7b-hf": DecoderShape(4096, 11008, 32, 32, 32, 32000, 4096),
+    "meta-llama/Meta-Llama-3-8B": DecoderShape(4096, 14336, 32, 32, 8, 128256, 8192),
+    "mistralai/Mistral-7B-v0.3": DecoderShape(4096, 14336, 32, 32, 8, 32768, 32768),
+    "Qwen/Qwen2.5-7B-Instruct": DecoderShape(3584, 18944, 28, 28, 4, 152064, 32768, qkv_bias=True),
 }
 
 
@@ -146,7 +124,7 @@ class Estimate:
         return f"{self.tokens:,} tokens; {memory}; {self.hours():.1f} h"
 
 
-def estimate(recipe: Recipe, shape: ModelShape, *, processes: int = 1) -> Estimate:
+def estimate(recipe: Recipe, shape: DecoderShape, *, processes: int = 1) -> Estimate:
     """The cost of a recipe on a model.
 
     Memory, in bytes: frozen weights take 2 in mixed precision (`bf16` or `fp16` in `trainer`), else 4; what
@@ -159,7 +137,7 @@ def estimate(recipe: Recipe, shape: ModelShape, *, processes: int = 1) -> Estima
 
     Args:
         recipe: What is run.
-        shape: Of the model.
+        shape: The size of the model.
         processes: How many run it side by side, each on its own batches.
 
     Raises:
@@ -192,17 +170,19 @@ def estimate(recipe: Recipe, shape: ModelShape, *, processes: int = 1) -> Estima
     )
 
 
-def trained_weights(lora: Lora | None, shape: ModelShape) -> tuple[int, int]:
+def trained_weights(lora: Lora | None, shape: DecoderShape) -> tuple[int, int]:
     """Weights of the adapter, and those of the model that take steps themselves."""
     if lora is None:
         return 0, shape.parameters
-    ends = [shape.linear[name] for name in _targets(lora, shape)]
+    targets = [*shape.linear] if lora.target_modules == "all-linear" else lora.target_modules
+    refuse_unknown(targets, shape.linear, "target module")
+    ends = [shape.linear[name] for name in dict.fromkeys(targets)]
     size = sum(lora.r * (inputs + outputs) + (outputs if lora.use_dora else 0) for inputs, outputs in ends)
     whole = (shape.norms if lora.train_norms else 0) + (shape.embedding if lora.train_embeddings else 0)
     return shape.num_hidden_layers * size, whole
 
 
-def activation_bytes(recipe: Recipe, shape: ModelShape, tokens: int) -> int:
+def activation_bytes(recipe: Recipe, shape: DecoderShape, tokens: int) -> int:
     """Memory of one forward and backward pass over so many tokens, beside weights and gradients.
 
     With checkpointing: the hidden state of every layer, and one layer at a time at its peak, the backward
@@ -216,19 +196,19 @@ def activation_bytes(recipe: Recipe, shape: ModelShape, tokens: int) -> int:
     embeddings_trained = recipe.lora is None or recipe.lora.train_embeddings
     size = 2 if mixed else 4
     stream = 4 if embeddings_trained or not mixed else 2
-    attention = 2 * (shape.queries + shape.keys)
+    attention = 2 * (shape.hidden_size + shape.keys)
     layer = 32 * shape.hidden_size + size * (attention + 6 * shape.intermediate_size)
     layers = shape.num_hidden_layers
     held = stream * shape.hidden_size * layers + layer if recipe.gradient_checkpointing else layer * layers
     return tokens * held + 3 * 4 * min(CHUNK, tokens) * shape.vocab_size
 
 
-def flops_per_token(recipe: Recipe, shape: ModelShape, window: int) -> float:
+def flops_per_token(recipe: Recipe, shape: DecoderShape, window: int) -> float:
     """Forward and backward of one token in a row of so many."""
     lora, layers = recipe.lora, shape.num_hidden_layers
     forward = 2 if recipe.gradient_checkpointing else 1
     matrices = 2 * layers * sum(inputs * outputs for inputs, outputs in shape.linear.values())
-    attention = 2 * layers * shape.queries * window  # two products of 2 x queries x window / 2
+    attention = 2 * layers * shape.hidden_size * window  # two products of 2 x queries x window / 2
     adapter, _ = trained_weights(lora, shape)
     head_trained = lora is None or (lora.train_embeddings and shape.tie_word_embeddings)
     return (
@@ -237,10 +217,3 @@ def flops_per_token(recipe: Recipe, shape: ModelShape, window: int) -> float:
         + 2 * adapter * (forward + 2)
         + 2 * shape.embedding * (3 if head_trained else 2)
     )
-
-
-def _targets(lora: Lora, shape: ModelShape) -> list[str]:
-    if isinstance(lora.target_modules, str):
-        return list(shape.linear)
-    refuse_unknown(lora.target_modules, shape.linear, "target module")
-    return list(dict.fromkeys(lora.target_modules))

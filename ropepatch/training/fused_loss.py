@@ -28,10 +28,10 @@ def linear_cross_entropy(
     backward pass. Under autocast the matrix products are in its dtype; softmax and the sum are in float32.
 
     Args:
-        hidden: [N, H].
-        weight: Of the head [V, H], in the dtype of `hidden` unless autocast makes it so.
-        labels: [N], int64, not shifted here.
-        bias: Of the head [V].
+        hidden: The hidden states [N, H].
+        weight: The head's weight [V, H], in the dtype of `hidden` unless autocast makes it so.
+        labels: The token that follows each [N], int64.
+        bias: The head's bias [V].
         chunk: Logits of at most so many tokens are held at a time; liger chooses for itself.
     """
     device = hidden.device.type

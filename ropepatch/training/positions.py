@@ -43,10 +43,6 @@ class PositionSampling(Settings, ABC):
         """The sampling of all segments of one row."""
         return self
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data, as a recipe has it."""
-        return self.model_dump(mode="json")
-
 
 class TrueLength(PositionSampling):
     """Where they stand."""

@@ -15,8 +15,8 @@ class StepLines(TrainerCallback):
     """Says at every logging step how far it is, how fast, and how long it will take; and what was measured.
 
     Args:
-        say: Takes a line.
-        tokens_per_step: Of all processes.
+        say: Called with each line.
+        tokens_per_step: The tokens that all processes read in a step.
     """
 
     def __init__(self, say: Callable[[str], None], tokens_per_step: float) -> None:

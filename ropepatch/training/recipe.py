@@ -17,7 +17,7 @@ from ropepatch.files import shipped
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
 from ropepatch.training.positions import Positions
-from ropepatch.training.sections import Data, Fit, FrequencyTraining, Lora, Watch
+from ropepatch.training.recipe_sections import Data, Fit, FrequencyTraining, Lora, Watch
 
 # Arguments of the Trainer that are not a recipe's to set: it has keys for them, they are the launcher's (see
 # recipes/accelerate), or they would break a resume.

@@ -24,7 +24,7 @@ from ropepatch.data.tokens import tokenizer_digest
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.positions import PositionSampling, row_positions
-from ropepatch.training.sections import Data
+from ropepatch.training.recipe_sections import Data
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class TokenRows:
     Args:
         store: The documents.
         begin: The token to begin from; those before it are held out.
-        seed: Of the order.
+        seed: The seed of the order.
 
     Attributes:
-        name: Of the source.
+        name: The name of the source.
         digest: Names its content.
         size: Tokens that can be read before they come again; None if they never do.
     """
@@ -104,8 +104,8 @@ class GeneratedRows:
 
     Args:
         material: One of `ropepatch.data.tiny.mixture.MATERIALS`.
-        tokenizer: That of the bundled checkpoint.
-        seed: Of the rows.
+        tokenizer: The tokenizer of the bundled checkpoint.
+        seed: The seed of the rows.
 
     Raises:
         RopepatchError: No such material, or a tokenizer that does not split the words of tales as it must.
@@ -158,8 +158,8 @@ class Schedule:
 
     Attributes:
         begins: The first row of each batch, and the number of rows, int64.
-        windows: Of each row, int64.
-        sources: The number of its source, int64.
+        windows: The tokens of each row, int64.
+        sources: The number of each row's source, int64.
         indices: How many earlier rows are of the same source and window, int64.
     """
 
@@ -217,7 +217,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         positions: Where the tokens of a row are said to stand.
         boundaries: Whether tokens attend to their own document alone.
         target: The new context, in tokens.
-        seed: Of the positions.
+        seed: The seed of the positions.
 
     Attributes:
         digest: Names all items.
@@ -246,7 +246,8 @@ class Batches(Dataset[dict[str, Tensor | int]]):
                 )
             for stream in streams:
                 stream.row(0, window)  # what cannot be drawn fails now, and not after hours
-        decisive = (boundaries, positions.to_dict(), target, seed, [stream.digest for stream in streams])
+        sampling = positions.model_dump(mode="json")
+        decisive = (boundaries, sampling, target, seed, [stream.digest for stream in streams])
         hashed = hashlib.sha256(repr(decisive).encode())
         for values in (self.schedule.begins, self.schedule.windows, self.schedule.sources):
             hashed.update(values.numpy().tobytes())
@@ -277,7 +278,10 @@ class Batches(Dataset[dict[str, Tensor | int]]):
             raise IndexError(f"there are {len(self)} batches, got {item}")
         first, last = self.schedule.begins[item : item + 2].tolist()
         rows = [self._row(number) for number in range(first, last)]
-        positions = [self._positions_of(row, item, number) for number, row in enumerate(rows)]
+        positions = []
+        for number, row in enumerate(rows):
+            draw = random.Random(seed_of(self._seed, "positions", item, number))
+            positions.append(row_positions(self._positions, row.lengths, self._target, draw))
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return {
@@ -296,7 +300,3 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         source, index, window = (int(column[number]) for column in columns)
         row = self._streams[source].row(index, window)
         return row if self._boundaries else row.joined()
-
-    def _positions_of(self, row: Row, item: int, number: int) -> Tensor:
-        draw = random.Random(seed_of(self._seed, "positions", item, number))
-        return row_positions(self._positions, row.lengths, self._target, draw)

@@ -52,8 +52,8 @@ class Run:
         recipe: How it is trained.
         source: The base checkpoint.
         out: The folder to make.
-        state: accelerate's, of the processes.
-        tokenizer: Of the base.
+        state: What accelerate knows of the processes.
+        tokenizer: The tokenizer of the base checkpoint.
     """
 
     plan: Plan

@@ -36,8 +36,8 @@ def save_adaptation(
 
     Args:
         plan: The plan it trained under.
-        recipe: The recipe, which says in which form.
-        model: What `merged_model` gave.
+        recipe: The recipe, which says whether a merged checkpoint or an adapter is written.
+        model: The model that `merged_model` gave.
         trained: The folder that the trainer left.
         out: The folder to make.
         record: Further keys of the record.

@@ -20,8 +20,8 @@ from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe_sections import Generated
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
-from ropepatch.training.sections import Generated
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +62,10 @@ def make_supply(
     """Tokenise what the recipe needs, from the cache where it is there.
 
     Args:
-        recipe: What is read.
-        tokenizer: Of the model.
+        recipe: The recipe, which says what is read.
+        tokenizer: The tokenizer of the model.
         trained: The old context, in tokens.
-        target: The new one.
+        target: The new context, in tokens.
         vocabulary: How many tokens the model knows.
         per_step: Batches of one optimiser step, over all processes.
         cache: The folder of tokenised texts.
@@ -96,16 +96,16 @@ def write_windows(
     """Write windows [target] of what a recipe trains on, and of nothing that is watched, for a fit.
 
     Args:
-        recipe: Of its sources those that are texts are read, by their weights.
-        tokenizer: Of the model.
-        file: A line each, a JSON object with `input_ids`; its folder is made.
-        trained: As for `make_supply`, like all that follow.
+        recipe: The recipe, whose texts are read by their weights.
+        tokenizer: The tokenizer of the model.
+        file: The file of a JSON object with `input_ids` a line; its folder is made.
+        trained: The old context, in tokens.
         target: The tokens of a window.
-        vocabulary: As there.
-        cache: As there.
+        vocabulary: How many tokens the model knows.
+        cache: The folder of tokenised texts.
 
     Raises:
-        RopepatchError: As `make_supply`, or there are too few windows for a fit.
+        RopepatchError: What `make_supply` refuses, or too few windows for a fit.
     """
     wanted = TALES + HELD_OUT
     take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)

@@ -20,11 +20,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
-from ropepatch.training.attention import packed_attention
-from ropepatch.training.checkpoints import seal
-from ropepatch.training.frequencies import TrainedRope
 from ropepatch.training.loss import causal_lm_loss, linear_head
+from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.recipe import Recipe
+from ropepatch.training.run_checkpoints import seal
+from ropepatch.training.trained_frequencies import TrainedRope
 from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
@@ -36,11 +36,11 @@ class LongContextTrainer(Trainer):
     """Trains on `Batches`, whose order is its own; measures with a `Watcher`.
 
     Args:
-        watcher: What `evaluate` does.
+        watcher: What measures when `evaluate` is called.
         attention: `packed`, through `packed_attention`; `varlen`, through flash attention, which takes
             the same segments; or `whole`, without: rows that context parallelism splits over several GPUs.
         rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
-        **arguments: Of transformers' Trainer.
+        **arguments: Further arguments of transformers' Trainer.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of all accumulated batches

@@ -19,10 +19,10 @@ class Watcher:
     """Measures one model again and again, always on the same text and keys.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: The tokenizer of the model.
         pieces: Held-out token ids, [target] each.
         trained: The old context L, in tokens.
-        target: The new one.
+        target: The new context, in tokens.
         trials: Passkeys at each depth; 0 for none.
         split: Whether the processes share the work; not where the model itself is split over them.
     """

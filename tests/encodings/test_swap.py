@@ -20,7 +20,7 @@ from ropepatch import RopepatchError
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.encodings import make_encoding, swap, swapped
 from ropepatch.scaling import make_scaling
-from ropepatch.training.attention import packed_attention
+from ropepatch.training.packed_attention import packed_attention
 
 DOUBLED = make_scaling("linear", factor=2.0)
 PACKED = torch.cat([torch.arange(17), torch.arange(23)])[None]  # the positions of two texts in one row

@@ -28,7 +28,7 @@ from ropepatch.settings import meanings, relative_length
 from ropepatch.training.estimates import SHAPES, estimate
 from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import OURS, Recipe, read_recipe, recipe_file, recipe_names
-from ropepatch.training.sections import Data, Fit, FrequencyTraining, Generated, Lora, Watch
+from ropepatch.training.recipe_sections import Data, Fit, FrequencyTraining, Generated, Lora, Watch
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"

@@ -144,6 +144,13 @@ def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
     assert labels.tolist() == [IGNORED] * (half + 2) + ids[half + 2 :].tolist()
 
 
+def test_no_story_ends_with_the_last_token_of_all(stock):
+    """The bundled checkpoint was trained so."""
+    for seed in range(20):
+        ids, _ = MATERIALS["stories"](stock, len(stock.stories) - 1, seed)
+        assert torch.equal(ids, stock.stories[:-1])
+
+
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
@@ -366,7 +373,6 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before_it(
     before = contents(tmp_path / "run" / "checkpoint")
 
     def publish(model, tokenizer, folder):
-        folder.mkdir()
         (folder / "config.json").write_text("{")
         raise StoppedError
 

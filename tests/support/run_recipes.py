@@ -1,5 +1,6 @@
 """Small recipes for tests, and runs of them in processes of their own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
 from ropepatch.training import adaptation
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.sections import Data, Generated, Lora, Watch
+from ropepatch.training.recipe_sections import Data, Generated, Lora, Watch
 
 STEPS = 6
 SUITE = """
@@ -73,6 +75,24 @@ def interrupted(plan, recipe, out, point, step, end=gone):
     setattr(callback, f"on_{point}", end_at)
     with trainers(callback), pytest.raises(KeyboardInterrupt):
         adaptation.adapt(plan, recipe, out)
+
+
+def record_of(folder):
+    return json.loads((folder / "ropepatch.json").read_text())
+
+
+def history_of(folder):
+    return json.loads((folder / "adaptation" / "history.json").read_text())
+
+
+def model_bytes(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+@torch.inference_mode()
+def logits(model):
+    """Of tokens beyond the old context of the bundled checkpoint."""
+    return model.eval()(torch.arange(3, 403)[None], use_cache=False).logits
 
 
 def write_recipe_and_suite(folder):

@@ -11,7 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
-from run_recipes import STEPS, interrupted, run_python, small_recipe
+from run_recipes import (
+    STEPS,
+    history_of,
+    interrupted,
+    logits,
+    model_bytes,
+    record_of,
+    run_python,
+    small_recipe,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -25,31 +34,16 @@ from ropepatch.training import progress, trainer
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import read_recipe
-from ropepatch.training.sections import Lora, Watch
+from ropepatch.training.recipe_sections import Lora, Watch
 from ropepatch.training.trainer import LongContextTrainer
-
-IDS = torch.arange(3, 403)[None]
 
 
 def yarn():
     return ropepatch.plan("tiny", to=512, method="yarn")
 
 
-@torch.inference_mode()
-def logits(model):
-    return model.eval()(IDS, use_cache=False).logits
-
-
 def weights(folder):
     return load_file(folder / "model.safetensors")
-
-
-def model_bytes(folder):
-    return (folder / "model.safetensors").read_bytes()
-
-
-def record_of(folder):
-    return json.loads((folder / "ropepatch.json").read_text())
 
 
 def source_with(folder, **keys):
@@ -58,10 +52,6 @@ def source_with(folder, **keys):
     content = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(content | keys))
     return source
-
-
-def history(folder):
-    return json.loads((folder / "adaptation" / "history.json").read_text())
 
 
 @pytest.fixture
@@ -98,7 +88,7 @@ def test_training_has_changed_the_weights_that_it_trains_and_no_others(adapted):
 
 
 def test_the_history_holds_every_step_and_what_was_measured(adapted):
-    rows = history(adapted)
+    rows = history_of(adapted)
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
     assert all("loss" in row and "learning_rate" in row for row in rows[1:])
     assert [row["step"] for row in rows if "short_loss" in row] == [0, 3, 6]
@@ -108,7 +98,7 @@ def test_the_history_holds_every_step_and_what_was_measured(adapted):
 @pytest.mark.slow
 def test_pass_keys_at_the_target_are_in_the_history_where_they_are_asked_for(tmp_path):
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=1, passkey_trials=1))
-    rows = history(adapt(yarn(), recipe, tmp_path / "out").folder)
+    rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
     assert [0 <= row["target_passkey"] <= 1 for row in rows] == [True, True]
 
 
@@ -137,7 +127,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
     assert (f"going on from checkpoint-{last}" in lines) == (last > 0)
     assert model_bytes(resumed) == model_bytes(adapted)
-    assert history(resumed) == history(adapted)
+    assert history_of(resumed) == history_of(adapted)
     assert record_of(resumed)["adaptation"]["seconds"] == STEPS
 
 
@@ -271,9 +261,9 @@ def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was
     plan = ropepatch.plan(source, to=512, method="yarn")
     folder = adapt(plan, small_recipe(trainer={"max_steps": 3, "bf16": True}), tmp_path / "out").folder
     assert {tensor.dtype for tensor in weights(folder).values()} == {torch.bfloat16}
-    losses = [row["loss"] for row in history(folder) if "loss" in row]
+    losses = [row["loss"] for row in history_of(folder) if "loss" in row]
     full = adapt(plan, small_recipe(trainer={"max_steps": 3}), tmp_path / "full").folder
-    assert losses == pytest.approx([row["loss"] for row in history(full) if "loss" in row], rel=0.05)
+    assert losses == pytest.approx([row["loss"] for row in history_of(full) if "loss" in row], rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +346,7 @@ def test_text_is_trained_on_and_its_beginning_is_held_out(tmp_path, monkeypatch)
     recipe = small_recipe(data=data, trainer={"max_steps": 2})
     folder = adapt(yarn(), recipe, tmp_path / "out", say=lines.append).folder
     assert re.match(rf"{file}: .*documents.*tokens", lines[0])
-    assert "short_loss" in history(folder)[0]
+    assert "short_loss" in history_of(folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +376,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 TWO = """
 import sys
 from run_recipes import small_recipe
-from ropepatch.training.sections import Lora
+from ropepatch.training.recipe_sections import Lora
 import ropepatch
 from ropepatch.training.adaptation import adapt
 adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)), sys.argv[1])
@@ -406,7 +396,7 @@ def test_two_processes_make_what_one_makes(tmp_path):
     for name in one:
         moved = (one[name] - base[name].float()).abs().max()
         assert (one[name] - two[name]).abs().max() <= 1e-3 * moved + 1e-6, name
-    ours, theirs = history(tmp_path / "one"), history(tmp_path / "two")
+    ours, theirs = history_of(tmp_path / "one"), history_of(tmp_path / "two")
     for row, other in zip(ours, theirs, strict=True):
         assert row == pytest.approx(other, rel=1e-3)
 

@@ -18,7 +18,7 @@ from ropepatch.training.adapter import trainable
 from ropepatch.training.estimates import (
     GIB,
     SHAPES,
-    ModelShape,
+    DecoderShape,
     activation_bytes,
     estimate,
     flops_per_token,
@@ -26,22 +26,21 @@ from ropepatch.training.estimates import (
 )
 from ropepatch.training.positions import TrueLength
 from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe_sections import Data, Lora
 from ropepatch.training.rows import Schedule
-from ropepatch.training.sections import Data, Lora
 
-SMALL = ModelShape(
+SMALL = DecoderShape(
     hidden_size=128,
     intermediate_size=352,
     num_hidden_layers=3,
     num_attention_heads=4,
     num_key_value_heads=2,
-    head_dim=32,
     vocab_size=512,
     max_position_embeddings=256,
 )
 
 
-def config(shape: ModelShape, kind=LlamaConfig, **more):
+def config(shape: DecoderShape, kind=LlamaConfig, **more):
     return kind(
         **{key: value for key, value in vars(shape).items() if key != "qkv_bias"},
         bos_token_id=0,
@@ -159,7 +158,7 @@ def test_the_work_is_what_torch_multiplies(lora, checkpointing):
     ids = torch.randint(shape.vocab_size, (1, 256))
     with Products() as counted:
         model(input_ids=ids, labels=ids).loss.backward()
-    attention = 2 * shape.num_hidden_layers * shape.queries * 256
+    attention = 2 * shape.num_hidden_layers * shape.hidden_size * 256
     forward = 2 if checkpointing else 1
     # Eager multiplies the whole square, twice what is causal, and backward twice as much as forward.
     difference = attention * 2 * (forward + 2) - attention * (forward + 2.5)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.training import attention
-from ropepatch.training.attention import packed_attention
+from ropepatch.training import packed_attention as attention
+from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.positions import CREAM, PoSE, RandPos, row_positions
 
 SLIDING = {"sliding_window": 7}

@@ -286,7 +286,7 @@ def read_positions(content: Any) -> PositionSampling:
 
 @pytest.mark.parametrize("sampling", EVERY, ids=repr)
 def test_what_a_sampling_writes_reads_back_as_an_equal_one(sampling):
-    content = json.loads(json.dumps(sampling.to_dict()))
+    content = json.loads(json.dumps(sampling.model_dump(mode="json")))
     assert read_positions(content) == sampling
     assert hash(read_positions(content)) == hash(sampling)
 

@@ -21,8 +21,8 @@ from ropepatch.data.tokens import tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
+from ropepatch.training.recipe_sections import Data, Generated
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
-from ropepatch.training.sections import Data, Generated
 
 LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ropepatch.training.checkpoints import SEAL, newest_sound, seal
+from ropepatch.training.run_checkpoints import SEAL, newest_sound, seal
 
 
 @pytest.fixture

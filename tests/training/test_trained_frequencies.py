@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_recipes import STEPS, interrupted, small_recipe, trainers
+from run_recipes import STEPS, history_of, interrupted, logits, model_bytes, record_of, small_recipe, trainers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -30,13 +30,12 @@ from ropepatch.pipeline.results import Results
 from ropepatch.scaling.file import write_scaling
 from ropepatch.training import adaptation
 from ropepatch.training.adaptation import adapt
-from ropepatch.training.frequencies import FILE, TrainedRope, frozen, train_frequencies
 from ropepatch.training.recipe import read_recipe
-from ropepatch.training.sections import Data, FrequencyTraining, Lora
+from ropepatch.training.recipe_sections import Data, FrequencyTraining, Lora
 from ropepatch.training.supply import make_supply, write_windows
+from ropepatch.training.trained_frequencies import FILE, TrainedRope, frozen, train_frequencies
 
 RATE = 0.02
-IDS = torch.arange(3, 403)[None]
 YARN = ropepatch.plan("tiny", to=512, method="yarn")
 
 
@@ -53,20 +52,11 @@ def learning(**changes):
     return small_recipe(frequencies=FrequencyTraining(learning_rate=RATE), **changes)
 
 
-def record_of(folder):
-    return json.loads((folder / "ropepatch.json").read_text())
-
-
 def moved(folder):
     """ln of the divisors and of the attention factor, after the training over before."""
     ends = record_of(folder)["adaptation"]["frequencies"]
     flat = {when: np.array([*end["divisors"], end["attention_factor"]]) for when, end in ends.items()}
     return np.log(flat["end"] / flat["start"])
-
-
-@torch.inference_mode()
-def logits(model):
-    return model.eval()(IDS, use_cache=False).logits
 
 
 def patched(plan):
@@ -222,9 +212,8 @@ def test_the_trained_frequencies_matter_to_the_logits(run):
 
 def test_what_is_watched_is_the_model_with_its_frequencies_of_the_moment(run):
     (piece,) = run.trainer.watcher.pieces
-    history = json.loads((run.folder / "adaptation" / "history.json").read_text())
     stock = AutoModelForCausalLM.from_pretrained(run.folder).eval()
-    assert history[-1]["target_loss"] == pytest.approx(
+    assert history_of(run.folder)[-1]["target_loss"] == pytest.approx(
         ropepatch.perplexity(stock, None, [piece]).between(256, 512).mean, abs=1e-4
     )
 
@@ -246,7 +235,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, run):
     interrupted(YARN, learning(), tmp_path / "out", "step_end", 3)
     assert (tmp_path / "out.run" / "checkpoint-2" / FILE).is_file()
     resumed = adapt(YARN, learning(), tmp_path / "out").folder
-    assert (resumed / "model.safetensors").read_bytes() == (run.folder / "model.safetensors").read_bytes()
+    assert model_bytes(resumed) == model_bytes(run.folder)
     for key in ("parameters", "inv_freq", "attention_factor"):
         assert record_of(resumed)[key] == record_of(run.folder)[key]
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropepatch.training import fused_loss, loss
-from ropepatch.training.attention import packed_attention
 from ropepatch.training.fused_loss import linear_cross_entropy
 from ropepatch.training.loss import causal_lm_loss, linear_head
+from ropepatch.training.packed_attention import packed_attention
 
 # The loss of hidden states
 
@@ -398,46 +398,46 @@ def test_a_forward_of_its_own_comes_back_to_the_head():
     assert model.lm_head.forward is before
 
 
-@pytest.mark.parametrize("head", [True, False])
-def test_labels_that_are_shifted_already_are_not_shifted_again(head):
-    model, batch = build(), rows(9, 9)
-    chosen = model.lm_head if head else None
+@pytest.fixture(params=[True, False], ids=["head", "all logits"])
+def model_and_head(request):
+    """A model, and the head through which its loss is computed, or none."""
+    model = build()
+    return model, model.lm_head if request.param else None
+
+
+def test_labels_that_are_shifted_already_are_not_shifted_again(model_and_head):
+    (model, head), batch = model_and_head, rows(9, 9)
     shifted = torch.cat([batch["labels"][:, 1:], torch.full((2, 1), -100)], 1)
-    found = causal_lm_loss(model, {**batch, "shift_labels": shifted}, head=chosen)
-    torch.testing.assert_close(found, causal_lm_loss(model, batch, head=chosen))
+    found = causal_lm_loss(model, {**batch, "shift_labels": shifted}, head=head)
+    torch.testing.assert_close(found, causal_lm_loss(model, batch, head=head))
     part = {"input_ids": batch["input_ids"], "shift_labels": batch["labels"]}
-    assert causal_lm_loss(model, part, head=chosen) != found
+    assert causal_lm_loss(model, part, head=head) != found
 
 
-@pytest.mark.parametrize("head", [True, False])
 @pytest.mark.parametrize("items", [17, torch.tensor(17), torch.tensor(17.0)])
-def test_it_is_divided_by_the_number_it_is_given(head, items):
-    model, batch = build(), rows(9, 9)
-    found = causal_lm_loss(model, batch, items, head=model.lm_head if head else None)
+def test_it_is_divided_by_the_number_it_is_given(model_and_head, items):
+    (model, head), batch = model_and_head, rows(9, 9)
+    found = causal_lm_loss(model, batch, items, head=head)
     torch.testing.assert_close(found.double(), expected_sum(model, batch) / 17, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("head", [True, False])
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
-def test_without_any_label_it_is_zero(head, items):
-    model, batch = build(), rows(9, 9)
+def test_without_any_label_it_is_zero(model_and_head, items):
+    (model, head), batch = model_and_head, rows(9, 9)
     batch["labels"][:] = -100
-    found = causal_lm_loss(model, batch, items, head=model.lm_head if head else None)
+    found = causal_lm_loss(model, batch, items, head=head)
     assert found == 0
     assert not any(gradient.any() for gradient in trained_gradients(model, found).values())
 
 
-@pytest.mark.parametrize("head", [True, False])
-def test_accumulated_batches_are_one_large_batch(head):
-    model = build()
-    chosen = model.lm_head if head else None
-    batch = rows(9, 9, 9, 9)
+def test_accumulated_batches_are_one_large_batch(model_and_head):
+    (model, head), batch = model_and_head, rows(9, 9, 9, 9)
     batch["labels"][1, :7] = -100  # so that a mean of means is another number
     parts = [{name: values[part : part + 1] for name, values in batch.items()} for part in range(4)]
-    whole = trained_gradients(model, causal_lm_loss(model, batch, head=chosen))
-    total = sum(causal_lm_loss(model, part, count(batch), head=chosen) for part in parts)
+    whole = trained_gradients(model, causal_lm_loss(model, batch, head=head))
+    total = sum(causal_lm_loss(model, part, count(batch), head=head) for part in parts)
     torch.testing.assert_close(trained_gradients(model, total), whole, rtol=1e-4, atol=1e-6)
-    means = sum(causal_lm_loss(model, part, head=chosen) for part in parts) / 4
+    means = sum(causal_lm_loss(model, part, head=head) for part in parts) / 4
     assert abs(means - total) > 1e-3
 
 

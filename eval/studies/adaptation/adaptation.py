@@ -36,7 +36,7 @@ from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.training.recipe import Recipe, read_recipe
-from ropepatch.training.sections import Data, FrequencyTraining, Watch
+from ropepatch.training.recipe_sections import Data, FrequencyTraining, Watch
 from ropepatch.training.supply import write_windows
 
 TARGET, TRAINED = 2048, 256

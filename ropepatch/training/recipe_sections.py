@@ -43,7 +43,7 @@ def _some(content: Any) -> Any:
     return content if isinstance(content, list | tuple) else (content,)
 
 
-Source = Annotated[
+RowSource = Annotated[
     Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")],
     Discriminator(_kind_of_source),
 ]
@@ -61,7 +61,7 @@ class Data(Settings):
         boundaries: Whether tokens attend to their own document alone.
     """
 
-    sources: Several[Source]
+    sources: Several[RowSource]
     windows: Windows
     tokens_per_batch: Length
     boundaries: bool = True
@@ -113,8 +113,8 @@ class FrequencyTraining(Settings):
     """Frequencies and attention factor that are trained with the weights, as logarithms.
 
     Args:
-        learning_rate: Of the logarithms, by the schedule of the weights: at 1.0e-3 a step of Adam changes a
-            frequency by up to 0.1 %.
+        learning_rate: The learning rate of the logarithms, by the schedule of the weights: at 1.0e-3 a step
+            of Adam changes a frequency by up to 0.1 %.
     """
 
     learning_rate: Amount = 1.0e-3

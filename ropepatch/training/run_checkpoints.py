@@ -52,10 +52,9 @@ def newest_sound(run: Path) -> Path | None:
 
 
 def _hashes(checkpoint: Path) -> dict[str, str]:
-    files = (file for file in checkpoint.rglob("*") if file.is_file() and file.name != SEAL)
-    return {file.relative_to(checkpoint).as_posix(): _sha256(file) for file in sorted(files)}
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    hashes = {}
+    for file in sorted(file for file in checkpoint.rglob("*") if file.is_file() and file.name != SEAL):
+        with file.open("rb") as stream:
+            name = file.relative_to(checkpoint).as_posix()
+            hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashes
