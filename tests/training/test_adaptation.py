@@ -37,6 +37,8 @@ from ropepatch.training.recipe import read_recipe
 from ropepatch.training.recipe_sections import Lora, Watch
 from ropepatch.training.trainer import LongContextTrainer
 
+LORA = Lora(r=4)
+
 
 def yarn():
     return ropepatch.plan("tiny", to=512, method="yarn")
@@ -209,9 +211,6 @@ def test_another_run_neither_goes_on_nor_counts_as_finished(
         adapt(plan, small_recipe(**recipe), begun)
 
 
-LORA = Lora(r=4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
@@ -313,7 +312,7 @@ def test_a_checkpoint_is_no_adapter(adapted):
         ropepatch.load_adapter(adapted)
 
 
-def test_the_gate_compares_with_the_base_model_within_its_context(tmp_path, adapted):
+def test_the_gate_compares_with_the_base_model_within_its_context(adapted):
     gate = adapt(yarn(), small_recipe(), adapted).gate
     (before, tokenizer), (after, _) = ropepatch.load("tiny"), ropepatch.load(adapted)
     (tale,) = held_out_tales(tokenizer, length=512, count=1)
@@ -450,6 +449,13 @@ def test_a_full_disk_at_the_end_is_one_line_and_the_training_is_kept(monkeypatch
     monkeypatch.setattr(LongContextTrainer, "train", lambda *args, **kwargs: pytest.fail("it trains"))
     finished = adapt(yarn(), small_recipe(), tmp_path / "out").folder
     assert model_bytes(finished) == model_bytes(adapted)
+
+
+def test_logits_are_not_compared_where_the_weights_do_not_fit_twice(monkeypatch, tmp_path):
+    monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: 0)
+    folder = adapt(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out").folder
+    verified = record_of(folder)["verified"]
+    assert (verified["frequencies"], verified["compared"]) == ("equal", False)
 
 
 def test_two_runs_do_not_train_in_one_folder(tmp_path):

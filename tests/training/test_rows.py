@@ -391,9 +391,7 @@ def test_a_warning_never_says_that_a_source_is_read_once(caplog, size, told):
     assert [record.getMessage() for record in caplog.records] == told
 
 
-def test_a_source_that_is_read_once_is_not_warned_of_and_generated_rows_never_come_again(caplog, tiny):
-    streams = [TokenRows(store_of([48]), 0, 0)]
-    assert batches_of(data_of(1.0), streams, steps=2, per_step=1).times(0) == 1
+def test_generated_rows_never_come_again(caplog, tiny):
     generated = batches_of(data_of(1.0, windows=(16,)), [GeneratedRows("tales", tiny[1], 0)])
     assert generated.times(0) == 0
     assert generated.report == ["generated tales: 192 tokens are read"]
