@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropepatch.data.texts import Texts
-from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
@@ -32,7 +31,7 @@ from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.recipe_sections import Fit
-from ropepatch.training.supply import write_windows
+from ropepatch.training.supply import RecipeReader
 
 # In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choose`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
@@ -228,15 +227,14 @@ def _record(terms: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
 def _windows(recipe: Recipe, source: Source, to: int, file: Path) -> Path:
     """A file of windows of what a recipe trains on."""
     survey = survey_folder(source.folder)
-    write_windows(
-        recipe,
-        load_tokenizer(source.folder),
-        file,
+    reader = RecipeReader(
+        recipe=recipe,
+        tokenizer=load_tokenizer(source.folder),
         trained=survey.rope.original_max_position_embeddings,
         target=to,
         vocabulary=text_config(survey.config).vocab_size,
-        cache=default_cache(),
     )
+    reader.write_windows(file)
     return file
 
 

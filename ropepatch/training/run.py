@@ -18,7 +18,6 @@ from accelerate import PartialState
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
-from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
@@ -31,7 +30,7 @@ from ropepatch.model.source import Source
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.supply import Supply, make_supply
+from ropepatch.training.supply import RecipeReader, Supply
 
 RECORD = "run.json"  # in the folder of a run: what decides its outcome, and the base model's loss
 TRAINED = "trained"  # within it: what the last step left
@@ -137,15 +136,14 @@ class Run:
     def supply(self) -> Supply:
         """What it reads."""
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
-        return make_supply(
-            self.recipe,
-            self.tokenizer,
+        reader = RecipeReader(
+            recipe=self.recipe,
+            tokenizer=self.tokenizer,
             trained=self.trained,
             target=self.plan.target,
             vocabulary=text_config(self.plan.survey.config).vocab_size,
-            per_step=self.state.num_processes // self.row_parts * accumulated,
-            cache=default_cache(),
         )
+        return reader.supply(per_step=self.state.num_processes // self.row_parts * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.token_store import TokenStore
-from ropepatch.data.tokens import tokenised
+from ropepatch.data.tokens import default_cache, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
@@ -49,17 +49,9 @@ class Supply:
         return f"{seed_of(self.batches.digest, digest(self.pieces)):016x}"
 
 
-def make_supply(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    trained: int,
-    target: int,
-    vocabulary: int,
-    per_step: int,
-    cache: Path,
-) -> Supply:
-    """Tokenise what the recipe needs, from the cache where it is there.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RecipeReader:
+    """Reads what a recipe names; texts are tokenised once, and come from the cache afterwards.
 
     Args:
         recipe: The recipe, which says what is read.
@@ -67,100 +59,97 @@ def make_supply(
         trained: The old context, in tokens.
         target: The new context, in tokens.
         vocabulary: How many tokens the model knows.
-        per_step: Batches of one optimiser step, over all processes.
         cache: The folder of tokenised texts.
-
-    Raises:
-        RopepatchError: A text that is not there, is too short, or does not fit the tokenizer.
     """
-    data, seed = recipe.data, recipe.seed
-    schedule = Schedule.of(data, trained=trained, steps=recipe.max_steps, per_step=per_step, seed=seed)
-    take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
-    streams, pieces, notes = _open(recipe, tokenizer, target, schedule.tokens, take)
-    batches = Batches(
-        schedule, streams, recipe.positions, boundaries=data.boundaries, target=target, seed=seed
-    )
-    return Supply(batches, pieces, notes + batches.report)
 
+    recipe: Recipe
+    tokenizer: PreTrainedTokenizerBase
+    trained: int
+    target: int
+    vocabulary: int
+    cache: Path = field(default_factory=default_cache)
 
-def write_windows(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    file: Path,
-    *,
-    trained: int,
-    target: int,
-    vocabulary: int,
-    cache: Path,
-) -> None:
-    """Write windows [target] of what a recipe trains on, and of nothing that is watched, for a fit.
+    def supply(self, per_step: int) -> Supply:
+        """What is trained on and watched, in so many batches of one optimiser step over all processes.
 
-    Args:
-        recipe: The recipe, whose texts are read by their weights.
-        tokenizer: The tokenizer of the model.
-        file: The file of a JSON object with `input_ids` a line; its folder is made.
-        trained: The old context, in tokens.
-        target: The tokens of a window.
-        vocabulary: How many tokens the model knows.
-        cache: The folder of tokenised texts.
-
-    Raises:
-        RopepatchError: What `make_supply` refuses, or too few windows for a fit.
-    """
-    wanted = TALES + HELD_OUT
-    take = partial(tokenised, tokenizer=tokenizer, trained=trained, vocabulary=vocabulary, cache=cache)
-    streams, _, _ = _open(recipe, tokenizer, target, lambda source: wanted * target, take)
-    texts = [number for number, stream in enumerate(streams) if isinstance(stream, TokenRows)]
-    left = {number: (streams[number].size or 0) // target for number in texts}
-    taken = dict.fromkeys(texts, 0)
-    rows: list[Tensor] = []
-    while len(rows) < wanted and (unread := [number for number in texts if taken[number] < left[number]]):
-        number = min(unread, key=lambda number: (taken[number] + 1) / recipe.data.sources[number].weight)
-        rows.append(streams[number].row(taken[number], target).ids)
-        taken[number] += 1
-    if len(rows) < FEWEST:
-        raise RopepatchError(
-            f"the recipe's texts, less what is held out, make {len(rows)} windows of {target} tokens, and a "
-            f"fit needs {FEWEST}",
-            hint="give more text, or method: {name: fit, text: FILE}",
+        Raises:
+            RopepatchError: A text that is not there, is too short, or does not fit the tokenizer.
+        """
+        recipe, data, seed = self.recipe, self.recipe.data, self.recipe.seed
+        schedule = Schedule.of(
+            data, trained=self.trained, steps=recipe.max_steps, per_step=per_step, seed=seed
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(file) as partial_file:
-        lines = (json.dumps({"input_ids": ids.tolist()}) + "\n" for ids in rows)
-        partial_file.write_text("".join(lines), encoding="utf-8")
+        streams, pieces, notes = self._open(schedule.tokens)
+        layout: dict[str, Any] = {"boundaries": data.boundaries, "target": self.target, "seed": seed}
+        batches = Batches(schedule, streams, recipe.positions, **layout)
+        return Supply(batches, pieces, notes + batches.report)
 
+    def write_windows(self, file: Path) -> None:
+        """Write windows [target] of the texts, by their weights, and of nothing that is watched, for a fit.
 
-def _open(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    target: int,
-    tokens_of: Callable[[int], int],
-    take: Callable[..., TokenStore],
-) -> tuple[list[Stream], list[Tensor], list[str]]:
-    """The rows of every source; the pieces [target] that are held out; and a line on every text.
+        The file has a JSON object with `input_ids` in each line; its folder is made.
 
-    ``tokens_of`` says how many tokens of a source are wanted, by its number; ``take`` tokenises a source.
-    """
-    data, watch, notes = recipe.data, recipe.watch, list[str]()
-    held = watch.windows * target
-    pieces: list[Tensor] | None = None
-    if watch.text is not None:
-        text = Texts(text=watch.text, field=watch.field, split=watch.split)
-        store = take(text, tokens=held)
-        pieces, _ = held_out(store, target, watch.windows)
-        notes.append(f"watched: {store.report}")
-    streams: list[Stream] = []
-    for number, source in enumerate(data.sources):
-        seed = seed_of(recipe.seed, "source", number)
-        if isinstance(source, Generated):
-            streams.append(GeneratedRows(source.generated, tokenizer, seed))
-            continue
-        begin = 0
-        store = take(source, tokens=tokens_of(number) + (held if pieces is None else 0))
+        Raises:
+            RopepatchError: What `supply` refuses, or too few windows for a fit.
+        """
+        wanted, target = TALES + HELD_OUT, self.target
+        streams, _, _ = self._open(lambda source: wanted * target)
+        texts = [number for number, stream in enumerate(streams) if isinstance(stream, TokenRows)]
+        left = {number: (streams[number].size or 0) // target for number in texts}
+        taken = dict.fromkeys(texts, 0)
+        rows: list[Tensor] = []
+        while len(rows) < wanted and (unread := [number for number in texts if taken[number] < left[number]]):
+            sources = self.recipe.data.sources
+            number = min(unread, key=lambda number: (taken[number] + 1) / sources[number].weight)
+            rows.append(streams[number].row(taken[number], target).ids)
+            taken[number] += 1
+        if len(rows) < FEWEST:
+            raise RopepatchError(
+                f"the recipe's texts, less what is held out, make {len(rows)} windows of {target} tokens, "
+                f"and a fit needs {FEWEST}",
+                hint="give more text, or method: {name: fit, text: FILE}",
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as partial:
+            lines = (json.dumps({"input_ids": ids.tolist()}) + "\n" for ids in rows)
+            partial.write_text("".join(lines), encoding="utf-8")
+
+    def _open(self, tokens_of: Callable[[int], int]) -> tuple[list[Stream], list[Tensor], list[str]]:
+        """The rows of every source; the pieces [target] that are held out; and a line on every text.
+
+        ``tokens_of`` says how many tokens of a source are wanted, by its number.
+        """
+        watch, target, notes = self.recipe.watch, self.target, list[str]()
+        held = watch.windows * target
+        pieces: list[Tensor] | None = None
+        if watch.text is not None:
+            text = Texts(text=watch.text, field=watch.field, split=watch.split)
+            store = self._tokenised(text, held)
+            pieces, _ = held_out(store, target, watch.windows)
+            notes.append(f"watched: {store.report}")
+        streams: list[Stream] = []
+        for number, source in enumerate(self.recipe.data.sources):
+            seed = seed_of(self.recipe.seed, "source", number)
+            if isinstance(source, Generated):
+                streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
+                continue
+            begin = 0
+            store = self._tokenised(source, tokens_of(number) + (held if pieces is None else 0))
+            if pieces is None:
+                pieces, begin = held_out(store, target, watch.windows)
+            streams.append(TokenRows(store, begin, seed))
+            notes.append(f"{source.text}: {store.report}")
         if pieces is None:
-            pieces, begin = held_out(store, target, watch.windows)
-        streams.append(TokenRows(store, begin, seed))
-        notes.append(f"{source.text}: {store.report}")
-    if pieces is None:
-        pieces = [tale.ids for tale in held_out_tales(tokenizer, length=target, count=watch.windows)]
-    return streams, pieces, notes
+            tales = held_out_tales(self.tokenizer, length=target, count=watch.windows)
+            pieces = [tale.ids for tale in tales]
+        return streams, pieces, notes
+
+    def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
+        return tokenised(
+            text,
+            tokens=tokens,
+            tokenizer=self.tokenizer,
+            trained=self.trained,
+            vocabulary=self.vocabulary,
+            cache=self.cache,
+        )

@@ -318,6 +318,7 @@ def test_the_gate_compares_with_the_base_model_within_its_context(adapted):
     (tale,) = held_out_tales(tokenizer, length=512, count=1)
     losses = [ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).mean for model in (before, after)]
     assert [gate.base, gate.now] == pytest.approx(losses, abs=1e-6)
+    assert history_of(adapted)[-1]["short_loss"] == pytest.approx(gate.now, abs=1e-4)
     assert gate.passed
     assert not adapt(yarn(), small_recipe(), adapted, max_short_loss_increase=0.0).gate.passed
 

@@ -32,7 +32,7 @@ from ropepatch.training import adaptation
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.recipe import read_recipe
 from ropepatch.training.recipe_sections import Data, FrequencyTraining, Lora
-from ropepatch.training.supply import make_supply, write_windows
+from ropepatch.training.supply import RecipeReader
 from ropepatch.training.trained_frequencies import FILE, TrainedRope, frozen, train_frequencies
 
 RATE = 0.02
@@ -307,14 +307,13 @@ def texts(folder, **settings):
 
 
 def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tmp_path, tiny):
-    recipe = texts(tmp_path)
     shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache"}
-    write_windows(recipe, tiny[1], tmp_path / "windows.jsonl", **shape)
+    reader = RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape)
+    reader.write_windows(tmp_path / "windows.jsonl")
     rows = [tuple(ids) for ids in stream_documents(tmp_path / "windows.jsonl", field="input_ids")]
     assert {len(row) for row in rows} == {512}
     assert len(set(rows)) == len(rows) > 80
-    supply = make_supply(recipe, tiny[1], per_step=1, **shape)
-    first = [int(ids) for piece in supply.pieces for ids in piece]
+    first = [int(ids) for piece in reader.supply(per_step=1).pieces for ids in piece]
     assert tuple(first) not in rows
     decoded = [tiny[1].decode(row) for row in rows]
     assert [sum(name in text for text in decoded[:30]) for name in ("mice", "cats")] == [10, 20]
@@ -328,7 +327,9 @@ def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tm
 def test_too_little_text_for_a_fit_is_said(tmp_path, tiny):
     shape = {"trained": 256, "target": 8192, "vocabulary": 1024, "cache": tmp_path / "cache"}
     with pytest.raises(RopepatchError, match=r"make \d windows of 8192 tokens, and a fit needs"):
-        write_windows(texts(tmp_path), tiny[1], tmp_path / "windows.jsonl", **shape)
+        RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape).write_windows(
+            tmp_path / "windows.jsonl"
+        )
     assert not (tmp_path / "windows.jsonl").exists()
 
 

@@ -29,7 +29,6 @@ import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts, windows
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.data.tokens import default_cache
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
@@ -37,7 +36,7 @@ from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.recipe_sections import Data, FrequencyTraining, Watch
-from ropepatch.training.supply import write_windows
+from ropepatch.training.supply import RecipeReader
 
 TARGET, TRAINED = 2048, 256
 SPANS = [(0, 256), (256, 512), (512, 1024), (1024, 2048), (0, 2048)]
@@ -232,15 +231,14 @@ def fitted_on_stories(out: Path) -> Path:
     if not file.exists():
         recipe, text = Start().recipe(1, 0), out / "windows.jsonl"
         tokenizer = load_tokenizer(BABYLLAMA)
-        write_windows(
-            recipe,
-            tokenizer,
-            text,
+        reader = RecipeReader(
+            recipe=recipe,
+            tokenizer=tokenizer,
             trained=TRAINED,
             target=STORY_TARGET,
             vocabulary=len(tokenizer),
-            cache=default_cache(),
         )
+        reader.write_windows(text)
         found = ropepatch.fit(BABYLLAMA, to=STORY_TARGET, text=text, field="input_ids", work=out / "fit")
         found.save(file)
     return file
