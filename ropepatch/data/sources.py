@@ -26,6 +26,7 @@ IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
+HALF_A_PAIR = re.compile("[\\ud800-\\udfff]")  # of surrogates, which JSON can spell and is no character
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 HOPELESS = 1000  # bad rows with no good one before them: a stream would be read to its end in vain
 EXPECTED = (
@@ -120,7 +121,11 @@ def _open(source: str | Path, field: str, split: str) -> Iterator[Read]:
         if path is None:
             name, _, config = str(source).partition(":")
             return _read_hub(name, config or None, field, split)
-        return _read_folder(path, field, split) if path.is_dir() else _read_file(path, field)
+        if not path.is_dir():
+            return _read_file(path, field)
+        if _is_saved(path):
+            return _read_saved(path, field, split)
+        return chain.from_iterable(_read_file(file, field) for file in _files_in(path))
 
 
 def _local(source: str | Path) -> Path | None:
@@ -159,12 +164,6 @@ def _files_in(folder: Path) -> list[Path]:
     if not files:
         raise RopepatchError(f"no text in {folder}: it has no *.txt or *.jsonl file", hint=EXPECTED)
     return sorted(files)
-
-
-def _read_folder(folder: Path, field: str, split: str) -> Iterator[Read]:
-    if _is_saved(folder):
-        return _read_saved(folder, field, split)
-    return chain.from_iterable(_read_file(path, field) for path in _files_in(folder))
 
 
 def _read_file(file: Path, field: str) -> Iterator[Read]:
@@ -244,7 +243,7 @@ def _document(row: Mapping[str, Any], field: str, place: str) -> str | list[int]
             f"{place} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
         )
     value = row[name]
-    if isinstance(value, str) and _is_unicode(value):
+    if isinstance(value, str) and not HALF_A_PAIR.search(value):
         return value
     if isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value):
         return value
@@ -252,15 +251,6 @@ def _document(row: Mapping[str, Any], field: str, place: str) -> str | list[int]
         f"{place}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
         hint="name the field that holds the texts",
     )
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which is no character."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_saved(folder: Path, field: str, split: str) -> Iterator[Read]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ropepatch.files import whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
 HEADER = 2**16  # bytes before the tokens; what stands there is written last, when their number is known
@@ -33,9 +33,9 @@ CHUNK = 2**22  # tokens that are hashed at one time
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Reading:
-    """How a source was read.
+    """How a source was read; filled in as it is.
 
     Attributes:
         source: The path or id of the source.
@@ -50,10 +50,15 @@ class Reading:
     source: str
     revision: str | None
     min_tokens: int
-    complete: bool
-    bad: int
-    first_bad: str
-    short: int
+    complete: bool = False
+    bad: int = 0
+    first_bad: str = ""
+    short: int = 0
+
+    def leave_out(self, reason: str) -> None:
+        """Count a row that cannot be read."""
+        self.first_bad = self.first_bad or reason[:300]
+        self.bad += 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +105,13 @@ class TokenStore:
         return _reopened, (self.file, len(self.starts) - 1, self.digest, self.reading)
 
 
-def write(file: Path, documents: Iterable[Tensor], reading: Callable[[], Reading]) -> None:
+def write(file: Path, documents: Iterable[Tensor], reading: Reading) -> None:
     """Write an entry, whole or not at all, as the documents come.
 
     Args:
         file: The entry.
         documents: The token ids [T] of each, int32.
-        reading: Is asked when all documents have been read.
+        reading: How they were read, as it stands after the last of them.
 
     Raises:
         OSError: The disk does not take it.
@@ -121,7 +126,7 @@ def write(file: Path, documents: Iterable[Tensor], reading: Callable[[], Reading
             out.write(content)
         hashed.update(lengths)
         out.write(lengths)
-        read = json.dumps(asdict(reading()))
+        read = json.dumps(asdict(reading))
         hashed.update(read.encode())
         out.seek(0)
         out.write(_header(sum(lengths), len(lengths), {"reading": read, "sha256": hashed.hexdigest()}))

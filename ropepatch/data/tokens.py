@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -80,9 +79,10 @@ def tokenised(
     file = _entry(cache, (*settings, tokenizer_digest(tokenizer), first_token(tokenizer)), revision)
     store = find(file, tokens)
     if store is None:
-        reader = _Reader(source, tokenizer, min_tokens, vocabulary, tokens, progress)
+        reading = Reading(source=source.text, revision=revision, min_tokens=min_tokens)
+        documents = _read(source, tokenizer, vocabulary, tokens, progress, reading)
         try:
-            store = _read_and_keep(file, reader, revision)
+            store = _keep(file, documents, reading, tokens)
         except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
             reason = getattr(error, "strerror", None) or error
             raise RopepatchError(
@@ -110,69 +110,44 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashed.hexdigest()
 
 
-@dataclass
-class _Reader:
-    """Reads a source until it has enough, and counts what it leaves out."""
-
-    source: Texts
-    tokenizer: PreTrainedTokenizerBase
-    min_tokens: int
-    vocabulary: int
-    tokens: int
-    progress: Callable[[int], None] | None
-    bad: int = 0
-    first_bad: str = ""
-    short: int = 0
-    longest: int = 0
-    complete: bool = False
-
-    def read(self) -> Iterator[Tensor]:
-        """The token ids [T], int32, of one document after the other."""
-        source, taken, count = self.source, 0, 0
-        first = first_token(self.tokenizer)
-        prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
-        documents = stream_documents(
-            source.text, field=source.field, split=source.split, on_bad=self._leave_out
+def _read(
+    source: Texts,
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int,
+    tokens: int,
+    progress: Callable[[int], None] | None,
+    reading: Reading,
+) -> Iterator[Tensor]:
+    """The token ids [T], int32, of one document after the other, until they are enough."""
+    taken = count = longest = 0
+    first = first_token(tokenizer)
+    prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
+    documents = stream_documents(
+        source.text, field=source.field, split=source.split, on_bad=reading.leave_out
+    )
+    # A token is seldom less than a character: no more characters are read than tokens are to go.
+    while batch := _batch(documents, min(CHARACTERS, tokens - taken)):
+        for document, ids in zip(batch, token_ids(tokenizer, batch, bos=False), strict=True):
+            ids = torch.cat([prefix, ids]) if isinstance(document, str) else ids
+            longest = max(longest, len(ids))
+            if len(ids) < reading.min_tokens:
+                reading.short += 1
+                continue
+            if ids.max() >= vocabulary:
+                raise _beyond(source.text, count, int(ids[ids >= vocabulary][0]), vocabulary)
+            yield ids.int()
+            taken, count = taken + len(ids), count + 1
+            if taken >= tokens:
+                break
+        if progress is not None:
+            progress(taken)
+    reading.complete = taken < tokens
+    if not count:
+        raise RopepatchError(
+            f"no document of {source.text} has {reading.min_tokens} tokens: the longest of {reading.short} "
+            f"has {longest}",
+            hint="give longer documents, or a smaller min_tokens",
         )
-        # A token is seldom less than a character: no more characters are read than tokens are to go.
-        while batch := _batch(documents, min(CHARACTERS, self.tokens - taken)):
-            for document, ids in zip(batch, token_ids(self.tokenizer, batch, bos=False), strict=True):
-                ids = torch.cat([prefix, ids]) if isinstance(document, str) else ids
-                self.longest = max(self.longest, len(ids))
-                if len(ids) < self.min_tokens:
-                    self.short += 1
-                    continue
-                if ids.max() >= self.vocabulary:
-                    raise _beyond(source.text, count, int(ids[ids >= self.vocabulary][0]), self.vocabulary)
-                yield ids.int()
-                taken, count = taken + len(ids), count + 1
-                if taken >= self.tokens:
-                    break
-            if self.progress is not None:
-                self.progress(taken)
-        self.complete = taken < self.tokens
-        if not count:
-            raise RopepatchError(
-                f"no document of {source.text} has {self.min_tokens} tokens: the longest of {self.short} has "
-                f"{self.longest}",
-                hint="give longer documents, or a smaller min_tokens",
-            )
-
-    def reading(self, revision: str | None) -> Reading:
-        """How it was read, once it has been."""
-        return Reading(
-            source=self.source.text,
-            revision=revision,
-            min_tokens=self.min_tokens,
-            complete=self.complete,
-            bad=self.bad,
-            first_bad=self.first_bad,
-            short=self.short,
-        )
-
-    def _leave_out(self, reason: str) -> None:
-        self.first_bad = self.first_bad or reason[:300]
-        self.bad += 1
 
 
 def _batch(documents: Iterator[str | list[int]], size: int) -> list[str | list[int]]:
@@ -216,15 +191,15 @@ def _entry(cache: Path, decisive: tuple[object, ...], revision: str | None) -> P
     return earlier
 
 
-def _read_and_keep(file: Path, reader: _Reader, revision: str | None) -> TokenStore:
+def _keep(file: Path, documents: Iterator[Tensor], reading: Reading, tokens: int) -> TokenStore:
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_name(f".{file.name}.lock")):
-        if store := find(file, reader.tokens):  # another process was first
+        if store := find(file, tokens):  # another process was first
             return store
         for dead in file.parent.glob(f".{file.name}.*.partial"):
             dead.unlink()
-        write(file, reader.read(), lambda: reader.reading(revision))
-        store = find(file, reader.tokens)
+        write(file, documents, reading)
+        store = find(file, tokens)
     if store is None:
         raise RopepatchError(f"{file} does not hold what was just written to it", hint="check the disk")
     return store

@@ -3,7 +3,6 @@ import math
 from itertools import cycle, islice
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from passkey_cases import (
@@ -87,39 +86,9 @@ def split(ids: Tensor, starts: list[int]) -> list[Tensor]:
 
 @names
 @DETERMINISTIC
-@given(above=lengths_above, key=five_digits, depth=depths)
-def test_the_key_stands_twice_in_the_needle_once_as_the_answer_and_no_digit_elsewhere(
-    name, above, key, depth
-):
-    tokenizer = TOKENIZERS[name]()
-    prompt = passkey_prompt(tokenizer, length=shortest(name) + 5 + above, depth=depth, key=key)
-    begin, end = prompt.needle
-    assert read(tokenizer, prompt.ids[begin:end]).split(key)[1:] == [".Keepitwell:", "isthepasskey."]
-    assert read(tokenizer, prompt.ids[-prompt.answer :]) == key
-    others = torch.cat([prompt.ids[:begin], prompt.ids[end : -prompt.answer]])
-    assert not any(map(str.isdigit, read(tokenizer, others)))
-
-
-@names
-@DETERMINISTIC
-@given(above=lengths_above)
-def test_depth_0_is_right_after_the_intro_and_depth_1_right_before_the_question(name, above):
-    first, last = (
-        passkey_prompt(TOKENIZERS[name](), length=shortest(name) + above, depth=depth, key="48213")
-        for depth in (0.0, 1.0)
-    )
-    assert first.needle[1] == first.sentences[0]
-    assert read(TOKENIZERS[name](), first.ids[: first.needle[0]]) == spaceless(TEMPLATE.intro)
-    assert last.needle[1] == last.sentences[-1]
-    assert last.needle[0] > last.sentences[-2]
-
-
-@DETERMINISTIC
-@given(above=lengths_above, depth=depths)
-def test_the_needle_has_the_share_depth_of_the_filler_sentences_before_it(above, depth):
-    prompt = passkey_prompt(
-        TOKENIZERS["bundled"](), length=shortest("bundled") + above, depth=depth, key="48213"
-    )
+@given(above=lengths_above, depth=depths | st.sampled_from([0.0, 1.0]))
+def test_the_needle_has_the_share_depth_of_the_filler_sentences_before_it(name, above, depth):
+    prompt = passkey_prompt(TOKENIZERS[name](), length=shortest(name) + above, depth=depth, key="48213")
     sentences = prompt.sentences[:-1]
     before = sum(start < prompt.needle[0] for start in sentences)
     assert abs(before - depth * len(sentences)) <= 0.5
@@ -181,30 +150,15 @@ def test_a_length_below_the_shortest_is_refused_and_the_shortest_is_not(name):
         assert refusal.value.hint == f"the shortest takes {shortest(name)} tokens with this tokenizer"
 
 
-@pytest.mark.parametrize("depth", [-0.01, 1.01, math.nan, math.inf])
-def test_a_depth_outside_0_to_1_is_refused(tokenizer, depth):
-    with pytest.raises(RopepatchError, match=f"depth must be from 0 to 1, got {depth}") as refusal:
-        passkey_prompt(tokenizer, length=200, depth=depth, key="48213")
-    assert refusal.value.hint
-
-
 class WithoutFastness:
     """As transformers' backend for mistral-common, which gives no offsets and has no is_fast."""
 
 
-@pytest.mark.parametrize("slow", [ByT5Tokenizer, WithoutFastness])
-def test_a_tokenizer_without_offsets_is_refused(slow):
-    with pytest.raises(RopepatchError, match=f"{slow.__name__} gives no character offsets") as refusal:
-        passkey_prompt(slow(), length=200, depth=0.5, key="48213")
-    assert refusal.value.hint
-
-
-def test_a_tokenizer_that_joins_the_key_to_the_question_is_refused():
+def joining() -> PreTrainedTokenizerFast:
+    """It has one token for the end of the question and the key."""
     raw = byte_level(r"is \p{N}+")
     raw.train_from_iterator(["is 48213"] * 2, trainers.BpeTrainer(show_progress=False))
-    with pytest.raises(RopepatchError, match="joins the question and the key into one token") as refusal:
-        passkey_prompt(PreTrainedTokenizerFast(tokenizer_object=raw), length=200, depth=0.5, key="48213")
-    assert refusal.value.hint
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
 
 
 def without(characters: str, *, unknown: bool) -> PreTrainedTokenizerFast:
@@ -217,20 +171,29 @@ def without(characters: str, *, unknown: bool) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "said"),
-    [(without("48", unknown=True), "<unk> <unk> 2 1 3"), (without("0123456789", unknown=False), "")],
+    ("tokenizer", "options", "message"),
+    [
+        *(
+            (TOKENIZERS["bundled"](), {"depth": depth}, f"depth must be from 0 to 1, got {depth}")
+            for depth in (-0.01, 1.01, math.nan, math.inf)
+        ),
+        *(
+            (slow, {}, f"{type(slow).__name__} gives no character offsets")
+            for slow in (ByT5Tokenizer(), WithoutFastness())
+        ),
+        (joining(), {}, "joins the question and the key into one token"),
+        (without("48", unknown=True), {}, "cannot write the key 48213: it reads '<unk> <unk> 2 1 3'"),
+        (without("0123456789", unknown=False), {}, "cannot write the key 48213: it reads ''"),
+        (
+            without("©", unknown=False),
+            {"template": PasskeyTemplate(filler=("©©", "©©©"))},
+            "no tokens for the filler",
+        ),
+    ],
 )
-def test_a_tokenizer_that_cannot_write_the_key_is_refused(tokenizer, said):
-    with pytest.raises(RopepatchError, match="cannot write the key 48213: it reads") as refusal:
-        passkey_prompt(tokenizer, length=500, depth=0.5, key="48213")
-    assert f"{said}'" in str(refusal.value)
-    assert refusal.value.hint
-
-
-def test_a_tokenizer_that_drops_the_filler_is_refused():
-    words = PasskeyTemplate(filler=("©©", "©©©"))
-    with pytest.raises(RopepatchError, match="no tokens for the filler") as refusal:
-        passkey_prompt(without("©", unknown=False), length=500, depth=0.5, key="48213", template=words)
+def test_what_no_prompt_can_be_made_of_is_refused(tokenizer, options, message):
+    with pytest.raises(RopepatchError, match=message) as refusal:
+        passkey_prompt(tokenizer, **{"length": 500, "depth": 0.5, "key": "48213"} | options)
     assert refusal.value.hint
 
 

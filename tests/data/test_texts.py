@@ -1,5 +1,4 @@
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +11,6 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data import texts
-from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, first_documents, read_documents, token_ids, windows
 from ropepatch.errors import RopepatchError
 
@@ -31,22 +29,6 @@ def ids_of(text: str) -> list[int]:
 
 
 # read_documents
-
-
-def test_a_file_is_split_at_every_marker_and_empty_documents_are_dropped(tmp_path):
-    file = tmp_path / "stories.txt"
-    file.write_text(
-        "one\n\nstill one\n<|endoftext|>\ntwo<|endoftext|>three\n<|endoftext|>\n \n<|endoftext|>\n"
-    )
-    assert read_documents(file) == ["one\n\nstill one", "two", "three"]
-
-
-@pytest.mark.parametrize("content", [None, "", " \n<|endoftext|>\n"])
-def test_no_text_is_an_error(tmp_path, content):
-    if content is not None:
-        (tmp_path / "blank.txt").write_text(content)
-    with pytest.raises(RopepatchError, match="no text in"):
-        read_documents(tmp_path)
 
 
 def test_the_shared_stories_are_as_many_as_their_readme_says(shared: Path):
@@ -174,16 +156,8 @@ def test_token_ids_are_joined_as_they_are_with_or_without_a_tokenizer(tokenizer)
     assert windows(tokenizer, [*documents, "a"], length=7, count=None) == [[5, 6, 7, 8, 9, BOS, 2]]
 
 
-def test_windows_of_a_stream_are_those_of_the_list(tokenizer, monkeypatch):
-    monkeypatch.setattr(texts, "AT_ONCE", 2)
-    documents = ["abc", [5, 6], "d", "efgh", [7]]
-    streamed = windows(tokenizer, iter(documents), length=3, count=3)
-    monkeypatch.undo()
-    assert streamed == windows(tokenizer, documents, length=3, count=3)
-
-
 @pytest.mark.parametrize(
-    ("count", "expected"), [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, list(range(10)))]
+    ("count", "expected"), [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, range(10)), (24, range(10))]
 )
 def test_windows_are_spread_evenly_over_the_stream(count, expected):
     text = "".join("abcdefgh"[i % 8] * 3 for i in range(10))  # ten windows, each of its own letter
@@ -196,12 +170,6 @@ def test_windows_are_spread_evenly_over_the_stream(count, expected):
 def test_too_little_text_is_an_error_that_says_how_much_there_is(tokenizer, count):
     with pytest.raises(RopepatchError, match="too short for a window of 7 tokens: it has 6"):
         windows(tokenizer, ["abc", "d"], length=7, count=count)
-
-
-def test_a_text_of_fewer_windows_than_asked_for_gives_those_it_has(tokenizer):
-    everything = windows(tokenizer, ["abc", "d"], length=3, count=None)
-    assert len(everything) == 2
-    assert windows(tokenizer, ["abc", "d"], length=3, count=24) == everything
 
 
 @pytest.mark.parametrize(("length", "count"), [(0, None), (4, 0), (-1, 1)])
@@ -238,19 +206,3 @@ def test_the_digest_is_that_of_the_lengths_and_ids_as_64_bit_numbers():
 def test_the_digest_is_the_same_for_lists_tensors_and_streams_of_any_kind():
     ids = [[1, 2, 3], [4]]
     assert digest(ids) == digest(iter(ids)) == digest([torch.tensor(row, dtype=torch.int32) for row in ids])
-
-
-@pytest.mark.parametrize(
-    "other",
-    [[[4], [1, 2, 3]], [[1, 2], [3, 4]], [[1, 2, 3, 4]], [[1, 2, 3], [4], []], [[1, 3, 2], [4]], [[1]]],
-)
-def test_the_digest_tells_other_documents_other_orders_and_other_borders(other):
-    assert digest(other) != digest([[1, 2, 3], [4]])
-
-
-def test_from_a_file_to_the_first_documents_nothing_is_read_in_vain(tmp_path, tokenizer):
-    file = tmp_path / "a.jsonl"
-    lines = [json.dumps({"text": text}) for text in ("a", "abc", "bcd")]
-    file.write_text("\n".join([*lines, "no JSON"]))
-    read = first_documents(tokenizer, stream_documents(file), length=4, count=2)
-    assert [ids.tolist() for ids in read] == [[BOS, *ids_of("abc")], [BOS, *ids_of("bcd")]]

@@ -115,13 +115,6 @@ def test_each_text_follows_the_first_token_that_its_tokenizer_has(text, cache, s
     assert store.tokens.dtype == torch.int32
 
 
-def test_token_ids_are_taken_as_they_are_beside_texts_in_the_order_of_the_files(tmp_path, cache):
-    (tmp_path / "texts" / "a").mkdir(parents=True)
-    (tmp_path / "texts" / "b.txt").write_text("ab<|endoftext|>cd\n")
-    write_lines(tmp_path / "texts" / "a" / "z.jsonl", {"input_ids": [5, 5]}, {"text": "a"})
-    assert documents(keep(tmp_path / "texts", cache)) == [[5, 5], ids_of("a"), ids_of("ab"), ids_of("cd")]
-
-
 def test_texts_are_split_as_the_evaluation_splits_them(tiny, shared, cache):
     from ropepatch.data.texts import read_documents, windows
 
@@ -130,12 +123,6 @@ def test_texts_are_split_as_the_evaluation_splits_them(tiny, shared, cache):
     texts = read_documents(folder)[: len(store.starts) - 1]
     (whole,) = windows(tokenizer, texts, length=len(store), count=1)
     assert store.tokens.tolist() == whole
-
-
-@pytest.mark.parametrize("characters", [1, 4, 7, 1000])
-def test_how_many_texts_are_split_at_one_time_changes_nothing(text, cache, monkeypatch, characters):
-    monkeypatch.setattr(tokens, "CHARACTERS", characters)
-    assert documents(keep(text, cache)) == list(map(ids_of, LINES))
 
 
 # what is left out
