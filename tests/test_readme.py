@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from methods import LENGTH_DEPENDENT, NEED_MORE
-from readme import README, block, updating, write_block
+from readme import README, check_block, updating
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
@@ -141,12 +141,6 @@ def test_every_link_of_the_documents_leads_somewhere():
             assert (document.parent / link).exists(), f"{document}: {link}"
 
 
-def generated(name: str, text: str, file: Path = README) -> None:
-    if updating():
-        write_block(name, text, file)
-    assert block(name, file) == text
-
-
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table."""
     head, *lines = (f"| {' | '.join(row)} |" for row in (heads, *rows))
@@ -155,9 +149,9 @@ def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def test_the_tables_of_encodings_and_methods_are_the_registries():
     encodings = [(f"`{e.name}`", e.family, e.formula, e.paper) for e in ENCODINGS.values()]
-    generated("encodings", markdown(("encoding", "family", "scores", "source"), encodings))
+    check_block("encodings", markdown(("encoding", "family", "scores", "source"), encodings))
     methods = [(f"`{m.name}`", m.formula, m.paper, m.saved_as) for m in METHODS.values()]
-    generated("methods", markdown(("method", "frequencies", "source", "saved as"), methods))
+    check_block("methods", markdown(("method", "frequencies", "source", "saved as"), methods))
 
 
 def test_the_babyllama_table_is_its_result_file():
@@ -174,7 +168,7 @@ def test_the_babyllama_table_is_its_result_file():
         for cells in zip(*(result["tables"]["by_length"] for result in results), strict=True)
     ]
     table = markdown(["tokens", *(result["label"] for result in results)], rows)
-    generated("babyllama", "\n".join([*lines, table]), PROTOCOL)
+    check_block("babyllama", "\n".join([*lines, table]), PROTOCOL)
 
 
 def test_the_llama_cpp_table_is_its_result_file():
@@ -190,7 +184,7 @@ def test_the_llama_cpp_table_is_its_result_file():
         assert row["agrees"]
         both = " | ".join(f"{row[key]:.4f}" for key in ("perplexity_ours", "perplexity_llama_cpp"))
         lines.append(f"| `{name}` | {both} | {row['largest_logit_difference']:.1e} |")
-    generated("llama-cpp", "\n".join(lines), PROTOCOL)
+    check_block("llama-cpp", "\n".join(lines), PROTOCOL)
 
 
 def test_the_figure_of_the_front_page_is_drawn_from_the_results(tmp_path):
@@ -240,7 +234,7 @@ def test_the_adaptation_tables_are_the_result_file(adaptation):
         "text of 1024 to 2048, 256 tokens at a time."
     )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    generated("adaptation", f"{table}\n\n{text}", PROTOCOL)
+    check_block("adaptation", f"{table}\n\n{text}", PROTOCOL)
 
 
 def _above(nats: dict, floor: dict) -> list[str]:
@@ -261,7 +255,7 @@ def test_the_adaptation_of_the_front_page_is_the_result_file(adaptation):
         nats, keys = row["nats"], row["keys_by_length"]["2048"]
         lines.append(f"| {name} | {nats['0 to 256']:.3f} | {nats[LAST]:.3f} | {keys:.0%} |")
     lines.append(f"| floor | {floor['0 to 256']:.3f} | {floor[LAST]:.3f} | |")
-    generated("adaptation", "\n".join(lines))
+    check_block("adaptation", "\n".join(lines))
 
 
 def test_the_recipe_of_tiny_reaches_what_it_was_made_for(adaptation):
@@ -285,9 +279,9 @@ def test_the_training_free_tables_are_the_result_file(training_free):
     absent = ", ".join(f"`{name}`" for name in NEED_MORE if name not in training_free["given"])
     given = ", ".join(f"`{name}` with {values}" for name, values in training_free["given"].items())
     notes = f"Given parameters: {given}. Not measured, because they need lists that a search finds: {absent}."
-    generated("training-free", "\n\n".join([*tables, notes]), PROTOCOL)
+    check_block("training-free", "\n\n".join([*tables, notes]), PROTOCOL)
     chosen = ["none", "linear", "ntk", "ntk-by-parts", "llama3", "yarn"]
-    generated("training-free", method_table(training_free, "4", chosen))
+    check_block("training-free", method_table(training_free, "4", chosen))
 
 
 def test_a_method_that_no_study_has_measured_yet_says_so_in_the_table(training_free):
@@ -415,7 +409,7 @@ def test_the_costs_are_those_of_the_benchmarks():
     )
     machine = extend["environment"]
     header = f"| {machine['cores']} cores, {machine['cpu']} | median (quartiles) | ratio (quartiles) |"
-    generated("costs", "\n".join([header, "|---|---|---|", *rows]))
+    check_block("costs", "\n".join([header, "|---|---|---|", *rows]))
 
 
 def spread(figure: dict[str, float], form: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import adapted, asking, loss, model_record, reading, scoring
+from made_results import adapted, asking, model_record, reading, scoring
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
@@ -156,15 +156,6 @@ def test_what_is_far_above_the_best_leaves_the_picture_and_is_named_with_its_val
     assert names(axes).keys() == {"as it is ↑ 8103", "yarn"}
     axes = drawn(plot_positions, base, yarn)
     assert names(axes).keys() == {"as it is ↑ 9.00", "yarn"}
-
-
-def test_all_of_the_best_line_is_in_the_picture():
-    axes = drawn(
-        plot_perplexity, reading("as it is", [2.0, 6.0, 9.0]), reading("yarn", [9.0, 8.0, 8.5], method="yarn")
-    )
-    low, high = axes.get_ylim()
-    assert low < 2.0
-    assert high > 8.5
 
 
 def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
@@ -490,14 +481,6 @@ def test_any_label_can_be_drawn(label, tmp_path):
 # Files
 
 
-def test_the_same_figure_is_the_same_file(tmp_path):
-    first = save_figure(plot_loss({"one": CURVE}, trained=256), tmp_path / "a")
-    second = save_figure(plot_loss({"one": CURVE}, trained=256), tmp_path / "b")
-    assert [file.name for file in first] == ["a.png", "a.svg"]
-    for one, two in zip(first, second, strict=True):
-        assert one.read_bytes() == two.read_bytes()
-
-
 def test_drawing_changes_no_setting(tmp_path):
     before = dict(matplotlib.rcParams)
     save_figure(plot_passkey({"base": GRID}, trained=256), tmp_path / "a")
@@ -521,15 +504,3 @@ def test_a_missing_matplotlib_is_answered_with_the_line_to_type(monkeypatch):
     with pytest.raises(RopepatchError, match="figures need matplotlib") as error:
         plot_loss({"one": CURVE}, trained=256)
     assert error.value.hint == 'pip install "ropepatch[plot]"'
-
-
-def test_the_rows_made_here_are_those_of_results():
-    from ropepatch.evaluation.results import by_length, by_position, passkey_by_length, passkey_cells
-
-    made = reading("yarn", [1.0] * 3).tables
-    assert made["by_length"][0].keys() == by_length(CURVE, [256])[0].keys()
-    assert made["by_position"][0].keys() == by_position(CURVE, [0, 256])[0].keys()
-    asked = asking("yarn", [1, 2, 3]).tables
-    assert asked["cells"][0].keys() == passkey_cells(GRID)[0].keys()
-    assert asked["by_length"][0].keys() == passkey_by_length(GRID)[0].keys()
-    assert loss(1.0).keys() < made["by_length"][0].keys()

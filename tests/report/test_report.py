@@ -6,9 +6,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
+from markupsafe import escape
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
@@ -40,54 +39,6 @@ RESULTS = [
 ]
 
 
-class Reader(HTMLParser):
-    """The ids, references, tags, text and tables of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.targets: set[str] = set()
-        self.tags: Counter[str] = Counter()
-        self.addresses: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self._open: list[str] = []
-        self._rows: list[list[str]] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self._open.append(tag)
-        for name, value in attrs:
-            value = value or ""
-            if name == "id":
-                self.ids.append(value)
-            if name in ("src", "href", "srcset", "action", "data") and not value.startswith("#"):
-                self.addresses.append(value)
-            self.targets |= set(re.findall(r"url\(#(.*?)\)", value))
-            self.targets |= {value[1:]} if name == "href" and value.startswith("#") else set()
-        if tag == "table":
-            self._rows, self._caption = [], ""
-        elif tag == "tr":
-            self._rows.append([])
-        elif tag in ("td", "th"):
-            self._rows[-1].append("")
-
-    def handle_data(self, data: str) -> None:
-        if "caption" in self._open:
-            self._caption += data
-        elif self._rows and self._rows[-1] and ("td" in self._open or "th" in self._open):
-            self._rows[-1][-1] += " " * ("small" in self._open) + data
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            while self._open.pop() != tag:
-                pass
-        if tag == "table":
-            self.tables[self._caption.strip()] = self._rows
-            self._rows = []
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
     return write_report(RESULTS, tmp_path_factory.mktemp("report") / "report.html")
@@ -98,14 +49,23 @@ def page(file) -> str:
     return file.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def read(page) -> Reader:
-    return Reader(page)
-
-
 def plain(page: str) -> str:
     """The text of a page, on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def tables_of(page: str) -> dict[str, list[list[str]]]:
+    """The rows of every table, its heads included, by its caption."""
+    found = {}
+    for caption, table in re.findall(r"<caption>(.*?)</caption>(.*?)</table>", page, re.DOTALL):
+        rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+        found[plain(caption)] = [list(map(plain, re.findall(r"<t[hd].*?</t[hd]>", row))) for row in rows]
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables(page) -> dict[str, list[list[str]]]:
+    return tables_of(page)
 
 
 # What it says of an extension, before and after its training
@@ -121,16 +81,12 @@ EXTENSION = [
 ]
 
 
-def test_training_free_and_trained_are_told_apart():
-    begin, *_ = outcome(comparisons(EXTENSION))
+def test_training_free_and_trained_are_told_apart_and_named_before_and_after():
+    begin, sentences, _ = outcome(comparisons(EXTENSION))
     assert begin == (
         "tiny was trained on 256 tokens. Measured here: 1 scaling of its rope to 1,024 tokens, "
         "training-free: yarn; trained for 1,024 tokens: yarn + mine."
     )
-
-
-def test_what_was_trained_is_named_before_and_after():
-    _, sentences, _ = outcome(comparisons(EXTENSION))
     assert sentences == (
         "Over 1,024 tokens of books, yarn + mine reads best: 0.450 nats per token (95 % interval 0.350 to "
         "0.550), a perplexity of 1.568; the model as it is, 12.000, a perplexity of 1.6e5; yarn, 0.550, a "
@@ -173,37 +129,32 @@ def test_a_scaling_that_was_read_from_a_file_is_the_same():
     assert "over yarn" in outcome(comparisons(results))[1]
 
 
-def test_one_document_tells_nothing_of_the_training():
-    before = of_documents(reading("yarn", [0.6] * 3, method="yarn"), [0.6])
-    after = of_documents(adapted(reading("yarn + mine", [0.5] * 3, method="yarn")), [0.5])
-    assert "By its training" not in " ".join(outcome(comparisons([before, after])))
-
-
-@pytest.mark.parametrize("keep", [0, 1])
-def test_without_documents_nothing_is_said_of_the_training(keep):
-    results = [
-        reading("yarn", [0.6] * 3, method="yarn", documents=keep == 0),
-        adapted(reading("yarn + mine", [0.5] * 3, method="yarn", documents=keep == 1)),
-    ]
-    assert "By its training" not in " ".join(outcome(comparisons(results)))
+BEFORE = reading("yarn", [0.6] * 3, method="yarn", documents=True)
+AFTER = adapted(reading("yarn + mine", [0.5] * 3, method="yarn", documents=True))
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("before", "after"),
     [
-        reading("ntk", [0.6] * 3, method="ntk", documents=True),
-        reading("yarn", [0.6] * 3, method="yarn", documents=True, model=model_record() | {"weights": "else"}),
-        reading("as it is", [0.6] * 3, documents=True),
+        (of_documents(BEFORE, [0.6]), of_documents(AFTER, [0.5])),
+        (BEFORE, adapted(reading("yarn + mine", [0.5] * 3, method="yarn"))),
+        (reading("yarn", [0.6] * 3, method="yarn"), AFTER),
+        (reading("ntk", [0.6] * 3, method="ntk", documents=True), AFTER),
+        (replace(BEFORE, model=model_record() | {"weights": "else"}), AFTER),
+        (reading("as it is", [0.6] * 3, documents=True), AFTER),
     ],
+    ids=["one document", "none after", "none before", "another scaling", "other weights", "no scaling"],
 )
-def test_only_the_same_scaling_of_the_same_weights_is_what_was_trained(other):
-    after = adapted(reading("yarn + mine", [0.5] * 3, method="yarn", documents=True))
-    assert "By its training" not in " ".join(outcome(comparisons([other, after])))
+def test_without_documents_of_the_same_scaling_of_the_same_weights_nothing_is_said_of_the_training(
+    before, after
+):
+    assert "By its training" in outcome(comparisons([BEFORE, AFTER]))[1]
+    assert "By its training" not in " ".join(outcome(comparisons([before, after])))
 
 
 def test_an_extension_has_one_table_of_all_three(tmp_path):
     page = write_report(EXTENSION, tmp_path / "report.html").read_text(encoding="utf-8")
-    tables = Reader(page).tables
+    tables = tables_of(page)
     assert [row[0] for row in tables["Nats per token"][1:]] == ["as it is", "yarn", "yarn + mine", "floor"]
     assert [row[0] for row in tables["The outcome at the target"][1:]] == ["as it is", "yarn", "yarn + mine"]
     assert page.count("<summary>yarn</summary>") == 1
@@ -251,8 +202,8 @@ def test_a_model_alone_is_not_called_the_best():
     ]
 
 
-def test_the_summary_has_a_row_for_every_method(read):
-    rows = read.tables["The outcome at the target"]
+def test_the_summary_has_a_row_for_every_method(tables):
+    rows = tables["The outcome at the target"]
     assert rows[0] == ["Method", "Nats per token", "Perplexity", "Passkeys", "Effective length"]
     assert rows[1:] == [
         ["as it is", "12.000 11.900 to 12.100", "1.6e5 1.5e5 to 1.8e5", "0/12 0% to 24%", "256"],
@@ -261,17 +212,17 @@ def test_the_summary_has_a_row_for_every_method(read):
     ]
 
 
-def test_every_length_stands_in_the_tables_with_its_interval(read):
-    nats, shares = read.tables["Nats per token"], read.tables["Passkeys found"]
+def test_every_length_stands_in_the_tables_with_its_interval(tables):
+    nats, shares = tables["Nats per token"], tables["Passkeys found"]
     assert nats[0] == ["Method", "256 tokens", "512 tokens", "1,024 tokens"]
     assert nats[3] == ["yarn", "0.650 0.550 to 0.750", "0.600 0.500 to 0.700", "0.550 0.450 to 0.650"]
     assert nats[4] == ["floor", "0.400", "0.390", "0.380"]
-    assert read.tables["Perplexity"][3][1] == "1.916 1.733 to 2.117"
+    assert tables["Perplexity"][3][1] == "1.916 1.733 to 2.117"
     assert shares[3] == ["yarn", "12/12 76% to 100%", "12/12 76% to 100%", "9/12 47% to 91%", "512"]
 
 
-def test_scores_that_a_model_lacks_are_dashes(read):
-    assert read.tables["Scores"][1:] == [
+def test_scores_that_a_model_lacks_are_dashes(tables):
+    assert tables["Scores"][1:] == [
         ["long_task", "acc", "0.1 ± 0.02", "0.4 ± 0.02"],
         ["short_task", "acc", "0.5 ± 0.02", "–"],
     ]
@@ -333,7 +284,7 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
         reading("yarn", [4.0] * 3, method="yarn", model=model_record("other")),
     ]
     page = write_report(results, tmp_path / "r.html").read_text(encoding="utf-8")
-    rows = Reader(page).tables["The outcome at the target"]
+    rows = tables_of(page)["The outcome at the target"]
     assert [row[:3] for row in rows[1:]] == [
         ["tiny", "1k", "yarn"],
         ["tiny", "512", "yarn"],
@@ -370,19 +321,20 @@ def test_any_loss_has_a_perplexity_to_write(nats):
 # The file
 
 
-def test_the_file_needs_nothing_else(page, read):
+def test_the_file_needs_nothing_else(page):
     assert "http" not in page.replace("http-equiv", "")
-    assert not read.addresses
-    assert not read.tags.keys() & {"link", "img", "iframe", "object", "embed", "base"}
+    assert not re.search(r'\b(src|href|srcset|action|data)="[^#]', page)
+    assert not {*re.findall(r"<(\w+)", page)} & {"link", "img", "iframe", "object", "embed", "base"}
     assert "@import" not in page
     assert "default-src 'none'" in page
 
 
-def test_ids_are_unique_and_what_refers_to_them_finds_them(read):
-    assert len(read.ids) > 100
-    assert [name for name, count in Counter(read.ids).items() if count > 1] == []
-    assert read.targets
-    assert read.targets <= set(read.ids)
+def test_ids_are_unique_and_what_refers_to_them_finds_them(page):
+    ids = re.findall(r'\bid="(.*?)"', page)
+    assert len({*ids}) == len(ids) > 100
+    targets = {*re.findall(r"url\(#(.*?)\)", page), *re.findall(r'href="#(.*?)"', page)}
+    assert targets
+    assert targets <= {*ids}
 
 
 def test_figures_are_drawn_with_text_in_the_colours_of_the_page(page):
@@ -404,8 +356,9 @@ def test_whatever_is_named_by_others_is_escaped(tmp_path):
         scoring(EVIL, {(EVIL, EVIL): 0.5}),
     ]
     page = write_report(results, tmp_path / "r.html", title=EVIL).read_text(encoding="utf-8")
-    assert Reader(page).tags["script"] == 1
+    assert page.lower().count("<script") == 1
     assert EVIL not in page
+    assert f"<title>{escape(EVIL)}</title>" in page
     assert plain(page).count(EVIL.removeprefix("<script>")[:10]) > 5
 
 
@@ -417,11 +370,6 @@ def test_labels_that_no_file_can_hold_are_mended(tmp_path):
 def test_the_same_results_are_the_same_file(page, tmp_path):
     again = write_report(RESULTS, tmp_path / "again.html")
     assert again.read_text(encoding="utf-8") == page
-
-
-def test_a_title_may_be_given(tmp_path):
-    file = write_report([scoring("as it is", {("a", "b"): 0.5})], tmp_path / "r.html", title="For Ada")
-    assert "<title>For Ada</title>" in file.read_text(encoding="utf-8")
 
 
 def test_nothing_is_overwritten(tmp_path):

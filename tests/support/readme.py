@@ -24,7 +24,7 @@ def write_block(name: str, text: str, file: Path = README) -> None:
     file.write_text(new, encoding="utf-8")
 
 
-def check_block(name: str, text: str, file: Path) -> None:
+def check_block(name: str, text: str, file: Path = README) -> None:
     """A block is this text, or becomes it where blocks are rewritten."""
     if updating():
         write_block(name, text, file)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.errors import RopepatchError
+from ropepatch.report.markdown import one_line
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, L
 
 def shown(text: str, limit: int = 30) -> str:
     """The text on one line, cut in the middle if it is longer than `limit`."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = one_line(text)
     tail = (limit - 1) // 2
     return line if len(line) <= limit else f"{line[: limit - 1 - tail]}…{line[-tail:]}"
 
@@ -103,23 +105,18 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     Where there is no room for all, they go on beyond 1.
     """
     order = sorted(range(len(wanted)), key=lambda k: wanted[k])
-    pools: list[
-        list[float]
-    ] = []  # neighbours that push each other aside share the mean of where they would start
+    # Neighbours that push each other aside share the mean of where they would start.
+    pools: list[list[float]] = []
     for rank, k in enumerate(order):
         pools.append([wanted[k] - rank * gap])
-        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
             last = pools.pop()
             pools[-1] += last
-    starts = [_mean(pool) for pool in pools for _ in pool]
-    highest = max(0.0, 1 - (len(wanted) - 1) * gap)
-    placed = dict(zip(order, starts, strict=True))
-    rank_of = {k: rank for rank, k in enumerate(order)}
-    return [min(max(placed[k], 0.0), highest) + rank_of[k] * gap for k in range(len(wanted))]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    starts = [fmean(pool) for pool in pools for _ in pool]
+    highest, places = max(0.0, 1 - (len(wanted) - 1) * gap), [0.0] * len(wanted)
+    for rank, (k, start) in enumerate(zip(order, starts, strict=True)):
+        places[k] = min(max(start, 0.0), highest) + rank * gap
+    return places
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
