@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,53 +26,48 @@ if TYPE_CHECKING:
 NEEDLES = 32  # passkey prompts to learn from
 
 
-@dataclass(frozen=True, eq=False)
 class FitBench:
     """A model with a learnable rope, the windows to learn from and those that decide.
 
     Args:
         model: The model, with `module` in it.
+        tokenizer: The model's tokenizer.
         module: The learnable rotary module.
         survey: What its configuration says.
+        material: The windows.
+        settings: What is minimised, and by which starts key tokens are told.
+
+    Attributes:
         train: The objective on the windows to learn from.
         held_out: The objective on the windows that decide.
+
+    Raises:
+        RopepatchError: Passkeys are asked for, and the tokenizer cannot write them.
     """
 
-    model: PreTrainedModel
-    module: LearnableRope
-    survey: Survey
-    train: Problem
-    held_out: Problem
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         module: LearnableRope,
         survey: Survey,
         material: Material,
         settings: FitSettings,
-    ) -> FitBench:
-        """The windows of a material under an objective.
-
-        Raises:
-            RopepatchError: Passkeys are asked for, and the tokenizer cannot write them.
-        """
-        rope, objective = survey.rope, settings.objective
-        window, length = rope.original_max_position_embeddings, len(material.train[0])
+    ) -> None:
+        self.model, self.module, self.rope = model, module, survey.rope
+        self.window = survey.rope.original_max_position_embeddings
+        objective, length = settings.objective, len(material.train[0])
 
         def problem(windows: Sequence[Tensor], number: int) -> Problem:
-            examples, needles = text_examples(windows, objective, window), None
+            examples, needles = text_examples(windows, objective, self.window), None
             if objective.needles:
                 count, seed = min(NEEDLES, len(windows)), seed_of("fit", number)
                 needles = needle_examples(tokenizer, length=length, count=count, seed=seed)
-            return Problem(model, module, rope, length / window, examples, objective, needles)
+            return Problem(model, module, self.rope, length / self.window, examples, objective, needles)
 
-        bench = cls(model, module, survey, problem(material.train, 0), problem(material.held_out, 1))
+        self.train, self.held_out = problem(material.train, 0), problem(material.held_out, 1)
         if objective.keys:
-            bench._weigh_keys(settings)
-        return bench
+            self._weigh_keys(settings)
 
     def _weigh_keys(self, settings: FitSettings) -> None:
         """Give more weight to the key tokens, as the best start tells them."""
@@ -84,15 +78,15 @@ class FitBench:
 
     def own_window(self, examples: Examples) -> Tensor:
         """The losses [N, T - 1] of the model as it is, read through its own window, half of it at a time."""
-        window = self.survey.rope.original_max_position_embeddings
-        self.module.vector = Vector.unscaled(self.survey.rope)
-        curve = perplexity(self.model, None, list(examples.ids), protocol=Sliding(window, window // 2))
+        self.module.vector = Vector.unscaled(self.rope)
+        curve = perplexity(
+            self.model, None, list(examples.ids), protocol=Sliding(self.window, self.window // 2)
+        )
         return torch.stack(list(curve.nll))
 
     def outcome(self, course: Course, unseen: Sequence[Tensor]) -> dict[str, Any]:
         """How windows that decided nothing are read: before, after, and through the model's own window."""
-        window = self.survey.rope.original_max_position_embeddings
-        examples = text_examples(unseen, Objective(), window)
+        examples = text_examples(unseen, Objective(), self.window)
         before, after = (self.held_out.losses(end.point, examples) for end in (course.first, course.best))
         own = self.own_window(examples)
         gains = (before - after).double().sum(dim=1)
@@ -103,7 +97,7 @@ class FitBench:
             "after": after.mean().item(),
             "gain": gains.mean().item() / count,
             "gain_interval": list(bootstrap_interval([(gain, count) for gain in gains.tolist()])),
-            "short_before": before[:, : window - 1].mean().item(),
-            "short_after": after[:, : window - 1].mean().item(),
+            "short_before": before[:, : self.window - 1].mean().item(),
+            "short_after": after[:, : self.window - 1].mean().item(),
             "own_window": own.mean().item(),
         }

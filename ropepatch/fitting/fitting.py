@@ -174,7 +174,7 @@ def fit(
     material.check_ids(loaded.config.get_text_config().vocab_size)
     request = _request(source, to, material, settings)
     with reading(loaded.to(device), survey) as module:
-        bench = FitBench.of(loaded, tokenizer, module, survey, material, settings)
+        bench = FitBench(loaded, tokenizer, module, survey, material, settings)
         course, seconds = _run(bench, settings, request, work, progress, began)
         record = request | {
             "start": course.first.start,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.rotary import RotarySite, RotarySubstitute, rotating_by, scaled_twin
+from ropepatch.model.rotary import RotarySite, RotarySubstitute, scaled_twin
 from ropepatch.scaling.rope import Frequencies, Rope
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class LearnableRope(RotarySubstitute):
@@ -48,11 +44,3 @@ class LearnableRope(RotarySubstitute):
         factor: Any = self.carried_attention_factor * torch.exp(self.vector.log_attention.to(x.device))
         table = scaled_twin(self.stock, self.site, Frequencies(inv_freq, factor))
         return self.__dict__["compute"](table, x, position_ids, *args, **kwargs)
-
-
-@contextmanager
-def learnable(model: PreTrainedModel, site: RotarySite, rope: Rope) -> Iterator[LearnableRope]:
-    """Put a `LearnableRope` into a model within the block; afterwards the same stock module is back."""
-    module = LearnableRope(model.get_submodule(site.path), site, rope)
-    with rotating_by(model, site.path, module):
-        yield module

@@ -16,10 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropepatch.fitting.examples import Examples
-from ropepatch.fitting.learnable import LearnableRope, learnable
+from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.settings import Objective
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
+from ropepatch.model.rotary import rotating_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -169,10 +170,12 @@ def _batches(examples: Examples) -> Iterator[Examples]:
 @contextmanager
 def reading(model: PreTrainedModel, survey: Survey) -> Iterator[LearnableRope]:
     """A model with a learnable rope and frozen weights within the block; afterwards as it was."""
+    site = survey.site
+    module = LearnableRope(model.get_submodule(site.path), site, survey.rope)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
     try:
-        with evaluating(model), learnable(model, survey.site, survey.rope) as module:
+        with evaluating(model), rotating_by(model, site.path, module):
             yield module
     finally:
         for parameter in trainable:

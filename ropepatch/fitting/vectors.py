@@ -74,11 +74,6 @@ class Vector:
         return CustomDivisors.rounded(ratios, a, factor=factor, digits=8)
 
 
-def free(log_divisors: Tensor) -> Tensor:
-    """Any divisors."""
-    return log_divisors
-
-
 def monotone(log_divisors: Tensor) -> Tensor:
     """The nearest divisors that do not fall from faster to slower pairs: isotonic regression.
 
@@ -106,7 +101,11 @@ def smooth(log_divisors: Tensor) -> Tensor:
     return nearest.to(log_divisors.dtype)
 
 
-SHAPES: dict[str, Callable[[Tensor], Tensor]] = {"free": free, "monotone": monotone, "smooth": smooth}
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "free": lambda log_divisors: log_divisors,
+    "monotone": monotone,
+    "smooth": smooth,
+}
 
 
 def project(vector: Vector, shape: str, keep: int) -> Vector:
