@@ -107,15 +107,6 @@ def test_documents_that_do_not_belong_to_rows_are_an_error():
 
 
 def test_a_difference_is_paired_by_document():
-    hard, easy = torch.full((100,), 9.0), torch.full((50,), 1.0)
-    a, b = (LossCurve((hard + more, easy + more)).between(0, 999) for more in (0.25, 0.0))
-    mean, interval = difference(a, b)
-    assert mean == pytest.approx(0.25)
-    assert interval == pytest.approx((0.25, 0.25))  # unpaired it would be +- 8
-    assert difference(b, a) == (-mean, (-interval[1], -interval[0]))
-
-
-def test_a_difference_resamples_both_alike():
     parts_a, parts_b = synthetic(1, 12), synthetic(2, 12)
     parts_b = [(nats, tokens) for (nats, _), (_, tokens) in zip(parts_b, parts_a, strict=True)]
     a, b = (

@@ -66,20 +66,12 @@ def text_of(tiny, length):
 # What comes back
 
 
-def test_a_row_says_task_version_metric_value_error_and_count(tiny, tmp_path):
-    rows = [RIGHT, WRONG, RIGHT, WRONG]
-    write_task(tmp_path, "wheel", rows)
-    (row,) = run(tiny, tmp_path, "wheel")
+def test_a_row_says_task_version_metric_value_error_and_count_of_the_first_documents(tiny, tmp_path):
+    write_task(tmp_path, "wheel", [RIGHT, WRONG, RIGHT, WRONG, WRONG])
+    (row,) = run(tiny, tmp_path, "wheel", limit=4)
     # two of four: the mean's standard error is sqrt(p (1 - p) / (n - 1))
     expected = {"task": "wheel", "version": "2.0", "metric": "acc", "value": 0.5, "n": 4}
     assert row == expected | {"stderr": pytest.approx((0.25 / 3) ** 0.5)}
-
-
-def test_limit_takes_the_first_documents(tiny, tmp_path):
-    rows = [RIGHT, RIGHT, WRONG, WRONG]
-    write_task(tmp_path, "wheel", rows)
-    (row,) = run(tiny, tmp_path, "wheel", limit=2)
-    assert (row["value"], row["n"]) == (1.0, 2)
 
 
 def test_a_group_has_a_row_of_its_own_beside_those_of_its_tasks(tiny, tmp_path):
@@ -196,36 +188,23 @@ def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(tiny, 
 # What stays as it was
 
 
-def test_model_and_tokenizer_are_as_before(tiny, tmp_path):
-    model, tokenizer = tiny
-    write_task(tmp_path, "wheel", [RIGHT])
-    write_task(tmp_path, "says", [{"text": "The mill", "target": "x"}], **GENERATES)
-    frequencies = model.model.rotary_emb.inv_freq.clone()
-    modes, generation = {}, model.generation_config.to_dict()
-    model.train()
-    model.model.layers[1].eval()
-    try:
-        modes = {name: module.training for name, module in model.named_modules()}
-        run(tiny, tmp_path, "wheel", "says")
-        assert {name: module.training for name, module in model.named_modules()} == modes
-    finally:
-        model.eval()
-    assert model.dtype == torch.float32
-    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
-    assert model.generation_config.to_dict() == generation
-    assert tokenizer.pad_token is None
-
-
-def test_the_frequencies_of_a_bfloat16_model_stay_float32(tmp_path):
+def test_model_and_tokenizer_are_as_before_also_frequencies_of_another_dtype_than_the_weights(tmp_path):
     model, tokenizer = ropepatch.load("tiny")
     frequencies = model.model.rotary_emb.inv_freq.clone()
     model.bfloat16()
-    model.model.rotary_emb.inv_freq = frequencies
+    model.model.rotary_emb.inv_freq = frequencies.clone()
     write_task(tmp_path, "wheel", [RIGHT])
-    assert run((model, tokenizer), tmp_path, "wheel")[0]["value"] == 1.0
-    assert model.dtype == torch.bfloat16
-    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    write_task(tmp_path, "says", [{"text": "The mill", "target": "x"}], **GENERATES)
+    model.train()
+    model.model.layers[1].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    generation = model.generation_config.to_dict()
+    assert run((model, tokenizer), tmp_path, "wheel", "says")[0]["value"] == 1.0
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert (model.dtype, model.model.rotary_emb.inv_freq.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+    assert model.generation_config.to_dict() == generation
+    assert tokenizer.pad_token is None
 
 
 @pytest.mark.parametrize("fails", [False, True])

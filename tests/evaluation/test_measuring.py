@@ -18,14 +18,13 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.losses import LossReader
-from ropepatch.evaluation.measuring import AS_IT_IS, Subject, measure
+from ropepatch.evaluation.measuring import AS_IT_IS, measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask, doublings
 from ropepatch.model import source
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.survey import survey_folder
 
 TALES = PerplexityTask(windows=3)
 KEYS = PasskeyTask(lengths=("0.5x", "2x"), depths=(0.0, 1.0), trials=2)
@@ -192,15 +191,6 @@ def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_l
     assert "perplexity" not in gain[0]
 
 
-def test_tasks_of_lm_eval_run_on_the_patched_model():
-    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"depths": [0.5], "trials": 2})
-    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(task,))
-    results = list(measure(suite))
-    scores = {r.label: {row["metric"]: row["value"] for row in r.tables["scores"]} for r in results}
-    assert scores[AS_IT_IS]["acc"] == 0
-    assert scores["yarn"]["acc"] == 1
-
-
 @pytest.mark.slow
 def test_several_processes_write_the_results_of_one(results, tmp_path):
     """As `torchrun -m ropepatch eval` starts them; only the first prints."""
@@ -342,11 +332,6 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
     result = of(list(measure(suite, revision="branch")), "perplexity", "yarn")
     assert asked == ["branch", "branch"]
     assert result.model["revision"] == "commit"
-
-
-def test_a_model_is_put_on_the_device():
-    found = source.find_source("tiny", weights=True)
-    assert Subject("tiny", found, survey_folder(found.folder), "meta").model.device.type == "meta"
 
 
 # What the tasks hand on

@@ -115,12 +115,6 @@ def test_each_needle_has_its_share_of_the_filler_before_it(tokenizer):
             assert abs(before - needle.depth * len(sentences)) <= 0.5
 
 
-def test_braces_of_names_and_other_words_are_ordinary_letters(tokenizer):
-    words = NAMED.model_copy(update={"question": "{key} {} of {name}: {key}"})
-    prompt = ask(tokenizer, words, length=400, needles=[Needle("48213", 0.5, "me")])
-    assert tokenizer.decode(prompt.ids).endswith("{key} {} of me: {key} 48213")
-
-
 def test_a_template_with_names_needs_needles_with_names(tokenizer):
     with pytest.raises(RopepatchError, match="the question needs a name") as refusal:
         passkey_prompt(tokenizer, length=400, depth=0.5, key="48213", template=NAMED)

@@ -94,12 +94,6 @@ def test_a_prompt_is_read_from_where_its_batch_leaves_the_trunk_and_no_earlier(t
     assert model.read[:3] == [(1, 300, 0), (1, 300, 0), (1, 300 - from_cache[-1], from_cache[-1])]
 
 
-def test_each_call_from_the_cache_ends_at_the_end_of_the_prompt(tokenizer):
-    model = Remembering(copied)
-    passkey(model, tokenizer, lengths=[80, 300], depths=DEPTHS, trials=6)
-    assert {tokens + past for _, tokens, past in model.read} == {80, 300}
-
-
 def test_the_cache_has_room_for_no_more_tokens_than_are_read_at_once(tokenizer, monkeypatch):
     made = []
     allocate = Tensor.new_empty
@@ -113,16 +107,15 @@ def test_the_cache_has_room_for_no_more_tokens_than_are_read_at_once(tokenizer, 
     assert max(rows for rows, _, _ in model.read) == 4
 
 
-def test_few_prompts_are_read_at_once_as_sharing_would_cost_more(tokenizer):
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [({"depths": [0.0, 1.0], "trials": 2}, 1), ({"depths": DEPTHS, "trials": 6, "share_prefixes": False}, 5)],
+    ids=["few, where sharing would cost more", "asked for"],
+)
+def test_prompts_are_read_at_once(tokenizer, options, calls):
     model = Remembering(copied)
-    passkey(model, tokenizer, lengths=[300], depths=[0.0, 1.0], trials=2)
-    assert model.read == [(4, 300, 0)]
-
-
-def test_prompts_are_read_at_once_if_asked_for(tokenizer):
-    model = Remembering(copied)
-    passkey(model, tokenizer, lengths=[300], depths=DEPTHS, trials=6, share_prefixes=False)
-    assert [past for _, _, past in model.read] == [0] * 5
+    passkey(model, tokenizer, lengths=[300], **options)
+    assert [past for _, _, past in model.read] == [0] * calls
 
 
 # Logits are those of reading at once

@@ -1,5 +1,7 @@
 """Every protocol against hand-written windows and against one forward pass per token."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -180,18 +182,14 @@ def test_bos_before_the_only_window_is_bos_before_the_document(llama, protocol):
     assert all(map(torch.equal, by_window, by_document))
 
 
-def test_bos_of_a_document_is_before_texts_alone(llama):
+def test_bos_of_a_document_is_before_texts_alone_and_none_is_nowhere(llama):
     (ids,) = tokens(12)
     with_bos = torch.cat([torch.tensor([BOS]), ids])
-    text, taken = perplexity(llama, WithBos(), [text_of(ids), ids]).nll
-    assert torch.equal(text, perplexity(llama, None, [with_bos]).nll[0])
-    assert torch.equal(taken, perplexity(llama, None, [ids]).nll[0])
-
-
-def test_without_bos_a_text_begins_with_its_first_token(llama):
-    (ids,) = tokens(12)
-    found = perplexity(llama, WithBos(), [text_of(ids)], bos="none").nll[0]
-    assert torch.equal(found, perplexity(llama, None, [ids]).nll[0])
+    bare, begun = perplexity(llama, None, [ids, with_bos]).nll
+    for bos, expected in (("document", begun), ("none", bare)):
+        text, taken = perplexity(llama, WithBos(), [text_of(ids), ids], bos=bos).nll
+        assert torch.equal(text, expected)
+        assert torch.equal(taken, bare)
 
 
 @pytest.mark.parametrize("protocol", [OnePass(), Disjoint(5), Sliding(6, 2)], ids=lambda p: p.label)
@@ -240,29 +238,7 @@ def test_a_bos_outside_the_vocabulary_is_named(llama):
         perplexity(llama, Foreign(), tokens(9), bos="window")
 
 
-# Windows by hand
-
-
-def test_the_windows_of_a_sliding_document_are_these():
-    assert Sliding(4, 2).rows(9, 0) == [[(0, 4, 1), (2, 6, 4), (4, 8, 6), (6, 9, 8)]]
-    assert Sliding(4, 3).rows(10, 0) == [[(0, 4, 1), (3, 7, 4), (6, 10, 7)]]
-    assert Sliding(4, 2).rows(4, 0) == [[(0, 4, 1)]]
-    assert Sliding(4, 2).rows(2, 0) == [[(0, 2, 1)]]
-    assert Sliding(4, 2).rows(9, 1) == [[(1, 4, 1), (3, 6, 4), (5, 8, 6), (7, 9, 8)]]
-
-
-def test_the_windows_side_by_side_are_these():
-    assert Disjoint(4).rows(10, 0) == [[(0, 4, 1)], [(4, 8, 5)], [(8, 10, 9)]]
-    assert Disjoint(4).rows(9, 0) == [[(0, 4, 1)], [(4, 8, 5)]]  # a last token alone has no context
-    assert Disjoint(4).rows(8, 1) == [[(1, 4, 1)], [(4, 7, 4)], [(7, 8, 7)]]
-
-
-def test_the_other_windows_are_these():
-    assert OnePass().rows(9, 0) == [[(0, 9, 1)]]
-    assert OnePass().rows(9, 1) == [[(1, 9, 1)]]
-    assert Truncated(4).rows(9, 0) == Truncated(4).rows(4, 0) == [[(0, 4, 1)]]
-    assert Truncated(4).rows(9, 1) == [[(1, 4, 1)]]
-    assert Truncated(4).rows(3, 0) == []
+# Windows
 
 
 @settings(deadline=None)
@@ -318,10 +294,13 @@ def test_a_uniform_model_has_its_vocabulary_for_a_perplexity_by_every_protocol(p
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.label)
 @pytest.mark.parametrize("step", [-1, 0, 1, 2])
-def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step):
+@pytest.mark.parametrize(("probability", "chunk"), [(0.9, 5), (0.25, 1)])
+def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step, probability, chunk):
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]
-    curve = perplexity(shift_model(step, 0.9), None, counting, protocol=protocol, chunk=5)
-    assert curve.between(0, 40).value == pytest.approx(1 / 0.9 if step == 1 else 190, rel=1e-4)
+    curve = perplexity(shift_model(step, probability), None, counting, protocol=protocol, chunk=chunk)
+    score = 1 / probability if step == 1 else 19 / (1 - probability)
+    assert curve.between(0, 40).value == pytest.approx(score, rel=1e-4)
+    assert torch.cat(curve.nll).sub(math.log(score)).abs().max() < 1e-4
 
 
 # Memory and batches

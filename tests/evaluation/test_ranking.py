@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from made_results import result_of
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -25,24 +26,16 @@ def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Resu
     losses = (nats + noise - noise.mean()).tolist()
     tokens = TARGET - 1
     within = (inside + spread * NOISE - spread * NOISE.mean()).tolist()
-    return Result(
-        task="perplexity",
-        label=label,
-        model={"name": "m", "trained": TRAINED},
-        scaling=None,
-        target=TARGET,
-        parameters={"digest": digest},
-        tables={
-            "by_document": [{"nats": loss * tokens, "tokens": tokens} for loss in losses],
-            "by_document_inside": [{"nats": loss * (TRAINED - 1), "tokens": TRAINED - 1} for loss in within],
-            "by_position": [
-                {"begin": 0, "end": 128, "nats": inside + 0.1, "tokens": 127},
-                {"begin": 128, "end": 256, "nats": inside - 127 / 1280, "tokens": 128},
-                {"begin": 256, "end": 1024, "nats": 9.0, "tokens": 768},
-            ],
-        },
-        env={},
-    )
+    tables = {
+        "by_document": [{"nats": loss * tokens, "tokens": tokens} for loss in losses],
+        "by_document_inside": [{"nats": loss * (TRAINED - 1), "tokens": TRAINED - 1} for loss in within],
+        "by_position": [
+            {"begin": 0, "end": 128, "nats": inside + 0.1, "tokens": 127},
+            {"begin": 128, "end": 256, "nats": inside - 127 / 1280, "tokens": 128},
+            {"begin": 256, "end": 1024, "nats": 9.0, "tokens": 768},
+        ],
+    }
+    return result_of("perplexity", label, tables, {"digest": digest})
 
 
 def keys(label, correct, of=20, inside=None) -> Result:
@@ -50,66 +43,43 @@ def keys(label, correct, of=20, inside=None) -> Result:
         {"length": 128, "correct": of if inside is None else inside, "n": of},
         {"length": TARGET, "correct": correct, "n": of},
     ]
-    return Result(
-        task="passkey",
-        label=label,
-        model={},
-        scaling=None,
-        target=TARGET,
-        parameters={},
-        tables={"by_length": rows},
-        env={},
-    )
+    return result_of("passkey", label, {"by_length": rows}, {})
 
 
 def ranked(*results):
     return rank(results, base="base", ignored=["floor"])
 
 
-def test_scalings_are_ranked_by_their_loss():
-    ranking = ranked(reading("base", 3.0), reading("b", 1.2), reading("a", 1.0), reading("floor", 0.1))
+def test_scalings_are_ranked_by_their_loss_and_told_apart_document_by_document():
+    """The documents differ far more than the scalings do."""
+    ranking = ranked(reading("base", 3.0), reading("b", 1.05), reading("a", 1.0), reading("floor", 0.1))
+    first, second, base = ranking.rows
     assert [row.label for row in ranking.rows] == ["a", "b", "base"]
-    assert [row.nats for row in ranking.rows] == pytest.approx([1.0, 1.2, 3.0])
-    assert [row.behind for row in ranking.rows] == pytest.approx([0.0, 0.2, 2.0])
-    assert ranking.recommended == "a"
-    assert "2.000 nats per token less than the model as it is over 1024 tokens" in ranking.advice[0]
-
-
-def test_the_difference_is_taken_document_by_document():
-    """The documents differ far more than the scalings do, and yet these are told apart."""
-    first, second, _ = ranked(reading("base", 9.0), reading("a", 1.0), reading("b", 1.05)).rows
+    assert [row.nats for row in ranking.rows] == pytest.approx([1.0, 1.05, 3.0])
+    assert (first.behind, second.behind, base.behind) == pytest.approx((0.0, 0.05, 2.0))
     assert first.interval[1] > second.interval[0]
     assert second.behind_interval == pytest.approx((0.05, 0.05))
     assert not second.tied
+    assert ranking.recommended == "a"
+    assert "2.000 nats per token less than the model as it is over 1024 tokens" in ranking.advice[0]
+    assert ranking.advice[1] == "The next, b, loses 0.050 nats more (95 % interval 0.050 to 0.050)."
 
 
-def test_scalings_that_the_text_does_not_tell_apart_are_tied():
-    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
-    ranking = ranked(*results)
-    assert [row.tied for row in ranking.rows] == [True, True, False]
-    assert "does not tell it from b" in ranking.advice[1]
-
-
-def test_of_tied_scalings_the_one_that_finds_more_keys_is_recommended():
-    results = [reading("base", 9.0), reading("a", 1.0, own=0.5), reading("b", 1.05, own=0.5)]
-    ranking = ranked(*results, keys("base", 0), keys("a", 17), keys("b", 19))
-    assert ranking.recommended == "b"
-    assert "finds the most passkeys" in ranking.advice[1]
-    assert [row.keys for row in ranking.rows] == [(17, 20), (19, 20), (0, 20)]
-
-
-def test_of_tied_scalings_with_the_same_keys_the_one_that_costs_least_inside_is_recommended():
+@pytest.mark.parametrize(
+    ("found", "inside", "why"),
+    [((17, 19), 0.5, "finds the most passkeys"), ((19, 19), 0.6, "loses the least within 256 tokens")],
+)
+def test_of_tied_scalings_the_one_with_more_keys_or_else_the_least_price_is_recommended(found, inside, why):
     results = [
         reading("base", 9.0),
-        reading("a", 1.0, own=0.5, inside=0.6),
-        reading("b", 1.05, own=0.5, inside=0.55),
+        reading("a", 1.0, own=0.5, inside=inside),
+        reading("b", 1.05, own=0.5, inside=inside - 0.05),
     ]
-    ranking = ranked(*results, keys("base", 0), keys("a", 19), keys("b", 19))
+    ranking = ranked(*results, keys("base", 0), keys("a", found[0]), keys("b", found[1]))
+    assert [row.tied for row in ranking.rows] == [True, True, False]
+    assert [row.keys for row in ranking.rows] == [(found[0], 20), (found[1], 20), (0, 20)]
     assert ranking.recommended == "b"
-    assert "loses the least within 256 tokens" in ranking.advice[1]
-    assert ranking.advice[2] == (
-        "Its price: +0.050 nats within the first 256 tokens (95 % interval +0.050 to +0.050)."
-    )
+    assert ranking.advice[1] == f"This text does not tell it from a; of these, it {why}."
 
 
 def test_of_several_tasks_with_passkeys_the_first_ranks():
@@ -219,25 +189,23 @@ def without_inside(result):
     return replace(result, tables=tables)
 
 
-def test_the_price_is_taken_document_by_document():
-    (row, base) = ranked(reading("base", 3.0, spread=2.0), reading("a", 1.0, inside=0.55, spread=2.0)).rows
-    assert row.price == pytest.approx(0.05)
-    assert row.price_interval == pytest.approx((0.05, 0.05))
-    assert (base.price, base.price_interval) == (0.0, (0.0, 0.0))
-
-
-def test_the_price_has_the_doubt_of_the_texts_within_the_trained_context():
+def test_the_price_is_taken_document_by_document_and_has_their_doubt():
     costs = torch.linspace(-0.02, 0.04, DOCUMENTS).double()
-    result = reading("a", 1.0)
+    result = reading("a", 1.0, spread=2.0)
     rows = [
         {"nats": row["nats"] + cost * row["tokens"], "tokens": row["tokens"]}
         for row, cost in zip(result.tables["by_document_inside"], costs.tolist(), strict=True)
     ]
     result = replace(result, tables=result.tables | {"by_document_inside": rows})
-    (row, _) = ranked(reading("base", 3.0), result).rows
+    ranking = ranked(reading("base", 3.0, spread=2.0), result)
+    row, base = ranking.rows
     error = 1.96 * costs.std(unbiased=False).item() / DOCUMENTS**0.5
     assert row.price == pytest.approx(0.01)
     assert row.price_interval == pytest.approx((0.01 - error, 0.01 + error), abs=0.002)
+    assert (base.price, base.price_interval) == (0.0, (0.0, 0.0))
+    low, high = row.price_interval
+    price = f"Its price: +0.010 nats within the first 256 tokens (95 % interval {low:+.3f} to {high:+.3f})."
+    assert ranking.advice[1] == price
 
 
 def test_results_without_the_sums_within_the_trained_context_have_a_price_without_an_interval():
@@ -315,11 +283,6 @@ def test_the_front_and_the_choice_are_what_the_definitions_say(seed):
         best = min(map(measure, left))
         left = [row for row in left if measure(row) == best]
     assert ranking.recommended == left[0].label
-
-
-def test_the_distance_to_the_next_is_said_where_the_choice_is_clear():
-    ranking = ranked(reading("base", 9.0), reading("a", 1.0), reading("b", 1.25))
-    assert ranking.advice[1] == "The next, b, loses 0.250 nats more (95 % interval 0.250 to 0.250)."
 
 
 def test_a_scaling_that_finds_more_keys_than_the_chosen_one_is_named():

@@ -14,7 +14,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.protocols import Disjoint
-from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
 from ropepatch.evaluation.tasks.perplexity import PerplexityMeasurement
 from ropepatch.model.source import TINY
@@ -77,39 +77,10 @@ def test_disjoint_windows_that_begin_anew_leave_no_token_over(jsonl, tiny):
     assert row["nats"] == pytest.approx(torch.cat(curve.nll).mean().item())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bos": "none"}, "bos none needs documents that are not joined"),
-        ({"read": 100}, "read needs the protocol sliding or disjoint"),
-        ({"text": 5}, "text must be a text, got 5"),
-        ({"field": 5}, "field must be a text, got 5"),
-        ({"gain": "sure"}, "gain must be true or false, got 'sure'"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(options, message):
-    with pytest.raises(RopepatchError, match=message):
-        PerplexityTask(**options)
-
-
 def test_the_tales_of_tiny_have_their_first_token():
     given = PerplexityTask(documents=2, windows=None, bos="none")
     with pytest.raises(RopepatchError, match="begin with its beginning-of-sequence token"):
         measure(suite(given))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threshold": 0}, "threshold must be a share above 0"),
-        ({"depths": ()}, "depths must be of at least one entry"),
-        ({"queries": 3, "distractors": 1}, "3 queries need as many keys, got 2"),
-        ({"template": 5}, "template must be a file"),
-    ],
-)
-def test_pass_keys_that_cannot_be_asked_are_refused_when_the_suite_is_read(options, message):
-    with pytest.raises(RopepatchError, match=message):
-        PasskeyTask(**options)
 
 
 def test_a_length_without_room_for_a_prompt_is_refused_before_anything_is_measured():
@@ -175,13 +146,6 @@ def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
     (resumed,), (fresh,) = list(measure(second, out=out)), list(measure(second))
     assert resumed.tables == fresh.tables
     assert [file.name for file in out.iterdir() if file.suffix == ".partial"] == []
-
-
-def test_a_list_of_numbers_is_short_in_a_label():
-    label = Method(name="custom", parameters={"divisors": (1.5,) * 64}).label
-    assert label.startswith("custom (divisors=64 numbers ")
-    assert len(label) < 40
-    assert label != Method(name="custom", parameters={"divisors": (1.5,) * 63 + (2.0,)}).label
 
 
 def test_a_target_that_is_named_twice_is_measured_once():

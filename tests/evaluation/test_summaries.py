@@ -20,28 +20,19 @@ RESULTS = [
 ]
 
 
-def test_a_loss_is_quoted_at_the_trained_context_and_at_the_target_with_its_interval():
-    task = summary(RESULTS)["tasks"][0]
-    assert list(task["results"]) == ["floor", "as it is", "yarn", "yarn + mine"]
-    assert task["results"]["yarn + mine"] == {
+def test_results_are_quoted_at_the_trained_context_and_at_the_target_with_their_intervals():
+    reading_task, asking_task, scores = (task["results"] for task in summary(RESULTS)["tasks"])
+    assert list(reading_task) == ["floor", "as it is", "yarn", "yarn + mine"]
+    assert reading_task["yarn + mine"] == {
         "256": {"nats": 0.61, "interval": pytest.approx([0.51, 0.71])},
         "1024": {"nats": 0.45, "interval": pytest.approx([0.35, 0.55])},
     }
-    assert task["results"]["floor"]["1024"]["nats"] == 0.38
-
-
-def test_keys_are_quoted_with_how_many_were_asked_for():
-    task = summary(RESULTS)["tasks"][1]
-    assert task["results"]["as it is"]["256"]["correct"] == 12
-    found = task["results"]["yarn + mine"]["1024"]
-    assert (found["correct"], found["n"]) == (9, 12)
-    assert found["interval"] == RESULTS[5].tables["by_length"][-1]["interval"]
-
-
-def test_scores_are_quoted():
-    task = summary(RESULTS)["tasks"][2]
+    assert reading_task["floor"]["1024"]["nats"] == 0.38
+    assert asking_task["as it is"]["256"]["correct"] == 12
+    interval = RESULTS[5].tables["by_length"][-1]["interval"]
+    assert asking_task["yarn + mine"]["1024"] == {"correct": 9, "n": 12, "interval": interval}
     row = {"task": "long_task", "metric": "acc", "value": 0.1, "stderr": 0.02, "n": 20}
-    assert task["results"] == {"as it is": [row]}
+    assert scores == {"as it is": [row]}
 
 
 def test_the_model_and_what_was_asked_stand_with_the_figures():

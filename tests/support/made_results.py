@@ -47,6 +47,32 @@ def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str,
     }
 
 
+def result_of(
+    task: str,
+    label: str,
+    tables: dict[str, Any],
+    parameters: dict[str, Any],
+    *,
+    method: str | None = None,
+    model: dict[str, Any] | None = None,
+    target: int = 1024,
+) -> Result:
+    """A result of a task, with the record of its scaling."""
+    model = model or model_record()
+    scaling = None if method is None else scaling_record(method, model, target)
+    return Result(
+        task=task,
+        label=label,
+        model=model,
+        scaling=scaling,
+        target=target,
+        parameters=parameters,
+        tables=tables,
+        env=ENV,
+        seconds=1.5,
+    )
+
+
 def reading(
     label: str,
     nats: Sequence[float],
@@ -60,7 +86,6 @@ def reading(
     **parameters: Any,
 ) -> Result:
     """A perplexity result whose losses by length, and by the stretches between the lengths, are `nats`."""
-    model = model or model_record()
     edges = [0, *lengths]
     tables: dict[str, Any] = {
         "by_length": [{"length": n, **loss(x, width)} for n, x in zip(lengths, nats, strict=True)],
@@ -85,17 +110,8 @@ def reading(
         "tokens": 10_240,
         "bos": "none",
     }
-    return Result(
-        task="perplexity",
-        label=label,
-        model=model,
-        scaling=None if method is None else scaling_record(method, model, lengths[-1]),
-        target=lengths[-1],
-        parameters=given | {"lengths": list(lengths)} | parameters,
-        tables=tables,
-        env=ENV,
-        seconds=1.5,
-    )
+    settings = given | {"lengths": list(lengths)} | parameters
+    return result_of("perplexity", label, tables, settings, method=method, model=model, target=lengths[-1])
 
 
 def asking(
@@ -110,63 +126,37 @@ def asking(
     **parameters: Any,
 ) -> Result:
     """A passkey result in which `correct` of n keys are found at every depth of each length."""
-    model = model or model_record()
 
     def count(found: int, of: int) -> dict[str, Any]:
         return {"correct": found, "n": of, "interval": list(Passkey(found, of).interval)}
 
+    by_length = dict(zip(lengths, correct, strict=True))
+    read = max((length for length, found in by_length.items() if found >= 0.856 * n), default=None)
     tables = {
         "cells": [
             {"length": length, "depth": depth, **count(found, n)}
-            for length, found in zip(lengths, correct, strict=True)
+            for length, found in by_length.items()
             for depth in depths
         ],
         "by_length": [
             {"length": length, **count(found * len(depths), n * len(depths))}
-            for length, found in zip(lengths, correct, strict=True)
+            for length, found in by_length.items()
         ],
-        "effective_length": [
-            {
-                "length": max(
-                    (x for x, c in zip(lengths, correct, strict=True) if c >= 0.856 * n), default=None
-                ),
-                "threshold": 0.856,
-            }
-        ],
+        "effective_length": [{"length": read, "threshold": 0.856}],
     }
     given = {"trials": n, "seed": 0, "depths": list(depths), "distractors": 0, "threshold": 0.856}
-    return Result(
-        task="passkey",
-        label=label,
-        model=model,
-        scaling=None if method is None else scaling_record(method, model, lengths[-1]),
-        target=lengths[-1],
-        parameters=given | {"lengths": list(lengths)} | parameters,
-        tables=tables,
-        env=ENV,
-        seconds=2.5,
-    )
+    settings = given | {"lengths": list(lengths)} | parameters
+    return result_of("passkey", label, tables, settings, method=method, model=model, target=lengths[-1])
 
 
 def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | None = None) -> Result:
     """An lm-eval result."""
-    model = model_record()
-    return Result(
-        task="lm-eval",
-        label=label,
-        model=model,
-        scaling=None if method is None else scaling_record(method, model, 1024),
-        target=1024,
-        parameters={"tasks": ["long_task", "short_task"], "limit": 20},
-        tables={
-            "scores": [
-                {"task": task, "metric": metric, "value": value, "stderr": 0.02, "n": 20}
-                for (task, metric), value in scores.items()
-            ]
-        },
-        env=ENV,
-        seconds=3.5,
-    )
+    rows = [
+        {"task": task, "metric": metric, "value": value, "stderr": 0.02, "n": 20}
+        for (task, metric), value in scores.items()
+    ]
+    parameters = {"tasks": ["long_task", "short_task"], "limit": 20}
+    return result_of("lm-eval", label, {"scores": rows}, parameters, method=method)
 
 
 def adapted(result: Result) -> Result:
