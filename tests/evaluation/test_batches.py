@@ -19,11 +19,6 @@ from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Window
 NEARLY = (60, 58, 60, 57, 33, 32, 60, 7, 7, 59)  # some of them so alike that they are read together
 
 
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return build()
-
-
 def shapes_read(model: PreTrainedModel, documents: object, **options: object) -> list[tuple[int, int]]:
     """(rows, length) of every forward pass of the decoder."""
     with decoder_passes(model) as shapes:

@@ -159,17 +159,6 @@ def jsonable(result):
     return replace(result, **{key: json.loads(json.dumps(getattr(result, key))) for key in ("tables",)})
 
 
-def test_models_of_one_name_are_not_mixed_up(tmp_path):
-    for folder in ("a", "b"):
-        tiny_llama_folder(tmp_path / folder / "model")
-    models = (str(tmp_path / "a" / "model"), str(tmp_path / "b" / "model"))
-    text = tmp_path / "text.txt"
-    text.write_text("a small story about a long rope. " * 60)
-    task = PerplexityTask(text=str(text), windows=2)
-    with pytest.raises(RopepatchError, match="two results would be called"):
-        measure(Suite(models=models, to=("1x",), tasks=(task,)))
-
-
 def test_a_suite_without_a_model_says_so():
     with pytest.raises(RopepatchError, match="names no models"):
         measure(SUITE.model_copy(update={"models": ()}))

@@ -26,11 +26,6 @@ FRENCH = ACCENTED.model_copy(
 LINES = NAMED.model_copy(update={"separator": "\n"})
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return TOKENIZERS["bundled"]()
-
-
 def ask(tokenizer: PreTrainedTokenizerFast, words: PasskeyTemplate, **asked: object) -> Prompt:
     return needle_prompt(tokenizer, template=words, **asked)
 

@@ -34,12 +34,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import Passkey, PasskeyGrid, draw_needles, passkey
 from ropepatch.settings import seed_of
 
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return TOKENIZERS["bundled"]()
-
-
 GRID = {"lengths": (80, 113, 160), "depths": (0.0, 0.3, 1.0)}
 CELLS = list(product(*GRID.values()))
 

@@ -21,11 +21,6 @@ from ropepatch.evaluation.losses import LossReader
 from ropepatch.evaluation.perplexity import perplexity
 
 
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return build()
-
-
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for name, _, message in caplog.record_tuples if name == LossReader.__module__]
 

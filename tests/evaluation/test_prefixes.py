@@ -21,11 +21,6 @@ from ropepatch.settings import seed_of
 DEPTHS = (0.0, 0.3, 0.6, 0.8, 1.0)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return TOKENIZERS["bundled"]()
-
-
 def rows_of(tokenizer: PreTrainedTokenizerFast, length: int, trials: int, **asked: Any) -> list[list[int]]:
     """The prompts that `passkey` makes, one by one."""
     words = ropepatch.data.templates.bundled(distractors=asked.get("distractors", 0))

@@ -134,12 +134,6 @@ def test_ranks_with_other_documents_are_told_so(launched):
 # Without other processes
 
 
-def test_a_split_without_other_processes_is_the_whole():
-    model, documents = build(), tokens(*LENGTHS)
-    split, whole = (perplexity(model, None, documents, split=split).nll for split in (True, False))
-    assert all(map(torch.equal, split, whole))
-
-
 def test_work_is_not_split_unless_asked_for(monkeypatch):
     monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(processes.dist, "get_world_size", lambda: 2)

@@ -32,11 +32,6 @@ class WithoutBos(WithBos):
     bos_token_id = None
 
 
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return build()
-
-
 @torch.no_grad()
 def loss(model: PreTrainedModel, context: Tensor, token: int) -> float:
     """-ln p(token | context) from a forward pass of its own."""

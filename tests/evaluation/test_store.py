@@ -22,11 +22,6 @@ class Killed(BaseException):
     pass
 
 
-@pytest.fixture(scope="module")
-def llama() -> PreTrainedModel:
-    return build()
-
-
 def passes(model: PreTrainedModel, **options: object) -> tuple[list[torch.Tensor], int]:
     """The losses and how many forward passes of the decoder they took."""
     with decoder_passes(model) as shapes:

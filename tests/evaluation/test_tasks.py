@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from passkey_cases import CHECKPOINT, TOKENIZERS
+from passkey_cases import CHECKPOINT, TOKENIZERS, reading
 from tiny_models import tiny_model
 from tokenizers import decoders
 
@@ -22,7 +22,6 @@ from ropepatch.data.prompts import passkey_prompt
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
-from ropepatch.evaluation.protocols import Sliding
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 
@@ -60,6 +59,15 @@ def log_probs(model, ids):
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None]).flatten()
 
 
+def reader(name):
+    """A tokenizer, and the harness with it."""
+    from lm_eval.models.huggingface import HFLM
+
+    tokenizer = copy.deepcopy(TOKENIZERS[name]())
+    tokenizer.eos_token = "<s>"
+    return tokenizer, HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
+
+
 # Passkeys
 
 
@@ -78,29 +86,17 @@ def test_every_cell_has_as_many_keys_found_as_ropepatch_passkey(tiny):
 
 def test_the_prompts_are_those_that_ropepatch_passkey_reads(tiny, helpers):
     model, tokenizer = tiny
-    read = []
-
-    def record(module, args, kwargs):
-        read.extend(kwargs["input_ids"].tolist())
-
     grid = {"depths": [1, 0.25], "trials": 2, "seed": 3}
-    hook = model.register_forward_pre_hook(record, with_kwargs=True)
-    try:
+    with reading(model) as read:
         ropepatch.passkey(model, tokenizer, lengths=[128, 96], share_prefixes=False, **grid)
-    finally:
-        hook.remove()
     rows = helpers.passkey_trials(max_seq_lengths=[128, 96], tokenizer=str(CHECKPOINT), **grid)["test"]
     ours = [tokenizer.encode(row["prompt"] + row["answer"], add_special_tokens=False) for row in rows]
-    assert sorted(ours) == sorted(read)
+    assert sorted(ours) == sorted(row.tolist() for row in read)
 
 
 @pytest.mark.parametrize("name", ["bundled", "llama3", "gpt2", "single_bytes", "metaspace", "llama2"])
 def test_the_harness_reads_exactly_the_tokens_of_the_prompt(name, helpers):
-    from lm_eval.models.huggingface import HFLM
-
-    tokenizer = copy.deepcopy(TOKENIZERS[name]())
-    tokenizer.eos_token = "<s>"
-    harness = HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
+    tokenizer, harness = reader(name)
     for length, depth in product((700, 701, 733), (0.0, 0.4, 1.0)):
         prompt = passkey_prompt(tokenizer, length=length, depth=depth, key="01234")
         ids = prompt.ids.tolist()
@@ -154,19 +150,6 @@ def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
         for unit, count in units.items()
     }
     assert {row["n"] for row in found.values()} == {3}
-
-
-def test_of_full_windows_long_perplexity_is_the_sliding_protocol_with_its_window_as_stride(tiny, tmp_path):
-    model, tokenizer = tiny
-    texts = [tokenizer.decode(tale.ids[1:]) for tale in held_out_tales(tokenizer, length=300, count=6)]
-    documents = [text.strip() for text in texts if len(tokenizer.encode(text.strip())) == 301]
-    assert len(documents) > 1
-    file = tmp_path / "tales.txt"
-    file.write_text("<|endoftext|>".join(documents))
-    curve = ropepatch.perplexity(model, tokenizer, documents, protocol=Sliding(101, stride=100))
-    nll = torch.cat([losses.double() for losses in curve.nll])
-    found = scores(tiny, "ropepatch_long_perplexity", max_length=100, text=str(file))
-    assert found["token_perplexity"]["value"] == pytest.approx(nll.mean().exp().item(), rel=1e-5)
 
 
 def test_a_tokenizer_that_adds_a_token_to_texts_needs_add_bos_token_false(helpers, tales):
@@ -284,11 +267,7 @@ def test_at_most_so_many_spans_of_a_document_are_asked_for_evenly_spread(helpers
 
 @pytest.mark.parametrize("name", ["bundled", "gpt2", "llama2"])
 def test_a_span_has_the_white_space_before_it_and_the_tokens_that_the_harness_counts(name, helpers):
-    from lm_eval.models.huggingface import HFLM
-
-    tokenizer = copy.deepcopy(TOKENIZERS[name]())
-    tokenizer.eos_token = "<s>"
-    harness = HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
+    tokenizer, harness = reader(name)
     text = "The mill wheel turns\nand turns."
     words = [match.span() for match in re.finditer(r"\w+", text)][1:]
     rows = helpers._spans_of(tokenizer, text, words)

@@ -1,7 +1,6 @@
 """The choice of a method by measuring: who takes part, on what, and what comes of it."""
 
 import json
-import math
 from dataclasses import replace
 
 import made_results
@@ -72,22 +71,6 @@ def test_a_model_that_allows_nothing_is_an_error():
 # What is measured
 
 
-def test_the_fit_takes_part_under_its_name_with_what_it_found(fits, measures):
-    seen, results = measures
-    results += [BASE, of("yarn", 2.0), of(FIT, 1.0)]
-    choose("tiny", to=1024)
-    ((suite, _, plans),) = seen
-    assert [method.label for method in suite.methods] == ["linear", "yarn", FIT]
-    assert plans[FIT].scaling.parameters() == {"divisors": DIVISORS, "attention_factor": 1.1}
-
-
-def test_without_a_fit_the_published_methods_alone_are_measured(fits, measures):
-    seen, results = measures
-    results += [BASE, of("yarn", 2.0)]
-    assert choose("tiny", to=1024, methods=["all"]).fitted is None
-    assert ([method.label for method in seen[0][0].methods], fits) == (["linear", "yarn"], [])
-
-
 def test_options_reach_the_measurement_and_the_fit(fits, measures, tmp_path):
     seen, results = measures
     results += [BASE, of("yarn", 2.0)]
@@ -103,18 +86,6 @@ def test_options_reach_the_measurement_and_the_fit(fits, measures, tmp_path):
     wanted = {"model": "tiny", "to": 512, **texts, "spare": 7, "device": "meta", "work": out / FIT / "work"}
     assert {key: asked[key] for key in wanted} == wanted
     assert json.loads((out / FIT / "fit.json").read_text())["method"] == "custom"
-
-
-def test_what_is_measured_is_what_is_ranked(two):
-    choice = choose("tiny", to=512, methods=["all"], windows=2, trials=0)
-    losses = {
-        result.label: result.tables["by_length"][-1]["nats"]
-        for result in choice.results
-        if result.label != "floor"
-    }
-    assert {row.label: row.nats for row in choice.ranking.rows} == pytest.approx(losses)
-    assert losses.keys() == {"as it is", "linear", "yarn"}
-    assert all(math.isfinite(bound) for row in choice.ranking.rows for bound in row.price_interval)
 
 
 def test_a_model_without_a_text_of_its_own_is_refused(tmp_path):
@@ -159,27 +130,22 @@ def test_passkeys_that_the_tokenizer_cannot_write_are_left_out_with_the_reason(m
 # What is chosen
 
 
-def test_a_fit_that_wins_is_chosen_as_custom_divisors(fits, measures):
-    measures[1].extend([BASE, of("yarn", 2.0), of(FIT, 1.0)])
+@pytest.mark.parametrize(
+    ("nats", "recommended", "method", "parameters"),
+    [
+        ((9.0, 2.0, 1.0), FIT, "custom", {"divisors": DIVISORS, "attention_factor": 1.1}),
+        ((9.0, 1.0, 2.0), "yarn", "yarn", {}),
+        ((1.0, 1.0, 2.0), None, None, {}),
+    ],
+    ids=["a fit", "a published method", "nothing"],
+)
+def test_the_best_is_chosen_or_nothing_where_nothing_helps(
+    fits, measures, nats, recommended, method, parameters
+):
+    measures[1].extend(map(of, ("as it is", "yarn", FIT, "floor"), (*nats, 0.1)))
     choice = choose("tiny", to=1024)
-    assert choice.ranking.recommended == FIT
-    assert choice.method == "custom"
-    made = ropepatch.plan("tiny", to=1024, method=choice.method, **choice.parameters)
-    assert made.scaling == choice.fitted.scaling
-
-
-def test_a_published_method_that_wins_is_chosen_by_its_name(fits, measures):
-    measures[1].extend([BASE, of("yarn", 1.0), of(FIT, 2.0), of("floor", 0.1)])
-    choice = choose("tiny", to=1024)
-    assert (choice.method, choice.parameters) == ("yarn", {})
-    assert choice.fitted is not None
-
-
-def test_nothing_is_chosen_where_nothing_helps(fits, measures):
-    measures[1].extend([of("as it is", 1.0), of("yarn", 1.0), of(FIT, 2.0)])
-    choice = choose("tiny", to=1024)
-    assert (choice.method, choice.parameters) == (None, {})
-    assert choice.ranking.advice[0].startswith("Do not extend")
+    assert (choice.ranking.recommended, choice.method, choice.parameters) == (recommended, method, parameters)
+    assert choice.fitted.scaling.divisors == DIVISORS
 
 
 # What is told on the way
@@ -314,10 +280,3 @@ def test_compare_takes_a_scaling_file_for_a_method(compared, fits, tmp_path):
     ((measured, _),), printed = compared([BASE, of("yarn", 2.0), of(FIT, 1.0)], *words)
     assert [method.label for method in measured.methods] == ["yarn", FIT]
     assert printed.out.endswith(f"\n  ropepatch extend tiny --to 1k --method {method.name}\n")
-
-
-def test_two_methods_of_one_name_are_refused(compared, fits, tmp_path):
-    suite, _ = ranking_suite("tiny", [], to=1024, trials=0)
-    files = [fit_beside(suite, tmp_path / name)[0].name for name in "ab"]
-    with pytest.raises(RopepatchError, match="two methods are the same"):
-        compared([], "--methods", ",".join(files))

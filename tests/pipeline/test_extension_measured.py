@@ -151,13 +151,6 @@ def test_a_plan_scales_with_its_own_parameters(tmp_path):
 # Resumed
 
 
-def test_what_is_there_is_not_measured_again_and_no_model_is_loaded(results, extended, monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
-    measured, out = results
-    again = list(measure_extension(SUITE, PLAN, extended, label="again", out=out, progress=unmeasurable))
-    assert [as_read(result.tables) for result in again] == [as_read(result.tables) for result in measured]
-
-
 def test_what_a_suite_measured_of_the_same_scaling_is_taken(tmp_path):
     suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,))
     list(measure(suite, out=tmp_path))

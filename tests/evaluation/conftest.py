@@ -1,0 +1,18 @@
+"""What several tests of measures read with, and what they find."""
+
+import pytest
+from loss_models import build
+from passkey_cases import TOKENIZERS
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """That of the bundled checkpoint."""
+    return TOKENIZERS["bundled"]()
+
+
+@pytest.fixture(scope="session")
+def llama() -> PreTrainedModel:
+    """A tiny random model; nobody changes it."""
+    return build()
