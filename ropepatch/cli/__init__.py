@@ -35,19 +35,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command(epilog=extend.EXAMPLES)(extend.extend)
-app.command(epilog=plan.EXAMPLES)(plan.plan)
-app.command(name="eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command(epilog=compare.EXAMPLES)(compare.compare)
-app.command(epilog=fit.EXAMPLES)(fit.fit)
-app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
-app.command(epilog=export.EXAMPLES)(export.export)
-app.command(epilog=push.EXAMPLES)(push.push)
-app.command(epilog=plot.EXAMPLES)(plot.plot)
-app.command(epilog=methods.EXAMPLES)(methods.methods)
-app.command(epilog=encodings.EXAMPLES)(encodings.encodings)
-app.command(epilog=recipes.EXAMPLES)(recipes.recipes)
-app.command(epilog=demo.EXAMPLES)(demo.demo)
+COMMANDS = extend, plan, evaluate, compare, fit, doctor, export, push, plot, methods, encodings, recipes, demo
+for _command in COMMANDS:
+    _name = _command.__name__.rpartition(".")[2]  # each module has a function of its name
+    app.command("eval" if _name == "evaluate" else _name, epilog=_command.EXAMPLES)(vars(_command)[_name])
 
 
 def _version(wanted: bool) -> None:

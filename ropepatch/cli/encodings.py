@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson
 from ropepatch.cli.listing import REQUIRED, print_table
+from ropepatch.files import json_text
 
 if TYPE_CHECKING:
     from ropepatch.encodings.encoding import Encoding
@@ -40,7 +40,7 @@ def encodings(
 
     chosen = [find_encoding(name)] if name else list(ENCODINGS.values())
     if as_json:
-        print(json.dumps([_described(kind, properties) for kind in chosen], indent=2, ensure_ascii=False))
+        print(json_text([_described(kind, properties) for kind in chosen]))
     elif name:
         _print_one(chosen[0], properties)
     elif properties:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
 from ropepatch.errors import RopepatchError
+from ropepatch.files import json_text
 from ropepatch.pipeline.running import WEIGHTS, bar
 
 EXAMPLES = """\b
@@ -61,7 +61,7 @@ def _fold(model: str, out: Path, revision: str | None, as_json: bool) -> None:
         folder = fold_attention(model, out, revision=revision, progress=progress)
     record = records.read(folder)
     if as_json:
-        print(json.dumps(record.to_dict(), indent=2, ensure_ascii=False))
+        print(json_text(record.to_dict()))
         return
     assert record.verified is not None
     print(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
@@ -76,7 +76,7 @@ def _write_gguf(model: str, out: Path, revision: str | None, as_json: bool) -> N
     for note in written.notes:
         print(f"warning: {note}", file=sys.stderr)
     if as_json:
-        print(json.dumps(asdict(written) | {"file": str(written.file)}, indent=2, ensure_ascii=False))
+        print(json_text(asdict(written) | {"file": str(written.file)}))
         return
     factor = f"frequencies in rope_freqs, attention factor {written.attention_factor:.4f}"
     rope = factor if written.scaled else "plain rope"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from ropepatch.cli.arguments import (
     parse_share,
 )
 from ropepatch.cli.push import print_pushed, pushed_data
+from ropepatch.files import json_text
 from ropepatch.pipeline.running import is_first
 
 if TYPE_CHECKING:
@@ -172,4 +172,4 @@ class _Screen:
     def close(self) -> None:
         """Print the record, if JSON is wanted."""
         if self.as_json and self.record is not None:
-            print(json.dumps(self.record, indent=2, ensure_ascii=False))
+            print(json_text(self.record))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision, TextField, TextSource, command_line
+from ropepatch.files import json_text
 from ropepatch.pipeline.running import WEIGHTS, bar, device
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def fit(
     _write(fitted, place, link_weights=link_weights)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
-        print(json.dumps(fitted.record | {"out": str(place)}, indent=2, ensure_ascii=False))
+        print(json_text(fitted.record | {"out": str(place)}))
         return
     print(fitted)
     print(f"{place}: use it as a checkpoint" if place.is_dir() else f"{place}: use it as --method {place}")

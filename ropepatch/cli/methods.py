@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson
 from ropepatch.cli.listing import REQUIRED, print_table
+from ropepatch.files import json_text
 
 EXAMPLES = """\b
 Examples:
@@ -33,7 +33,7 @@ def methods(
     methods: list[Any] = [file.scaling] if file else [find_method(name)] if name else [*METHODS.values()]
     described, *_ = descriptions = [_described(method) for method in methods]
     if as_json:
-        print(json.dumps(descriptions, indent=2, ensure_ascii=False))
+        print(json_text(descriptions))
     elif name:
         if file:
             rope = file.rope

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson
+from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def push(
         folder, repo, private=private, revision=revision, dry_run=dry_run, force=force, say=say_on_stderr
     )
     if as_json:
-        print(json.dumps(pushed_data(pushed), indent=2, ensure_ascii=False))
+        print(json_text(pushed_data(pushed)))
     else:
         print_pushed(pushed)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from ropepatch.cli.arguments import AsJson
 from ropepatch.cli.listing import print_table
 from ropepatch.errors import RopepatchError
+from ropepatch.files import json_text
 
 if TYPE_CHECKING:
     from ropepatch.training.recipe import Recipe
@@ -48,7 +48,7 @@ def recipes(
         raise RopepatchError(f"{file} without --copy", hint=f"ropepatch recipes {name} --copy {file}")
     chosen = {recipe: read_recipe(recipe) for recipe in ([name] if name else recipe_names())}
     if as_json:
-        print(json.dumps(list(starmap(_described, chosen.items())), indent=2, ensure_ascii=False))
+        print(json_text(list(starmap(_described, chosen.items()))))
     elif name:
         print(recipe_file(name).read_text(encoding="utf-8"), end="")
     else:

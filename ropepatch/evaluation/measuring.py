@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import re
 import shutil
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.processes import is_first_process
-from ropepatch.evaluation.results import Result, as_read, environment, read_result
+from ropepatch.evaluation.results import Result, as_read, environment, read_result, slug
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
@@ -122,7 +121,7 @@ class Job:
     @property
     def name(self) -> str:
         """Of its result file, without .json."""
-        return f"{self.place}-{_slug(self.variant.label)}"
+        return f"{self.place}-{slug(self.variant.label)}"
 
     @cached_property
     def request(self) -> dict[str, Any]:
@@ -237,7 +236,7 @@ def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[J
     for task in tasks:
         seen[task.name] += 1
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
-        place = "-".join(map(_slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
+        place = "-".join(map(slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
         measurements[place] = task.prepare(model.name, model.tokenizer, trained=model.trained, to=to)
     return [
         Job(variant, to, measurement, place)
@@ -246,10 +245,6 @@ def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[J
         for variant in variants
         if variant.subject is subject
     ]
-
-
-def _slug(part: str) -> str:
-    return re.sub(r"[^\w.=]+", "-", part).strip("-")
 
 
 def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:

@@ -13,7 +13,7 @@ from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.batches import PADDING, Batch, Passage, TokenizedDocument, batched, key_of
 from ropepatch.evaluation.curves import LossCurve, check_length
-from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.processes import distribute, rank_and_ranks
 from ropepatch.evaluation.protocols import ONE_PASS, Protocol
 from ropepatch.evaluation.store import LossStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import re
 import reprlib
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -91,6 +92,11 @@ class Result:
         """Write the file whole or not at all."""
         with whole_file(file) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file's: words and dashes."""
+    return re.sub(r"[^\w.=]+", "-", name).strip("-")
 
 
 def as_read(value: Any) -> Any:

@@ -179,4 +179,4 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
         from ropepatch.report import write_report
 
         feedback.say(f"report: {write_report(measured, report)}")
-    return Results(tuple(measured))
+    return Results(measured)

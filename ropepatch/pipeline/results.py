@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, overload
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.table import data_frame
@@ -21,32 +20,14 @@ if TYPE_CHECKING:
 TABLES = ("by_length", "scores")  # what a frame holds if nothing else is asked for
 
 
-@dataclass(frozen=True)
-class Results(Sequence["Result"]):
-    """Results that were measured together, in the order in which they came.
+class Results(tuple["Result", ...]):
+    """Results that were measured together, in the order in which they came."""
 
-    Args:
-        results: One for every task, model, target and scaling.
-    """
-
-    results: tuple[Result, ...] = ()
-
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Result]: ...
-    def __getitem__(self, index: int | slice) -> Result | Sequence[Result]:
-        return self.results[index]
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self.results)
+    __slots__ = ()
 
     def to_json(self) -> str:
         """All of them as a JSON list."""
-        return json_text([asdict(result) for result in self.results])
+        return json_text([asdict(result) for result in self])
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """The rows of one table of every result, beside its model, target, task and label.
@@ -62,7 +43,7 @@ class Results(Sequence["Result"]):
             {"model": result.model["name"]}
             | {key: getattr(result, key) for key in ("target", "task", "label")}
             | row
-            for result in self.results
+            for result in self
             for name in (TABLES if table is None else (table,))
             for row in result.tables.get(name, ())
         )
@@ -78,7 +59,7 @@ class Results(Sequence["Result"]):
         """
         from ropepatch.report.plots import figures
 
-        drawn = figures(self.results)
+        drawn = figures(self)
         if not drawn:
             raise RopepatchError("no results to draw", hint="measure first: evaluate=SUITE")
         chosen = name or next(iter(drawn))
@@ -86,7 +67,7 @@ class Results(Sequence["Result"]):
         return inline(drawn[chosen])
 
     def _repr_html_(self) -> str:
-        return "".join(map(html_table, results_tables(self.results)))
+        return "".join(map(html_table, results_tables(self)))
 
 
 def inline(figure: Figure) -> Figure:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.evaluation import perplexity as module
 from ropepatch.evaluation.batches import Passage, TokenizedDocument, batched, key_of, padded
-from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Window
 

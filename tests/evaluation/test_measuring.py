@@ -17,7 +17,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
-from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.measuring import AS_IT_IS, measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import read_result

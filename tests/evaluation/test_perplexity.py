@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.losses import LossReader
+from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.perplexity import perplexity
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
+from ropepatch.evaluation.results import slug
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
@@ -59,7 +59,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             ]
         for picture in pictures:
             name = "-".join(filter(None, (*parts, picture.name)))
-            stem = re.sub(r"[^\w.=]+", "-", name).strip("-.")
+            stem = slug(name).strip("-.")
             numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
             drawn[next(name for name in numbered if name not in drawn)] = picture.figure
     return drawn
