@@ -27,6 +27,7 @@ from ropepatch.model import source
 from ropepatch.model.loading import load_tokenizer
 
 TALES = PerplexityTask(windows=3)
+YARN = (Method(name="yarn"),)
 KEYS = PasskeyTask(lengths=("0.5x", "2x"), depths=(0.0, 1.0), trials=2)
 SUITE = Suite(
     models=("tiny",), methods=(Method(name="yarn"), Method(name="ntk")), to=("2x",), tasks=(TALES, KEYS)
@@ -122,6 +123,11 @@ def unmeasurable(name):
     raise AssertionError(f"{name} is measured again")
 
 
+def of_tiny(*tasks, to="2x", methods=(), **options):
+    """What these tasks give of tiny as it is, and scaled by these methods."""
+    return list(measure(Suite(models=("tiny",), methods=methods, to=(to,), tasks=tasks), **options))
+
+
 def test_what_is_there_already_is_not_measured_again_and_loads_no_model(results, monkeypatch):
     monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
     measured, out = results
@@ -167,8 +173,7 @@ def test_a_suite_without_a_model_says_so():
 def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):
     model, tokenizer = tiny
     task = PerplexityTask(windows=4, gain=True)
-    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(task,))
-    gain = of(list(measure(suite)), "perplexity", "yarn").tables["gain"]
+    gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").tables["gain"]
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         full = ropepatch.perplexity(model, None, tales)
@@ -231,30 +236,15 @@ def after_one_step(name):
 
 
 def test_what_was_read_before_the_suite_was_killed_is_not_read_again(tmp_path, monkeypatch):
-    suite = Suite(models=("tiny",), to=("2x",), tasks=(TALES,))
     read, batches = LossReader.read, []
     monkeypatch.setattr(LossReader, "read", lambda self, batch: batches.append(batch) or read(self, batch))
-    list(measure(suite))
+    of_tiny(TALES)
     whole = len(batches)
     with pytest.raises(KeyboardInterrupt):
-        list(measure(suite, out=tmp_path, progress=after_one_step))
+        of_tiny(TALES, out=tmp_path, progress=after_one_step)
     batches.clear()
-    list(measure(suite, out=tmp_path))
+    of_tiny(TALES, out=tmp_path)
     assert len(batches) == whole - 1 > 0
-
-
-def test_what_was_read_under_one_scaling_is_not_taken_for_another(results, tmp_path):
-    one, other = (
-        SUITE.model_copy(update={"tasks": (TALES,), "methods": (Method(name=name),)})
-        for name in ("yarn", "ntk")
-    )
-    for label in (AS_IT_IS, FLOOR):
-        name = f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
-        (tmp_path / name).write_text((results[1] / name).read_text())
-    with pytest.raises(KeyboardInterrupt):
-        list(measure(one, out=tmp_path, progress=after_one_step))
-    found = of(list(measure(other, out=tmp_path)), "perplexity", "ntk")
-    assert jsonable(found).tables == jsonable(of(results[0], "perplexity", "ntk")).tables
 
 
 # Which jobs there are
@@ -278,14 +268,12 @@ def test_every_target_has_a_plan_of_its_own_and_its_jobs_are_announced():
 
 def test_a_method_scales_with_the_parameters_that_it_is_given():
     method = Method(name="yarn", parameters={"beta_fast": 8.0})
-    suite = Suite(models=("tiny",), methods=(method,), to=("2x",), tasks=(SHORT,))
-    result = of(list(measure(suite)), "perplexity", "yarn (beta_fast=8.0)")
+    result = of(of_tiny(SHORT, methods=(method,)), "perplexity", "yarn (beta_fast=8.0)")
     assert result.scaling["parameters"]["beta_fast"] == 8.0
 
 
 def test_two_tasks_of_one_kind_have_files_of_their_own(tmp_path):
-    suite = Suite(models=("tiny",), to=("2x",), tasks=(SHORT, SHORT.model_copy(update={"windows": 2})))
-    list(measure(suite, out=tmp_path))
+    of_tiny(SHORT, SHORT.model_copy(update={"windows": 2}), out=tmp_path)
     assert read_result(tmp_path / "tiny-512-perplexity-as-it-is.json").parameters["pieces"] == 1
     assert read_result(tmp_path / "tiny-512-perplexity-2-as-it-is.json").parameters["pieces"] == 2
 
@@ -317,8 +305,7 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
     monkeypatch.setattr("ropepatch.evaluation.measuring.plan", plan)
-    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x",), tasks=(SHORT,))
-    result = of(list(measure(suite, revision="branch")), "perplexity", "yarn")
+    result = of(of_tiny(SHORT, methods=YARN, revision="branch"), "perplexity", "yarn")
     assert asked == ["branch", "branch"]
     assert result.model["revision"] == "commit"
 
@@ -338,7 +325,7 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
 def test_the_losses_by_window_are_those_of_its_protocol(tiny, options, protocol):
     model, tokenizer = tiny
     task = PerplexityTask(documents=2, lengths=("0.5x", "1x"), **options)
-    (result,) = measure(Suite(models=("tiny",), to=("1x",), tasks=(task,)))
+    (result,) = of_tiny(task, to="1x")
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=256, count=2)]
     curves = [
         ropepatch.perplexity(model, tokenizer, tales, protocol=protocol(window), bos=task.bos)
@@ -353,20 +340,18 @@ def test_the_losses_by_window_are_those_of_its_protocol(tiny, options, protocol)
 
 
 def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
-    (_, result) = measure(Suite(models=("tiny",), to=("2x",), tasks=(PerplexityTask(windows=1),)))
+    (_, result) = of_tiny(PerplexityTask(windows=1))
     begins = [row["begin"] for row in result.tables["by_position"]]
     assert begins == [0, 32, 45, 64, 91, 128, 181, 256, 362]
 
 
 def test_no_gain_is_measured_within_the_trained_context():
-    task = PerplexityTask(windows=1, gain=True)
-    for result in measure(Suite(models=("tiny",), to=("1x",), tasks=(task,))):
+    for result in of_tiny(PerplexityTask(windows=1, gain=True), to="1x"):
         assert "gain" not in result.tables
 
 
 def test_windows_no_longer_than_the_stride_are_left_out():
-    task = PerplexityTask(documents=1, protocol="sliding", stride=128)
-    (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+    (result,) = of_tiny(PerplexityTask(documents=1, protocol="sliding", stride=128))
     assert result.parameters["lengths"] == [256, 512]
 
 
@@ -395,7 +380,7 @@ def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
         queries=2,
     )
     with pytest.raises(HandedError) as caught:
-        list(measure(Suite(models=("tiny",), to=("2x",), tasks=(task,))))
+        of_tiny(task)
     options = caught.value.args[-1]
     assert options.pop("progress")
     assert options.pop("template").needle == "{name} has {key}."
@@ -417,25 +402,21 @@ def test_a_length_counts_as_read_from_the_threshold_of_the_task_on(monkeypatch):
     monkeypatch.setattr("ropepatch.evaluation.tasks.passkey.passkey", lambda *args, **options: half)
     for threshold, length in ((0.5, 512), (0.51, None)):
         task = PasskeyTask(lengths=("2x",), depths=(0.5,), trials=2, threshold=threshold)
-        (result,) = measure(Suite(models=("tiny",), to=("2x",), tasks=(task,)))
+        (result,) = of_tiny(task)
         assert result.tables["effective_length"] == [{"length": length, "threshold": threshold}]
 
 
-def test_every_setting_of_lm_eval_is_handed_on(monkeypatch):
+@pytest.mark.parametrize("lengths", [[512], [64]], ids=["the target", "those it is given"])
+def test_every_setting_of_lm_eval_is_handed_on(monkeypatch, lengths):
     monkeypatch.setattr("ropepatch.evaluation.harness.run_tasks", handed)
-    task = LmEvalTask(tasks=("mine",), metadata={"depths": [0.5]}, limit=3)
+    given = {"depths": [0.5]} | ({} if lengths == [512] else {"max_seq_lengths": lengths})
+    task = LmEvalTask(tasks=("mine",), metadata=given, limit=3)
     with pytest.raises(HandedError) as caught:
-        list(measure(Suite(models=("tiny",), to=("2x",), tasks=(task,))))
+        of_tiny(task)
     *_, tasks, options = caught.value.args
     assert tasks == ("mine",)
-    assert options["metadata"] == {"max_seq_lengths": [512], "depths": [0.5]}
+    assert options["metadata"] == {"max_seq_lengths": lengths, "depths": [0.5]}
     assert (options["limit"], options["max_length"]) == (3, 512)
-
-
-def test_the_lengths_that_a_task_of_lm_eval_is_given_go_before_the_target(tiny):
-    task = LmEvalTask(tasks=("mine",), metadata={"max_seq_lengths": [64]})
-    material = task.prepare("tiny", tiny[1], trained=256, to=512)
-    assert material.parameters["metadata"] == {"max_seq_lengths": [64]}
 
 
 def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
@@ -449,7 +430,7 @@ def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
 def test_the_batches_are_dealt_to_all_processes(monkeypatch):
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", handed)
     with pytest.raises(HandedError) as caught:
-        list(measure(SUITE.model_copy(update={"methods": (), "tasks": (SHORT,)})))
+        of_tiny(SHORT)
     assert caught.value.args[-1]["split"] is True
 
 

@@ -104,23 +104,6 @@ def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
         measure(suite(given), out=out)
 
 
-def test_the_spelling_of_a_path_is_no_other_setting(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = tmp_path / "text.txt"
-    text.write_text("a rope has no end until it is cut. " * 200)
-    shutil.copytree(TINY, tmp_path / "model")
-    first = suite(PerplexityTask(text="text.txt", windows=2))
-    list(measure(first.model_copy(update={"models": ("model",)}), out=tmp_path / "out"))
-    again = suite(PerplexityTask(text="./text.txt", windows=2))
-    list(measure(again.model_copy(update={"models": ("./model/",)}), out=tmp_path / "out", progress=_never))
-
-
-@contextmanager
-def _never(name):
-    raise AssertionError(f"{name} is measured again")
-    yield
-
-
 def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
     """Both are called model; the second one's configuration gives it other frequencies."""
     text = tmp_path / "text.txt"

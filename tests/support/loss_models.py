@@ -6,29 +6,32 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
+from tiny_models import tiny_fields
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 VOCABULARY = 48
+LLAMA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def build(model_type: str = "llama", **fields) -> PreTrainedModel:
     """A tiny random model whose weights are large enough for its losses to differ from token to token."""
-    small = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    config_class = CONFIG_MAPPING[model_type]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**(small | fields)))
+    config = config_class(**((LLAMA if model_type == "llama" else tiny_fields(config_class)) | fields))
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
