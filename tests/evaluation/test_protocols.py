@@ -1,6 +1,7 @@
 """Every protocol against hand-written windows and against one forward pass per token."""
 
 import math
+from itertools import starmap
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
+from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
 
 BOS = 1
 
@@ -38,95 +39,55 @@ def loss(model: PreTrainedModel, context: Tensor, token: int) -> float:
     return -model(context[None]).logits[0, -1].log_softmax(-1)[token].item()
 
 
-# What is scored with what context, one token at a time. Contexts as [begin, end) of the document.
+# What is scored with what context
 
 
-def slow_one_pass(length: int) -> list[tuple[int, int]]:
-    return [(0, t) for t in range(1, length)]
-
-
-def slow_sliding(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """For each token, try windows from the left until one holds it."""
-    contexts = []
-    for t in range(1, length):
-        begin = 0
-        while not begin <= t < begin + window:
-            begin += stride
-        contexts.append((begin, t))
-    return contexts
-
-
-def slow_disjoint(length: int, window: int) -> list[list[tuple[int, int]]]:
-    rows: dict[int, list[tuple[int, int]]] = {}
-    for t in range(length):
-        begin = t // window * window
-        if t > begin:
-            rows.setdefault(begin, []).append((begin, t))
-    return list(rows.values())
-
-
-def slow_row(model: PreTrainedModel, ids: Tensor, contexts: list[tuple[int, int]]) -> Tensor:
-    return torch.tensor([loss(model, ids[begin:end], int(ids[end])) for begin, end in contexts])
-
-
-def slow_row_after_bos(model: PreTrainedModel, ids: Tensor, contexts: list[tuple[int, int]]) -> Tensor:
-    """The same with the beginning-of-sequence token, at the document's index 0, in front of every context."""
-    return torch.tensor(
-        [
-            loss(model, torch.cat([torch.tensor([BOS]), ids[max(begin, 1) : end]]), int(ids[end]))
-            for begin, end in contexts
-        ]
-    )
-
-
-def assert_rows(found: tuple[Tensor, ...], wanted: list[Tensor]) -> None:
-    assert [len(row) for row in found] == [len(row) for row in wanted]
-    torch.testing.assert_close(list(found), wanted, rtol=1e-5, atol=2e-5)
+def slow_rows(model: PreTrainedModel, ids: Tensor, protocol: Protocol, before: int) -> list[Tensor]:
+    """The losses of a document, token by token; where ``before`` is 1, its first token begins each window."""
+    if isinstance(protocol, Truncated):
+        ids = ids[: protocol.window] if len(ids) >= protocol.window else ids[:0]
+    size = len(ids) if isinstance(protocol, OnePass) else protocol.window - before
+    rows: dict[int, list[float]] = {}
+    for t in range(1, len(ids)):
+        begin = before
+        if isinstance(protocol, Sliding):  # try windows from the left until one holds it
+            while not begin <= t < begin + size:
+                begin += protocol.stride
+        elif isinstance(protocol, Disjoint):
+            begin += (t - before) // size * size
+        context = torch.cat([ids[:before], ids[begin:t]])
+        if len(context):
+            row = rows.setdefault(begin if isinstance(protocol, Disjoint) else 0, [])
+            row.append(loss(model, context, int(ids[t])))
+    return list(map(torch.tensor, rows.values()))
 
 
 LENGTHS = (23, 9, 2, 16, 17)
 
 
-def test_one_pass_gives_every_token_all_before_it(llama):
-    found = perplexity(llama, None, tokens(*LENGTHS), protocol=OnePass(), chunk=6).nll
-    assert_rows(found, [slow_row(llama, ids, slow_one_pass(len(ids))) for ids in tokens(*LENGTHS)])
-
-
-@pytest.mark.parametrize("tokens_per_batch", [1, 30, 4096])
-@pytest.mark.parametrize(("window", "stride"), [(8, 3), (8, 7), (8, 1), (8, 4), (2, 1), (22, 5), (23, 9)])
-def test_sliding_gives_every_token_the_first_window_that_holds_it(llama, window, stride, tokens_per_batch):
-    curve = perplexity(
-        llama,
-        None,
-        tokens(*LENGTHS),
-        protocol=Sliding(window, stride),
-        chunk=6,
-        tokens_per_batch=tokens_per_batch,
-    )
-    rows = [slow_row(llama, ids, slow_sliding(len(ids), window, stride)) for ids in tokens(*LENGTHS)]
-    assert_rows(curve.nll, rows)
-    assert curve.documents == (0, 1, 2, 3, 4)
-
-
-@pytest.mark.parametrize("window", [2, 9, 17, 23])
-def test_truncated_reads_the_beginning_of_the_documents_that_are_long_enough(llama, window):
-    curve = perplexity(llama, None, tokens(*LENGTHS), protocol=Truncated(window), chunk=6)
-    long_enough = [index for index, length in enumerate(LENGTHS) if length >= window]
-    documents = tokens(*LENGTHS)
-    assert_rows(curve.nll, [slow_row(llama, documents[i], slow_one_pass(window)) for i in long_enough])
-    assert curve.documents == tuple(long_enough)
-
-
-@pytest.mark.parametrize("window", [2, 5, 8, 23, 40])
-def test_disjoint_reads_every_window_on_its_own(llama, window):
-    curve = perplexity(llama, None, tokens(*LENGTHS), protocol=Disjoint(window), chunk=6)
-    rows = [
-        (index, slow_row(llama, ids, contexts))
+@pytest.mark.parametrize(("bos", "tokens_per_batch"), [("document", 1), ("document", 4096), ("window", 30)])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        OnePass(),
+        *map(Truncated, (2, 9, 17, 23)),
+        *starmap(Sliding, ((8, 3), (8, 7), (8, 1), (8, 4), (3, 2), (2, 1), (22, 5), (23, 9), (50, 3))),
+        *map(Disjoint, (2, 5, 8, 23, 40)),
+    ],
+    ids=lambda p: p.label,
+)
+def test_every_token_gets_the_context_that_its_protocol_says(llama, protocol, bos, tokens_per_batch):
+    before = int(bos == "window")
+    options = {"protocol": protocol, "bos": bos, "tokens_per_batch": tokens_per_batch, "chunk": 6}
+    curve = perplexity(llama, WithBos(), tokens(*LENGTHS), **options)
+    expected = [
+        (index, row)
         for index, ids in enumerate(tokens(*LENGTHS))
-        for contexts in slow_disjoint(len(ids), window)
+        for row in slow_rows(llama, torch.tensor([BOS] * before + ids.tolist()), protocol, before)
     ]
-    assert_rows(curve.nll, [row for _, row in rows])
-    assert curve.documents == tuple(index for index, _ in rows)
+    assert curve.documents == tuple(index for index, _ in expected)
+    assert [len(row) for row in curve.nll] == [len(row) for _, row in expected]
+    torch.testing.assert_close(list(curve.nll), [row for _, row in expected], rtol=1e-5, atol=2e-5)
 
 
 # A beginning-of-sequence token before every window
@@ -134,47 +95,6 @@ def test_disjoint_reads_every_window_on_its_own(llama, window):
 
 def text_of(ids: Tensor) -> str:
     return " ".join(str(int(i)) for i in ids)
-
-
-@pytest.mark.parametrize(("window", "stride"), [(8, 3), (8, 7), (3, 2), (22, 5)])
-def test_sliding_windows_that_begin_with_bos(llama, window, stride):
-    documents = [torch.cat([torch.tensor([BOS]), ids]) for ids in tokens(*LENGTHS)]
-    found = perplexity(
-        llama, WithBos(), tokens(*LENGTHS), protocol=Sliding(window, stride), bos="window", chunk=6
-    )
-    # Of every window, BOS included, window - 1 tokens are the document's.
-    contexts = [slow_sliding(len(ids) - 1, window - 1, stride) for ids in documents]
-    rows = [
-        slow_row_after_bos(llama, ids, [(1, 1), *((begin + 1, end + 1) for begin, end in row)])
-        for ids, row in zip(documents, contexts, strict=True)
-    ]
-    assert_rows(found.nll, rows)
-
-
-@pytest.mark.parametrize("window", [2, 5, 8, 30])
-def test_disjoint_windows_that_begin_with_bos_score_every_token(llama, window):
-    found = perplexity(llama, WithBos(), tokens(*LENGTHS), protocol=Disjoint(window), bos="window", chunk=6)
-    rows = [
-        torch.tensor(
-            [
-                loss(llama, torch.cat([torch.tensor([BOS]), piece[:t]]), int(piece[t]))
-                for t in range(len(piece))
-            ]
-        )
-        for ids in tokens(*LENGTHS)
-        for piece in ids.split(window - 1)
-    ]
-    assert_rows(found.nll, rows)
-    assert sum(map(len, found.nll)) == sum(LENGTHS)
-
-
-@pytest.mark.parametrize("protocol", [OnePass(), Truncated(10), Sliding(50, 3)], ids=lambda p: p.label)
-def test_bos_before_the_only_window_is_bos_before_the_document(llama, protocol):
-    texts = [text_of(ids) for ids in tokens(20, 12)]
-    by_window, by_document = (
-        perplexity(llama, WithBos(), texts, protocol=protocol, bos=bos).nll for bos in ("window", "document")
-    )
-    assert all(map(torch.equal, by_window, by_document))
 
 
 def test_bos_of_a_document_is_before_texts_alone_and_none_is_nowhere(llama):

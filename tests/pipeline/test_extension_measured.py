@@ -33,6 +33,9 @@ SHORT = PerplexityTask(windows=1, lengths=(64,))
 SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
 
 
+ONLY_SHORT = SUITE.model_copy(update={"tasks": (SHORT,)})
+
+
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """The checkpoint of the plan: the same weights, other frequencies."""
@@ -141,11 +144,10 @@ def test_its_scaling_is_that_of_the_plan(after):
 
 def test_a_plan_scales_with_its_own_parameters(tmp_path):
     made = ropepatch.plan("tiny", to=512, method="yarn", beta_fast=8.0)
-    suite = SUITE.model_copy(update={"tasks": (SHORT,)})
-    found = of(list(measure_extension(suite, made)), "perplexity", "yarn")
+    found = of(list(measure_extension(ONLY_SHORT, made)), "perplexity", "yarn")
     assert found.scaling["parameters"]["beta_fast"] == 8.0
     with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
-        measure_extension(suite, made, ropepatch.extend(PLAN, tmp_path / "other"))
+        measure_extension(ONLY_SHORT, made, ropepatch.extend(PLAN, tmp_path / "other"))
 
 
 # Resumed
@@ -255,10 +257,8 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
-    suite = SUITE.model_copy(update={"tasks": (SHORT,)})
-    running = measure_extension(suite, PLAN, extended, device="meta")
     with pytest.raises(KeyboardInterrupt):
-        list(running)
+        list(measure_extension(ONLY_SHORT, PLAN, extended, device="meta"))
     assert seen == ["meta"]
 
 
@@ -268,7 +268,7 @@ def test_the_texts_are_read_by_the_tokenizer_of_the_base_once(extended, monkeypa
     monkeypatch.setattr(
         "ropepatch.evaluation.measuring.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
     )
-    list(measure_extension(SUITE.model_copy(update={"tasks": (SHORT,)}), PLAN, extended))
+    list(measure_extension(ONLY_SHORT, PLAN, extended))
     assert folders == [source.TINY]
 
 
@@ -281,7 +281,7 @@ def test_the_revision_is_that_of_the_plan(monkeypatch):
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
     made = replace(PLAN, revision="commit")
-    found = list(measure_extension(SUITE.model_copy(update={"tasks": (SHORT,)}), made))
+    found = list(measure_extension(ONLY_SHORT, made))
     assert asked == [("tiny", "commit", True)]
     assert found[-1].model["revision"] == "commit"
 
@@ -331,12 +331,7 @@ def test_a_file_is_no_folder_for_results(tmp_path):
         check_places(tmp_path / "file", None)
 
 
-def test_a_suite_by_name_takes_the_text_that_is_given():
-    reading, keys = named_suite("demo", text="books", field="body", split="train").tasks
-    assert (reading.text, reading.field, reading.split) == ("books", "body", "train")
-    assert reading.gain
-    assert keys == PasskeyTask(trials=4)
+def test_a_field_or_a_split_of_no_text_is_refused():
     for field, split in (("body", "test"), ("text", "train")):
         with pytest.raises(RopepatchError, match="--field and --split are of --text, which is missing"):
             named_suite("demo", text=None, field=field, split=split)
-    assert named_suite("demo", text=None, field="text", split="test").tasks[0].text is None
