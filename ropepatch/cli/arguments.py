@@ -31,7 +31,8 @@ TextSource = Annotated[
     ),
 ]
 TextField = Annotated[str, typer.Option("--field", help="The column or key of a document's text.")]
-TextSplit = Annotated[str, typer.Option("--split", help="Of a `datasets` id or a saved set.")]
+SPLIT = "Which part of a `datasets` id or a saved set is read"
+TextSplit = Annotated[str, typer.Option("--split", help=f"{SPLIT}.")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="A folder for the results; what it holds already is not measured again."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import (
+    SPLIT,
     AsJson,
     Model,
     Revision,
@@ -71,8 +72,7 @@ def extend(
     text: TextSource = None,
     field: TextField = "text",
     split: Annotated[
-        str | None,
-        typer.Option(help="Of a `datasets` id or a saved set; test if not given, or train to fit on."),
+        str | None, typer.Option(help=f"{SPLIT}; test if not given, or train to fit on.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder to make; MODEL-METHOD-TO(-RECIPE) here if not given.")

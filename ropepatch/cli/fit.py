@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Revision, TextField, TextSource, command_line
+from ropepatch.cli.arguments import AsJson, Model, Revision, TextField, TextSource, TextSplit, command_line
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import WEIGHTS, bar, device
 
@@ -29,7 +29,7 @@ def fit(
     to: Annotated[str, typer.Option(help="The target context, e.g. 32k.")],
     text: TextSource = None,
     field: TextField = "text",
-    split: Annotated[str, typer.Option(help="Of a `datasets` id or a saved set.")] = "train",
+    split: TextSplit = "train",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -38,7 +38,7 @@ def fit(
             "MODEL-fit-TO here if not given.",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of gradient descent.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of gradient descent.")] = 100,
     init: Annotated[
         str, typer.Option(help="Methods to start from, separated by commas; auto tries all and mixtures.")
     ] = "auto",
@@ -54,9 +54,11 @@ def fit(
     lengths: Annotated[
         str, typer.Option(help="target; or all: one vector that serves every length up to it.")
     ] = "target",
-    shape: Annotated[str, typer.Option(help="Of the divisors: free, monotone or smooth.")] = "free",
+    shape: Annotated[str, typer.Option(help="What the divisors may be: free, monotone or smooth.")] = "free",
     keep: Annotated[int, typer.Option(min=0, help="So many of the fastest pairs stay as they are.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of random starts and the order of the text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The seed of random starts and of the order of the text.")
+    ] = 0,
     link_weights: Annotated[
         bool, typer.Option("--link-weights", help="As in `ropepatch extend`; for a checkpoint folder.")
     ] = False,

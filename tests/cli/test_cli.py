@@ -11,7 +11,7 @@ import pytest
 import typer
 from tiny_checkpoint import tiny_llama_folder
 
-from ropepatch import METHODS, RopepatchError
+from ropepatch import METHODS
 from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.evaluation.suites import Method, Suite, read_suite
@@ -318,9 +318,3 @@ def test_settings_take_the_types_of_the_method(tmp_path):
     }  # fmt: skip
     assert parse_settings("custom", ["divisors=1,2"]) == {"divisors": (1.0, 2.0)}
     assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {"divisors": (1.0, 2.5)}
-
-
-@pytest.mark.parametrize("setting", ["beta_fast=fast", "truncate=maybe", "beta_fast", "attention_factor="])
-def test_a_setting_of_another_type_is_refused(setting):
-    with pytest.raises(RopepatchError):
-        parse_settings("yarn", [setting])
