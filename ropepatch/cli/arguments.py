@@ -94,7 +94,9 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
         if kind is bool:
             return {"true": True, "false": False}[text.lower()]
         if get_origin(kind) is tuple:
-            return _numbers(text)
+            is_file = text.endswith(".json")
+            numbers = json.loads(Path(text).read_text(encoding="utf-8")) if is_file else text.split(",")
+            return tuple(map(float, numbers))
         return kind(text)
     except (ValueError, KeyError, TypeError, OSError) as error:
         words = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -103,13 +105,6 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
             f"{name} must be {expected}, got {text!r}",
             hint=f"`ropepatch methods {method}` lists its parameters",
         ) from error
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    from_file = text.endswith(".json")
-    return tuple(
-        map(float, json.loads(Path(text).read_text(encoding="utf-8")) if from_file else text.split(","))
-    )
 
 
 def parse_share(text: str) -> float:

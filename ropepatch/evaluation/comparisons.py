@@ -61,8 +61,9 @@ class Comparison:
 
     def last(self, name: str) -> tuple[int, Row] | None:
         """The greatest length up to the target at which a result has a row, and the row."""
-        rows = ((length, self.at(length).get(name)) for length in self.lengths() if length <= self.target)
-        return next(((length, row) for length, row in reversed([*rows]) if row is not None), None)
+        rows = {row["length"]: row for row in self.rows("by_length").get(name, ())}
+        greatest = max((length for length in rows if length <= self.target), default=None)
+        return None if greatest is None else (greatest, rows[greatest])
 
 
 def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:

@@ -91,7 +91,12 @@ def run_tasks(
         raise RopepatchError(
             f"tasks must be a list of names, got {tasks!r}", hint='e.g. ["ropepatch_passkey"]'
         )
-    _check_network(tasks)
+    for task in tasks:
+        if task in NEEDS_NETWORK and constants.HF_HUB_OFFLINE:
+            raise RopepatchError(
+                f"{task} needs the network ({NEEDS_NETWORK[task]}), but HF_HUB_OFFLINE is set",
+                hint=f"offline: {', '.join(OFFLINE_TASKS)}",
+            )
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
         reader = _reader(model, _saved(tokenizer, folder), batch_size=batch_size, max_length=max_length)
@@ -127,15 +132,6 @@ def _lm_eval() -> Any:
         raise RopepatchError(
             "lm-eval is needed to run its tasks", hint='pip install "ropepatch[eval]"'
         ) from error
-
-
-def _check_network(tasks: Sequence[str]) -> None:
-    for task in tasks:
-        if task in NEEDS_NETWORK and constants.HF_HUB_OFFLINE:
-            raise RopepatchError(
-                f"{task} needs the network ({NEEDS_NETWORK[task]}), but HF_HUB_OFFLINE is set",
-                hint=f"offline: {', '.join(OFFLINE_TASKS)}",
-            )
 
 
 @contextmanager

@@ -209,18 +209,14 @@ def measure_extension(
     variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.scaling.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
-        _check_frequencies(after.source.folder, plan)
+        folder = after.source.folder
+        if frequency_error(load_text_config(read_json(folder / "config.json")), plan):
+            raise RopepatchError(
+                f"{folder} does not have the frequencies of {plan.scaling.name} to {plan.target} tokens",
+                hint="give the checkpoint that was made by this plan",
+            )
         variants.append(Variant(after, label, plan))
     return _resumed(_jobs(suite.tasks, variants, plan.target), out, progress)
-
-
-def _check_frequencies(folder: Path, plan: Plan) -> None:
-    config = load_text_config(read_json(folder / "config.json"))
-    if frequency_error(config, plan):
-        raise RopepatchError(
-            f"{folder} does not have the frequencies of {plan.scaling.name} to {plan.target} tokens",
-            hint="give the checkpoint that was made by this plan",
-        )
 
 
 def _subject(name: str, revision: str | None, device: str) -> Subject:

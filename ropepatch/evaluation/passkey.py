@@ -184,6 +184,10 @@ def _generated(
     _check_vocabulary(model, torch.stack([prompt.ids for prompt in prompts]))
 
     generate: Any = model.generate
+    # What stands after an answer that has ended; one that cannot end needs none.
+    padding = next(
+        token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if token is not None
+    )
 
     def end_of(row: int) -> int:
         return prompts[row].answers[0][0]
@@ -198,7 +202,7 @@ def _generated(
                 do_sample=False,
                 num_beams=1,
                 max_new_tokens=words.answer_tokens,
-                pad_token_id=_padding(tokenizer),
+                pad_token_id=padding,
             )
             texts = tokenizer.batch_decode(generated[:, stop:], skip_special_tokens=True)
             matches = (re.search(words.parse or "", text) for text in texts)
@@ -206,12 +210,6 @@ def _generated(
                 row: int(match is not None and match[0] == prompts[row].keys[0])
                 for row, match in zip(batch, matches, strict=True)
             }
-
-
-def _padding(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What stands after an answer that has ended; one that cannot end needs none."""
-    ends = tokenizer.pad_token_id, tokenizer.eos_token_id
-    return next((token for token in ends if token is not None), 0)
 
 
 def _check_vocabulary(model: PreTrainedModel, ids: Tensor) -> None:

@@ -12,8 +12,8 @@ vocabulary. Memory: the keys and values of B * N tokens.
 
 from __future__ import annotations
 
-import inspect
 import logging
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,15 +128,11 @@ def _same(logits: Tensor, expected: Tensor) -> bool:
 
 def _layers(model: PreTrainedModel, ids: Tensor) -> int:
     """Of the cache that the model makes for the ids; 0 if it makes none, or one that forgets or does more."""
-    if not any(map(_takes_past, model.modules())):
+    if not any("past_key_values" in signature(module.forward).parameters for module in model.modules()):
         return 0
     cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
     layers = cache.layers if type(cache) is DynamicCache else []
     return len(layers) if all(type(layer) is DynamicLayer for layer in layers) else 0
-
-
-def _takes_past(module: torch.nn.Module) -> bool:
-    return "past_key_values" in inspect.signature(module.forward).parameters
 
 
 class _SharedCache(DynamicCache):
