@@ -45,18 +45,23 @@ class FixedSinusoids(AttentionModule):
         of_queries, of_keys = (sinusoid(positions, width)[:, None] for positions in places)
         more = of_keys.to(key.dtype).expand_as(key)
         return Attended(
-            torch.cat((query, _turned(query, of_queries, 1)), -1),
+            torch.cat((query, _turned(query, of_queries)), -1),
             torch.cat((key, more), -1),
             torch.cat((value, more), -1),
-            finish=lambda output: output[..., :width] + _turned(output[..., width:], of_queries, -1),
+            finish=lambda output: output[..., :width] + _turned_back(output[..., width:], of_queries),
         )
 
 
-def _turned(vectors: Tensor, of_queries: Tensor, sign: int) -> Tensor:
-    """Pairs turned by the angles of the queries: 1 for queries, before they meet keys' sinusoids, -1 back."""
-    (x, y), (sin, cos) = _pairs(vectors), _pairs(of_queries)
-    turned = x * cos + sign * y * sin, y * cos - sign * x * sin
-    return torch.stack(turned, -1).flatten(-2).to(vectors.dtype)
+def _turned(query: Tensor, of_queries: Tensor) -> Tensor:
+    """What gives with a key's sinusoid the product of the query with that of the difference."""
+    (x, y), (sin, cos) = _pairs(query), _pairs(of_queries)
+    return torch.stack((x * cos + y * sin, y * cos - x * sin), -1).flatten(-2).to(query.dtype)
+
+
+def _turned_back(summed: Tensor, of_queries: Tensor) -> Tensor:
+    """A weighted sum of the keys' sinusoids as that of the differences."""
+    (x, y), (sin, cos) = _pairs(summed), _pairs(of_queries)
+    return torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2).to(summed.dtype)
 
 
 def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,21 +7,22 @@ import json
 import math
 import re
 import reprlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from itertools import pairwise
-from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity
 from ropepatch.files import json_text, parse_json, whole_file
-from ropepatch.settings import check_keys
+from ropepatch.settings import refusal, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -30,22 +31,10 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
 
 SCHEMA = 1
-KINDS: dict[str, tuple[type | UnionType, str]] = {
-    "task": (str, "a text"),
-    "label": (str, "a text"),
-    "model": (dict, "an object"),
-    "scaling": (dict | None, "an object or null"),
-    "target": (int, "a whole number"),
-    "parameters": (dict, "an object"),
-    "tables": (dict, "an object"),
-    "env": (dict, "an object"),
-    "seconds": (int | float | None, "a number or null"),
-}
-
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class Result:
     """One task on one model.
 
@@ -67,12 +56,12 @@ class Result:
 
     task: str
     label: str
-    model: Mapping[str, Any]
-    scaling: Mapping[str, Any] | None
+    model: dict[str, Any]
+    scaling: dict[str, Any] | None
     target: int
-    parameters: Mapping[str, Any]
-    tables: Mapping[str, Sequence[Row]]
-    env: Mapping[str, Any]
+    parameters: dict[str, Any]
+    tables: dict[str, list[Row]]
+    env: dict[str, Any]
     seconds: float | None = field(default=None, compare=False)
     schema: int = SCHEMA
 
@@ -117,11 +106,13 @@ def read_result(file: Path) -> Result:
             f"{file} is not a result: {error}", hint="give a JSON file of a suite"
         ) from error
     try:
-        if isinstance(content, dict):
-            _check_schema(content.get("schema", SCHEMA))  # first: another format may have other keys
-        check_keys(Result, content)
-        _check_kinds(content)
-        return Result(**content)
+        if not isinstance(content, dict):
+            raise RopepatchError(f"a result must be a mapping, got {shown(content)}")
+        _check_schema(content.get("schema", SCHEMA))  # first: another format may have other keys
+        try:
+            return Result(**content)
+        except ValidationError as error:
+            raise refusal(error, Result, content) from error
     except RopepatchError as error:
         raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
 
@@ -132,15 +123,6 @@ def _check_schema(schema: object) -> None:
             f"a result of format {reprlib.repr(schema)}, expected {SCHEMA}",
             hint="measure again with this version",
         )
-
-
-def _check_kinds(content: Mapping[str, Any]) -> None:
-    for key, (kind, wanted) in KINDS.items():
-        if not isinstance(content.get(key), kind):
-            raise RopepatchError(f"its {key} must be {wanted}, got {reprlib.repr(content.get(key))}")
-    for name, rows in content["tables"].items():
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise RopepatchError(f"its table {name!r} must be a list of objects, got {reprlib.repr(rows)}")
 
 
 def loss_row(read: Perplexity) -> Row:

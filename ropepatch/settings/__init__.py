@@ -8,7 +8,6 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
@@ -60,22 +59,6 @@ def read_yaml(path: Path, what: str) -> Any:
     except Exception as error:  # PyYAML passes on what int(), datetime() and others say to a hostile value
         reason = shorten(str(error) or type(error).__name__, 300)
         raise RopepatchError(f"{path} is not a {what}: {reason}", hint="name a YAML file") from error
-
-
-def check_keys(kind: type, content: object) -> None:
-    """Refuse what does not have the keys of a dataclass.
-
-    Raises:
-        RopepatchError: No mapping, a key that is unknown, or one that is missing.
-    """
-    place, keys = kind.__name__.lower(), [field.name for field in fields(kind)]
-    hint = f"its keys are {', '.join(keys)}"
-    if not isinstance(content, dict):
-        raise RopepatchError(f"a {place} must be a mapping, got {shown(content)}", hint=hint)
-    refuse_unknown(content, keys, f"{place} key")
-    for field in fields(kind):
-        if field.default is field.default_factory is MISSING and field.name not in content:
-            raise RopepatchError(f"a {place} must have the key {field.name}", hint=hint)
 
 
 def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:
@@ -179,11 +162,13 @@ Length = Annotated[
     AfterValidator(_some_tokens),
     expected("a length in tokens (4096, 32k or 4x)"),
 ]
+UNKNOWN_FIELD = "unexpected_keyword_argument"  # of a dataclass, by pydantic's type of error
 WORDS = {  # where a type has no words of its own, by pydantic's type of error
     "bool_type": "true or false",
     "dict_type": "a mapping",
     "float_type": "a number",
     "int_type": "a whole number",
+    "list_type": "a list",
     "model_attributes_type": "a mapping",
     "model_type": "a mapping",
     "string_type": "a text",
@@ -219,7 +204,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _refusal(error, type(self), values) from None
+            raise refusal(error, type(self), values) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested ones keep their place
 
@@ -233,7 +218,7 @@ class Settings(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise _refusal(error, cls, obj) from None
+            raise refusal(error, cls, obj) from None
 
     @classmethod
     def from_yaml(cls, file: Path) -> Self:
@@ -305,11 +290,21 @@ def shown(value: object) -> str:
     return " ".join(_short.repr(value).split())
 
 
-def _refusal(error: ValidationError, kind: type[Settings], content: Any) -> RopepatchError:
-    """The first thing in a content that pydantic refused, in one line and a hint."""
-    first = error.errors(include_url=False)[0]
-    value, context, fault = first["input"], first.get("ctx", {}), first["type"]
-    place, hint = _place(first["loc"], content), None
+def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:
+    """The first thing in a content that pydantic refused, in one line and a hint.
+
+    Args:
+        error: What pydantic says.
+        kind: The settings, or the dataclass, that the content should be.
+        content: What was given.
+    """
+    # Unknown keys come first, which say most; pydantic's dataclasses put missing ones before them.
+    first = max(error.errors(include_url=False), key=lambda one: one["type"] == UNKNOWN_FIELD)
+    value, context, fault, steps = first["input"], first.get("ctx", {}), first["type"], first["loc"]
+    if fault in (UNKNOWN_FIELD, "missing"):
+        context = {"key": steps, "keys": [*inspect.signature(kind).parameters]}
+        fault, steps = "unknown" if fault == UNKNOWN_FIELD else "absent", ()
+    place, hint = _place(steps, content), None
     if fault == "together":
         together: RopepatchError = context["error"]
         return RopepatchError(f"{place}: {together}" if place else str(together), hint=together.hint)
