@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.markdown import markdown_table, plain
@@ -30,24 +30,29 @@ def headline(model: Extended) -> str:
     return " ".join(sentences)
 
 
-def sections(model: Extended) -> Iterator[str]:
-    """A section for every comparison, and one on the old context."""
+class Part(NamedTuple):
+    """A section of a card: one comparison. The texts are Markdown, but for the title."""
+
+    title: str
+    method: str
+    table: str
+    stem: str
+    figure: str
+
+
+def parts(model: Extended) -> Iterator[Part]:
+    """A section for every comparison."""
     for evidence in model.evidence:
         task = task_of(evidence.group.task)
         tables = task.tables(evidence.group)
         method = plain(task.method(evidence.group.parameters))
-        yield f"### {plain(task.title)}"
-        yield " ".join(filter(None, [method, _cells(tables), _place(evidence)]))
-        yield markdown_table(tables, marked=evidence.own, note=" (this checkpoint)")
-        if evidence.stem in model.captions:
-            yield f"![{plain(model.captions[evidence.stem])}]({FIGURES.format(evidence.stem)})"
-    if old := [*_old_context(model)]:
-        yield "### Within the old context"
-        yield "\n".join(f"- {line}" for line in old)
-    if model.evidence:
-        yield "These numbers come from the result files in [evaluation](evaluation)."
-    if model.evidence and "evaluation.html" in model.files:
-        yield "[evaluation.html](evaluation.html) shows more of them."
+        yield Part(
+            title=task.title,
+            method=" ".join(filter(None, [method, _cells(tables), _place(evidence)])),
+            table=markdown_table(tables, marked=evidence.own, note=" (this checkpoint)"),
+            stem=evidence.stem,
+            figure=FIGURES.format(evidence.stem),
+        )
 
 
 def _cells(tables: Sequence[Table]) -> str:
@@ -64,7 +69,7 @@ def _place(evidence: Evidence) -> str:
     return f"Measured on {plain(', '.join([*place, *versions]))}." if versions and place else ""
 
 
-def _old_context(model: Extended) -> Iterator[str]:
+def old_context(model: Extended) -> Iterator[str]:
     """What the extension did to what the model could before."""
     window = model.record.original_max_position_embeddings
     for evidence in model.evidence:

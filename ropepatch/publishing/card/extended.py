@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.model.source import HUB_ID
+from ropepatch.publishing.card.markdown import text
 from ropepatch.publishing.card.names import shown_name
 from ropepatch.scaling import METHODS
 
@@ -79,6 +81,29 @@ class Extended:
         """The Hub id of the base model; None of a local one."""
         on_hub = self.record.revision is not None and HUB_ID.fullmatch(self.record.model)
         return self.record.model if on_hub else None
+
+    @property
+    def base_address(self) -> str:
+        """Where the base model is on the Hub."""
+        return f"https://huggingface.co/{self.base_id}"
+
+    @property
+    def python_name(self) -> str:
+        """Its name and branch as arguments of Python."""
+        return text(self.name) + (f", revision={text(self.branch)}" if self.branch else "")
+
+    @property
+    def shell_name(self) -> str:
+        """Its name and branch as words of a command line."""
+        branch = f" --revision {shlex.quote(self.branch)}" if self.branch else ""
+        return shlex.quote(self.name) + branch
+
+    @property
+    def adapter_arguments(self) -> str:
+        """What `ropepatch.load_adapter` takes to load it."""
+        folder = f"snapshot_download({self.python_name})" if "/" in self.name else text(self.name)
+        is_public = self.base_id or self.record.model == "tiny"
+        return folder if is_public else f"{folder}, base={text('path/to/' + self.base_name)}"
 
     @property
     def base_name(self) -> str:

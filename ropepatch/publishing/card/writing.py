@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jinja2
+
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
 from ropepatch.extension import record as records
 from ropepatch.files import whole_file
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.publishing.card import evidence, making, usage
+from ropepatch.publishing.card import evidence, making
 from ropepatch.publishing.card.extended import Extended
-from ropepatch.publishing.card.markdown import plain
+from ropepatch.publishing.card.markdown import code, fenced, plain, table
 from ropepatch.publishing.card.metadata import front_matter
 from ropepatch.publishing.gguf.layout import fits_gguf
 from ropepatch.report.plots import looks_of, pictures_of_results
@@ -26,9 +30,13 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from ropepatch.extension.record import Engine
     from ropepatch.report.plots import Picture
 
 CARD = "README.md"
+TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
+ENGINES = ("engine", "reads it", "note")
+NEWLINE = "\0"  # of a value, while empty lines of the template are joined
 MARKER = (
     "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
 )
@@ -75,22 +83,55 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
 
 def card_text(model: Extended) -> str:
     """The card: the same for the same record and results, and no number that is in neither."""
-    parts = [
-        f"---\n{front_matter(model)}\n---",
-        MARKER,
-        f"# {plain(model.short_name)}",
-        making.summary(model),
-        evidence.headline(model),
-        "## How to load it",
-        *usage.sections(model),
-        "## What was measured",
-        *(tuple(evidence.sections(model)) or ("Nothing was measured on this checkpoint.",)),
-        "## How it was made",
-        *making.sections(model),
-        "## Citation",
-        making.citation(model),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    record = model.record
+    body = _template().render(
+        marker=MARKER,
+        model=model,
+        record=record,
+        trained=record.adaptation,
+        has_tokenizer=bool(model.files & TOKENIZERS),
+        paper=making.paper(model),
+        headline=evidence.headline(model),
+        engines=table(
+            ENGINES, [[plain(one.engine), plain(one.reads), plain(one.note)] for one in record.engines]
+        ),
+        measured=[*evidence.parts(model)],
+        old_context=[*evidence.old_context(model)],
+        recipe=making.recipe(model),
+        plan=making.plan(model),
+        citation=making.citation(model),
+    )
+    paragraphs = re.sub(r"\n{3,}", "\n\n", body).strip("\n").replace(NEWLINE, "\n")
+    return f"---\n{front_matter(model)}\n---\n\n{paragraphs}\n"
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        finalize=_kept_lines,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "plain": plain,
+        "code": code,
+        "fenced": fenced,
+        "quote": shlex.quote,
+        "count": "{:,}".format,
+        "reservation": _reservation,
+    }
+    return environment.get_template("card.md.jinja")
+
+
+def _kept_lines(value: object) -> str:
+    """A value whose empty lines are its own, and not between paragraphs."""
+    return str(value).replace(NEWLINE, "").replace("\n", NEWLINE)
+
+
+def _reservation(engine: Engine) -> str:
+    only = "Only partly: " if engine.reads == "partly" else "Note: "
+    return f"{only}{plain(engine.note)}." if engine.note else ""
 
 
 def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
