@@ -302,8 +302,9 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
     first = max(error.errors(include_url=False), key=lambda one: one["type"] == UNKNOWN_FIELD)
     value, context, fault, steps = first["input"], first.get("ctx", {}), first["type"], first["loc"]
     if fault in (UNKNOWN_FIELD, "missing"):
-        context = {"key": steps, "keys": [*inspect.signature(kind).parameters]}
-        fault, steps = "unknown" if fault == UNKNOWN_FIELD else "absent", ()
+        keys = [] if steps[1:] else [*inspect.signature(kind).parameters]  # of what is within, we have none
+        context = {"key": steps[-1:], "keys": keys}
+        fault, steps = "unknown" if fault == UNKNOWN_FIELD else "absent", steps[:-1]
     place, hint = _place(steps, content), None
     if fault == "together":
         together: RopepatchError = context["error"]
@@ -313,7 +314,8 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
         whole = f"{place}.{key}" if place else key
         if fault == "unknown":
             return RopepatchError(f"unknown {noun(kind)} key {shown(whole)}", hint=_nearest(key, keys))
-        return RopepatchError(f"a {noun(kind)} must have the key {whole}", hint=f"keys: {', '.join(keys)}")
+        hint = f"keys: {', '.join(keys)}" if keys else None
+        return RopepatchError(f"a {noun(kind)} must have the key {whole}", hint=hint)
     words = context.get("words") or WORDS.get(fault, first["msg"])
     if choices := context.get("expected") or context.get("expected_tags"):
         names, value = re.findall("'([^']*)'", choices), context.get("tag", value)
