@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +14,6 @@ from ropepatch.cli.listing import print_table
 from ropepatch.pipeline.running import bar, device, say_on_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedTokenizerBase
 
     from ropepatch.data.documents import GeneratedDocument

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 BOS, EOS = 0, 1  # the special tokens of the tokenizer
 

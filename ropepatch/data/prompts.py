@@ -6,6 +6,7 @@ Shapes: N tokens of a prompt.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice, pairwise
 from typing import TYPE_CHECKING
@@ -17,8 +18,6 @@ from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Needle", "PasskeyTemplate", "Prompt", "needle_prompt", "passkey_prompt"]

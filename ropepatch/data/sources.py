@@ -8,17 +8,15 @@ import json
 import re
 import reprlib
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.errors import RopepatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 SEPARATOR = b"<|endoftext|>"
 TOKEN_IDS = "input_ids"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Count, Settings, Several, Whole, expected
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 NAMES = tuple(
     f"the {manner} {trade}"

@@ -8,6 +8,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,8 +19,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerBase
 
 AT_ONCE = 64  # texts that the tokenizer is given at one time; it splits them in parallel

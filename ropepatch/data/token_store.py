@@ -13,19 +13,17 @@ import json
 import logging
 import struct
 from array import array
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ropepatch.files import whole_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 HEADER = 2**16  # bytes before the tokens; what stands there is written last, when their number is known
 CHUNK = 2**22  # tokens that are hashed at one time

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -16,17 +17,14 @@ from huggingface_hub import HfApi
 from torch import Tensor
 
 from ropepatch.data.sources import local_files, stream_documents
-from ropepatch.data.texts import first_token, token_ids
+from ropepatch.data.texts import Texts, first_token, token_ids
 from ropepatch.data.token_store import CHUNK, Reading, TokenStore, find, write
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import relative_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from transformers import PreTrainedTokenizerBase
 
-    from ropepatch.data.texts import Texts
 
 FORMAT = 1  # of an entry, and of how documents become tokens
 CHARACTERS = 2**20  # of the texts that the tokenizer is given at one time; it splits them in parallel

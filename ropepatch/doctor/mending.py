@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.doctor.diagnosis import Diagnosis, mended
 from ropepatch.doctor.findings import CONFIG
@@ -12,10 +12,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.source import check_inside
-from ropepatch.model.weights import INDEX, PICKLES, clone_files, read_header
-
-if TYPE_CHECKING:
-    from ropepatch.model.weights import Progress
+from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files, read_header
 
 
 def mend(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.encodings.attention import NAME, SLOT
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
@@ -21,11 +22,6 @@ from ropepatch.model.record_file import write_swapped
 from ropepatch.model.rotary import RotarySubstitute, Substitution, base_model, find_substitute, float32_on_cpu
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 logger = logging.getLogger("ropepatch")
 

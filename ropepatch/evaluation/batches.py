@@ -6,6 +6,7 @@ Shapes: B passages of a batch, T tokens of its longest.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ropepatch.evaluation.protocols import Window
 
 PADDING = 1 / 16  # of the tokens of a batch, at most

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ropepatch.evaluation.results import as_read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ropepatch.evaluation.results import Result, Row
+from ropepatch.evaluation.results import Result, Row, as_read
 
 FLOOR = "floor"  # the label of what no model can beat
 

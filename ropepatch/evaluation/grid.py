@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -11,8 +12,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.table import aligned, data_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pandas import DataFrame
 
     from ropepatch.data.templates import PasskeyTemplate

@@ -7,9 +7,11 @@ import logging
 import os
 import random
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,6 @@ from ropepatch.evaluation.results import Row, finite
 from ropepatch.model.head import evaluating
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ESSAYS = "essays, baber/paul_graham_essays on the Hub"

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.batches import padded
+from ropepatch.evaluation.batches import Batch, padded
 from ropepatch.model.head import decoded_once, decoder_of, input_device, token_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropepatch.evaluation.batches import Batch
 
 logger = logging.getLogger(__name__)
 

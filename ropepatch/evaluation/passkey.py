@@ -9,12 +9,14 @@ import operator
 import random
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
+from torch import Tensor
 
-from ropepatch.data.prompts import Needle, needle_prompt
+from ropepatch.data.prompts import Needle, Prompt, needle_prompt
 from ropepatch.data.templates import PasskeyTemplate, bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
@@ -23,12 +25,8 @@ from ropepatch.model.head import evaluating, input_device
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.data.prompts import Prompt
 
 __all__ = ["Passkey", "PasskeyGrid", "passkey"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -20,9 +21,6 @@ from ropepatch.evaluation.store import LossStore
 from ropepatch.model.head import evaluating, input_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BLOCK = 256  # documents of an iterator that are held at a time

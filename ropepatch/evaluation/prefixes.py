@@ -13,21 +13,17 @@ vocabulary. Memory: the keys and values of B * N tokens.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Iterator
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.head import gives_positions
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from ropepatch.errors import RopepatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity, difference
 from ropepatch.evaluation.grid import THRESHOLD
-from ropepatch.evaluation.results import document_sums, finite, mean_nats
+from ropepatch.evaluation.results import Result, document_sums, finite, mean_nats
 from ropepatch.evaluation.tasks import task_of
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.results import Result
 
 Interval = tuple[float, float]
 

@@ -7,8 +7,10 @@ import json
 import math
 import re
 import reprlib
+from collections.abc import Sequence
 from dataclasses import asdict, field
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,17 +19,13 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import Perplexity
+from ropepatch.evaluation.curves import LossCurve, Perplexity
 from ropepatch.files import json_text, parse_json, whole_file
 from ropepatch.settings import refusal, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
-    from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
 
 SCHEMA = 1

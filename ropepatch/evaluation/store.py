@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,9 +13,6 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
@@ -16,9 +17,6 @@ from ropepatch.files import shipped
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import check_method, method_label
 from ropepatch.settings import Length, OneOf, Settings, Several, Text, refuse_unknown, seed_of, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:

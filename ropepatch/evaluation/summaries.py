@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR, comparisons
-from ropepatch.evaluation.results import as_read
+from ropepatch.evaluation.comparisons import FLOOR, Comparison, comparisons
+from ropepatch.evaluation.results import Result, as_read
 from ropepatch.evaluation.tasks import task_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.results import Result
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:

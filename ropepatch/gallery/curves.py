@@ -6,6 +6,7 @@ Every plot raises a RopepatchError if matplotlib is not installed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, QUIET, canva
 from ropepatch.scaling.rope import Rope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.encodings.registry import ENCODINGS
@@ -13,8 +14,6 @@ from ropepatch.report.plots.style import GRID, INK, PLAIN, QUIET, Look, canvas, 
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

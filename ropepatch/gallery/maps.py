@@ -5,6 +5,7 @@ Every plot raises a RopepatchError if matplotlib is not installed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,6 @@ from ropepatch.encodings.biases import buckets_of, slopes
 from ropepatch.report.plots.style import COLOURS, INK, QUIET, canvas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

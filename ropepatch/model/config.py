@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -13,10 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ropepatch.errors import RopepatchError
 from ropepatch.model.record_file import NEEDS_ROPEPATCH
 from ropepatch.model.stock import stock_code
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
 
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 

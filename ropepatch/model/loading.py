@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import foreign
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 

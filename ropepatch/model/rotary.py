@@ -12,19 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
 MAX_PAIRS = 1 << 15

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
@@ -24,11 +26,6 @@ from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import Progress, clone_files, fingerprint, read_header, read_headers
 from ropepatch.scaling import make_scaling
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
 
 # By how much of the largest logit weights may change it that are rounded to their dtype after the scaling.
 FOLDED = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.05}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,23 +12,19 @@ import jinja2
 from markupsafe import Markup
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import by_place, comparisons
+from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
 from ropepatch.report.html import html_table
 from ropepatch.report.inline_svg import inline_svg
-from ropepatch.report.plots import looks_of, pictures_of_rescaling, pictures_of_results, rescalings
+from ropepatch.report.plots import Picture, looks_of, pictures_of_rescaling, pictures_of_results, rescalings
 from ropepatch.report.tables import summary_table
 from ropepatch.report.words import outcome, provenance, variants
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result
     from ropepatch.evaluation.table import Table
-    from ropepatch.report.plots import Picture
 
 
 class InlineFigure(NamedTuple):

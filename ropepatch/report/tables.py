@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropepatch.evaluation.comparisons import FLOOR, by_place, comparisons
+from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
 from ropepatch.evaluation.table import MISSING, Cell, Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.words import variants
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.ranking import Ranked, Ranking
     from ropepatch.evaluation.results import Result
 

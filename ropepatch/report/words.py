@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.evaluation.comparisons import training_free
-from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.comparisons import Comparison, training_free
+from ropepatch.evaluation.ranking import Ranking, rank
 from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.ranking import Ranking
     from ropepatch.evaluation.results import Result
 
 

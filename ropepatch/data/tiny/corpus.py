@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -22,8 +23,6 @@ from ropepatch.data.tiny.grammar import SENTENCES, Sentence
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from transformers import PreTrainedTokenizerBase
 
 Tokens = tuple[int, ...]

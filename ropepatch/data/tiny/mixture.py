@@ -6,7 +6,7 @@ Shapes: T tokens of a row.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,6 @@ from ropepatch.data.tiny.grammar import SENTENCES, Sentence
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # the label of a token that is not trained on

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
-from ropepatch.evaluation.comparisons import training_free
+from ropepatch.evaluation.comparisons import Comparison, training_free
 from ropepatch.evaluation.curves import difference
-from ropepatch.evaluation.results import document_sums, mean_nats
+from ropepatch.evaluation.results import Row, document_sums, mean_nats
 from ropepatch.evaluation.table import MISSING, Cell, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.results import Row
 
 
 def nats_cell(row: Row) -> Cell:

@@ -13,17 +13,15 @@ from ropepatch.data.templates import PasskeyTemplate, bundled, read_template
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.passkey import passkey, trial_prompt
-from ropepatch.evaluation.results import passkey_by_length, passkey_cells
+from ropepatch.evaluation.results import Row, passkey_by_length, passkey_cells
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table, enumeration
-from ropepatch.evaluation.tasks.task import Column, Task, resolved
+from ropepatch.evaluation.tasks.task import Advance, Column, Tables, Task, resolved
 from ropepatch.settings import Count, Length, Several, Share, Whole, expected
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.results import Row
-    from ropepatch.evaluation.tasks.task import Advance, Tables
 
 
 def share_cell(row: Row) -> Cell:

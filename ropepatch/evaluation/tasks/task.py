@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.comparisons import FLOOR, Comparison
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table
 from ropepatch.settings import Length, Settings, relative_length
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Result, Row
 
 Column = Callable[["Row"], Cell]

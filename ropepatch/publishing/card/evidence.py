@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.markdown import markdown_table, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ropepatch.evaluation.table import Table
     from ropepatch.publishing.card.extended import Evidence, Extended
 

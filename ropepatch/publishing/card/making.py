@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from ropepatch.publishing.card.papers import address, bibtex, entry
 from ropepatch.scaling import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from ropepatch.publishing.card.extended import Extended
 
 PLANNED = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -9,8 +10,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from ropepatch.evaluation.tasks import task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ropepatch.publishing.card.extended import Evidence, Extended
 
 DIGITS = 4  # after the point, of a metric

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,16 +23,13 @@ from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, plain, table
 from ropepatch.publishing.card.metadata import front_matter
 from ropepatch.publishing.gguf.layout import fits_gguf
-from ropepatch.report.plots import looks_of, pictures_of_results
+from ropepatch.report.plots import Picture, looks_of, pictures_of_results
 from ropepatch.report.plots.style import house_style
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.figure import Figure
 
     from ropepatch.extension.record import Engine
-    from ropepatch.report.plots import Picture
 
 CARD = "README.md"
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}

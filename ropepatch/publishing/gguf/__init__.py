@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +26,6 @@ from ropepatch.publishing.gguf.layout import DTYPES, ROPE_FREQS, GgufTensor, Lay
 from ropepatch.publishing.gguf.tokenizer import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gguf import GGUFWriter
 
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
@@ -18,11 +20,6 @@ from ropepatch.model.config import blueprint, load_config, load_text_config
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import TensorEntry, read_headers
 from ropepatch.scaling.rope import divisors
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16: its bits
 ROPE_FREQS = "rope_freqs.weight"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import get_session
+from huggingface_hub import HfApi, get_session
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
@@ -14,9 +15,6 @@ from huggingface_hub.utils.sha import git_hash
 from ropepatch.publishing.hub import explaining
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoSibling
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropepatch.evaluation.results import passkey_cells
+from ropepatch.evaluation.results import Row, passkey_cells
 from ropepatch.report.plots.style import COLOURS, INK, QUIET, WIDTH, canvas, shown
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.passkey import PasskeyGrid
-    from ropepatch.evaluation.results import Row
 
 PER_ROW = 3  # maps beside each other, at most
 CELL = (0.27, 0.15)  # inches that a number needs

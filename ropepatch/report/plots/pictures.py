@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
-from ropepatch.evaluation.results import slug
+from ropepatch.evaluation.results import Result, slug
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
@@ -16,11 +17,8 @@ from ropepatch.report.plots.style import Look, looks
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from matplotlib.figure import Figure
 
-    from ropepatch.evaluation.results import Result
 
 DRAWN: Mapping[str, Callable[[Comparison, Mapping[str, Look]], Figure]] = {  # by the kind of a `Drawing`
     "by_length": plot_perplexity,
