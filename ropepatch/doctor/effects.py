@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ropepatch.doctor.case import Case
 from ropepatch.doctor.findings import CONFIG, Finding
@@ -22,9 +23,6 @@ from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu, rotating_by
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import Weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TOKENS = 128  # that the model writes itself
 AROUND = 32  # tokens on either side of the length at which frequencies switch

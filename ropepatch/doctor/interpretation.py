@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedConfig
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_text_config
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.registry import make_encoding
@@ -18,9 +19,6 @@ from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapp
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey
 from ropepatch.model.weights import read_headers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load(model: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ropepatch.encodings.attention import NAME, SLOT, uninterchangeable
 from ropepatch.encodings.encoding import Attended, ModelShape
@@ -16,9 +17,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.config import text_config
 from ropepatch.model.survey import Survey
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def shape_of(base: PreTrainedModel, survey: Survey) -> ModelShape:

@@ -11,10 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.prompts import Needle, Prompt, needle_prompt
 from ropepatch.data.templates import PasskeyTemplate, bundled
@@ -23,10 +24,6 @@ from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.prefixes import read_in_batches
 from ropepatch.model.head import evaluating, input_device
 from ropepatch.settings import seed_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 __all__ = ["Passkey", "PasskeyGrid", "passkey"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan, plan_scaling
@@ -22,9 +23,6 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.model.survey import Survey, survey
 from ropepatch.scaling import Scaling
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 logger = logging.getLogger("ropepatch")
 

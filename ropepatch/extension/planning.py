@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.config_changes import changed, find_changes
@@ -27,9 +28,6 @@ from ropepatch.model.survey import Survey, survey, survey_folder
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, repr=False)

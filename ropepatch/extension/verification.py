@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
@@ -18,9 +19,6 @@ from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import other_tables, stock_table
 from ropepatch.model.stock import stock_code
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 PROBE_TOKENS = 48
 TOLERANCE = 1e-5  # of logits; the same operations in the same order are expected to agree to the bit

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
@@ -19,9 +20,6 @@ from ropepatch.model.source import Source, check_inside, find_source, stated_by_
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # Not carried over: remote code, other forms of the weights, the base's card, and what is written anew.
 LEFT_OUT = {".py", ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.evaluation.bootstrap import bootstrap_interval
 from ropepatch.evaluation.perplexity import perplexity
@@ -19,9 +20,6 @@ from ropepatch.fitting.settings import FitSettings, Objective
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.survey import Survey
 from ropepatch.settings import seed_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NEEDLES = 32  # passkey prompts to learn from
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.errors import RopepatchError
@@ -15,14 +14,12 @@ from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask, Task, askable, check_text, doublings
 from ropepatch.extension.planning import plan
 from ropepatch.fitting import fitting
+from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
-
-if TYPE_CHECKING:
-    from ropepatch.fitting.fitting import Fitted
 
 ALL = "all"  # stands for every candidate that the model allows
 WINDOWS, TRIALS = 24, 4  # of text, and passkeys per length and depth

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.templates import bundled
@@ -21,9 +21,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
 from ropepatch.fitting.settings import Objective
 from ropepatch.settings import seed_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 HELD_OUT = 16  # windows, at most, that decide, and as many that are read once at the end; else 1 in 6
 FEWEST = 10  # windows without which nothing is learned

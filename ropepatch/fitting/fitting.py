@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
@@ -36,9 +36,7 @@ from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling.file import write_scaling
-
-if TYPE_CHECKING:
-    from ropepatch.scaling.searched import CustomDivisors
+from ropepatch.scaling.searched import CustomDivisors
 
 STATE = "fit.json"  # in the work folder
 SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropepatch.fitting.examples import Examples
@@ -21,12 +22,8 @@ from ropepatch.fitting.settings import Objective
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
 from ropepatch.model.rotary import rotating_by
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ropepatch.model.survey import Survey
-    from ropepatch.scaling.rope import Rope
+from ropepatch.model.survey import Survey
+from ropepatch.scaling.rope import Rope
 
 CHUNK = 2048  # positions whose logits are held at a time
 AT_ONCE = 8192  # tokens of a forward pass, unless one row is longer

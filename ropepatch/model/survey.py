@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
 
 from ropepatch.files import read_json
 from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
@@ -14,9 +15,6 @@ from ropepatch.model.legacy import check_agreement
 from ropepatch.model.record_file import read_config
 from ropepatch.model.rotary import RotarySite, check_table_rules, find_rotary, float32_on_cpu, read_rope
 from ropepatch.scaling.rope import Rope
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)

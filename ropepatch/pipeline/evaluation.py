@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
+from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.pipeline.inputs import in_tokens, model_name
@@ -17,9 +18,6 @@ from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.settings import Length
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.results import Result
 
 WINDOWS = 24  # of text, if nothing else is said
 

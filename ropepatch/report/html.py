@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ropepatch.evaluation.table import Cell, Table
+from ropepatch.evaluation.table import Cell, Table
 
 
 def html_table(table: Table) -> str:

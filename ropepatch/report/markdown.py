@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ropepatch.evaluation.table import Table
+from ropepatch.evaluation.table import Table
 
 
 def markdown_table(tables: Sequence[Table], marked: str | None = None, note: str = "") -> str:

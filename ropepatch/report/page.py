@@ -6,13 +6,15 @@ import importlib.metadata
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons
+from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.table import Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
 from ropepatch.report.html import html_table
@@ -21,10 +23,6 @@ from ropepatch.report.plots import Picture, looks_of, pictures_of_rescaling, pic
 from ropepatch.report.tables import summary_table
 from ropepatch.report.words import outcome, provenance, variants
 from ropepatch.settings import short_length
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.results import Result
-    from ropepatch.evaluation.table import Table
 
 
 class InlineFigure(NamedTuple):

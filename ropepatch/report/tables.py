@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
+from ropepatch.evaluation.ranking import Ranked, Ranking
+from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import MISSING, Cell, Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.words import variants
 from ropepatch.settings import short_length
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.ranking import Ranked, Ranking
-    from ropepatch.evaluation.results import Result
 
 
 def results_tables(results: Sequence[Result]) -> list[Table]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.ranking import RULE, Ranking
+from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import Table, aligned
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.tables import ranking_table
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.results import Result
 
 FRONT = (
     "On the Pareto front of loss, short-range loss and passkeys, if the model can find them: no other is as "

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropepatch.evaluation.comparisons import Comparison, training_free
 from ropepatch.evaluation.ranking import Ranking, rank
+from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.results import Result
 
 
 def outcome(groups: Sequence[Comparison]) -> list[str]:

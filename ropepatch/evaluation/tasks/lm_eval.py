@@ -6,23 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, token_ids
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import Comparison
+from ropepatch.evaluation.results import Result, Row
 from ropepatch.evaluation.table import MISSING, Cell, Metric, Table
 from ropepatch.evaluation.tasks.task import Advance, Tables, Task
 from ropepatch.files import shipped
 from ropepatch.settings import Count, Several, Text
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.results import Result, Row
 
 HUB_METRICS = {"acc": "accuracy"}  # what the Hub calls a metric of lm-eval, where it has another name for it
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.templates import PasskeyTemplate, bundled, read_template
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.passkey import passkey, trial_prompt
 from ropepatch.evaluation.results import Row, passkey_by_length, passkey_cells
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table, enumeration
 from ropepatch.evaluation.tasks.task import Advance, Column, Tables, Task, resolved
 from ropepatch.settings import Count, Length, Several, Share, Whole, expected
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ropepatch.evaluation.comparisons import Comparison
 
 
 def share_cell(row: Row) -> Cell:

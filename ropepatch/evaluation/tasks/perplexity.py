@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, first_documents, windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
@@ -22,12 +25,6 @@ from ropepatch.evaluation.table import Drawing, Metric, Table
 from ropepatch.evaluation.tasks.losses import nats_cell, perplexity_cell, stretch_table, training_sentences
 from ropepatch.evaluation.tasks.task import Advance, Column, Tables, Task, resolved
 from ropepatch.settings import Count, Length, OneOf, Several, Text, relative_length
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ropepatch.data.documents import GeneratedDocument
-    from ropepatch.evaluation.comparisons import Comparison
 
 TALES = "held-out tales"  # what tiny reads where no text is given
 PROTOCOLS = {

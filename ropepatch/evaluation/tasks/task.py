@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, Comparison
+from ropepatch.evaluation.results import Result, Row
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table
 from ropepatch.settings import Length, Settings, relative_length
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ropepatch.evaluation.results import Result, Row
 
 Column = Callable[["Row"], Cell]
 Advance = Callable[[int, int | None], None]

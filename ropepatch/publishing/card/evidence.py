@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ropepatch.evaluation.table import Table
 from ropepatch.evaluation.tasks import task_of
+from ropepatch.publishing.card.extended import Evidence, Extended
 from ropepatch.report.markdown import markdown_table, plain
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.table import Table
-    from ropepatch.publishing.card.extended import Evidence, Extended
 
 FIGURES = "evaluation/{}.png"  # within the folder of the checkpoint
 

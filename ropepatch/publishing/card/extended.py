@@ -8,18 +8,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.results import Result, Row, as_read
 from ropepatch.evaluation.tasks import TASKS
+from ropepatch.extension.record import Engine, Record
 from ropepatch.model.source import HUB_ID
 from ropepatch.publishing.card.markdown import text
 from ropepatch.publishing.card.names import shown_name
 from ropepatch.scaling import METHODS
-
-if TYPE_CHECKING:
-    from ropepatch.extension.record import Engine, Record
 
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
 

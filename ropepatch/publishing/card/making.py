@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ropepatch.model.legacy import LEGACY_KEYS
+from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, link, text
 from ropepatch.publishing.card.names import shown_command
 from ropepatch.publishing.card.papers import address, bibtex, entry
 from ropepatch.scaling import METHODS
-
-if TYPE_CHECKING:
-    from ropepatch.publishing.card.extended import Extended
 
 PLANNED = (
     "method",

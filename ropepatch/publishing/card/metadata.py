@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from ropepatch.evaluation.tasks import task_of
-
-if TYPE_CHECKING:
-    from ropepatch.publishing.card.extended import Evidence, Extended
+from ropepatch.publishing.card.extended import Evidence, Extended
 
 DIGITS = 4  # after the point, of a metric
 

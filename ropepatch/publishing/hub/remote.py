@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import HfApi, get_session
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
 
 from ropepatch.publishing.hub import explaining
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import RepoSibling
 
 
 @dataclass(frozen=True)
