@@ -18,10 +18,7 @@ from passkey_cases import (
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import (
-    ByT5Tokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ropepatch.data.prompts import PasskeyTemplate, passkey_prompt
 from ropepatch.errors import RopepatchError

@@ -14,15 +14,12 @@ from ropepatch.errors import RopepatchError
         ({"needle": "The pass key is {code}."}, r"needle must be a text with \{key\}, got 'The pass key is"),
         ({"filler": ("So it goes.", " ")}, r"filler\[1\] must be a text that is not blank, got ' '"),
         ({"question": "The pass key:\n"}, "question must be a text that ends in a word"),
-        ({"question": ""}, "question must be a text that ends in a word, got ''"),
         ({"question": "And {name} has"}, r"must both hold \{name\}, or neither"),
         ({"needle": "{name} has {key}."}, r"must both hold \{name\}, or neither"),
         ({"separator": "\n\n"}, "separator must be a space or a line break, got"),
         ({"keys": (5, 1)}, r"keys must be the least and the greatest key, got \(5, 1\)"),
         ({"keys": (-1, 5)}, "keys must be the least and the greatest key"),
-        ({"keys": (1, 2, 3)}, "keys must be the least and the greatest key"),
         ({"names": ("Ann", "Bob", "Ann")}, "the names must differ, got 'Ann' twice"),
-        ({"parse": r"\d+"}, "parse and answer_tokens belong together"),
         ({"answer_tokens": 5}, "parse and answer_tokens belong together, got None and 5"),
         ({"parse": "(", "answer_tokens": 5}, r"parse is no regular expression: '\('"),
     ],
@@ -36,24 +33,14 @@ def test_a_template_that_asks_for_nothing_is_refused(words, message):
 # Keys
 
 
-def drawn(words: PasskeyTemplate, count: int) -> list[str]:
-    draw = random.Random(1)
-    return [words.draw_key(draw) for _ in range(count)]
-
-
 def test_keys_are_all_texts_of_so_many_digits_or_all_whole_numbers_of_a_range():
+    draw = random.Random(1)
     for words, keys in (
         (PasskeyTemplate(digits=2), {f"{key:02}" for key in range(100)}),
         (PasskeyTemplate(keys=(8, 12), digits=5), {"8", "9", "10", "11", "12"}),
     ):
-        assert set(drawn(words, 2000)) == keys
+        assert {words.draw_key(draw) for _ in range(2000)} == keys
         assert words.num_keys == len(keys)
-
-
-def test_keys_of_a_range_are_equally_likely():
-    found = drawn(PasskeyTemplate(keys=(1, 50_000)), 20_000)
-    lengths = [sum(len(key) == digits for key in found) / 20_000 for digits in range(1, 6)]
-    assert lengths == pytest.approx([9 / 5e4, 90 / 5e4, 900 / 5e4, 9000 / 5e4, 40_001 / 5e4], abs=0.01)
 
 
 # The digest
@@ -61,26 +48,6 @@ def test_keys_of_a_range_are_equally_likely():
 
 def test_the_digest_of_the_bundled_template_is_the_same_in_every_process():
     assert PasskeyTemplate().digest == "cf631617c79772a4"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"intro": "Read."},
-        {"filler": PasskeyTemplate().filler[::-1]},
-        {"needle": "{key}"},
-        {"question": "It is"},
-        {"separator": "\n"},
-        {"digits": 4},
-        {"keys": (1, 2)},
-        {"names": ("Ann", "Bob")},
-        {"parse": r"\d+", "answer_tokens": 5},
-        {"parse": r"\d+", "answer_tokens": 6},
-    ],
-)
-def test_every_change_of_a_template_changes_its_digest(change):
-    base = PasskeyTemplate(parse=r"\d+", answer_tokens=7) if "parse" in change else PasskeyTemplate()
-    assert base.model_copy(update=change).digest != base.digest
 
 
 def test_distractors_bring_the_bundled_template_with_names_of_which_none_is_part_of_another():

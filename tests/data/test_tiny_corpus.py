@@ -7,15 +7,9 @@ from itertools import product
 
 import pytest
 import torch
-from tiny_corpus_oracle import (
-    Assignments,
-    Words,
-    enumerated_log_probs,
-    passkey_log_probs,
-    passkey_prompts,
-)
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from passkey_cases import TOKENIZERS
+from tiny_corpus_oracle import Assignments, Words, enumerated_log_probs, passkey_log_probs, passkey_prompts
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ropepatch.data.documents import BOS, EOS, copying
 from ropepatch.data.prompts import PasskeyTemplate
@@ -87,17 +81,6 @@ def test_a_tale_is_exact_where_the_window_just_reaches_a_value_or_cuts_it(narrat
         for window in (distance - 3, distance - 1, distance, distance + 1):
             if window >= document.reach:
                 assert off(document, words.log_probs(document.ids.tolist(), window), window) < EXACT
-
-
-def test_the_last_digits_of_a_code_tell_nothing_about_its_first(tokenizer):
-    chests = [sentence for sentence in SENTENCES if sentence.subject in ("red", "blue")]
-    document = Narrator(tokenizer, chests).tale(200, seed=0)
-    codes = {d: (document.distance == d).nonzero().flatten() for d in repeated(document)}
-    distance, code = next((d, code) for d, code in codes.items() if len(code) == 4)
-    assert tokenizer.convert_ids_to_tokens(document.ids[code].tolist())[0] == "Ġ"
-    assert document.log_probs(distance)[code].tolist() == [0, 0, 0, 0]
-    # One token less, and the window begins with the code's first digit, then with its second.
-    assert document.log_probs(distance - 1)[code].exp().tolist() == pytest.approx([1, 0.1, 0.1, 0.1])
 
 
 @pytest.mark.parametrize("extra", [0, 1, 2, 7, None])
@@ -287,28 +270,12 @@ def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_co
 # Windows
 
 
-def test_a_longer_window_is_worth_something_up_to_the_length_of_the_tale(narrator):
-    tales = [narrator.tale(2048, seed) for seed in range(10)]
-    loss = [-torch.stack([tale.log_probs(w) for tale in tales]).mean().item() for w in (32, 128, 512, 2047)]
-    assert loss == sorted(loss, reverse=True)
-    assert loss[0] - loss[-1] > 0.1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda narrator: narrator.tale(100, 0),
-        lambda narrator: narrator.passkey(100, 0),
-        lambda _: copying(9, 99, 0),
-    ],
-)
-def test_a_window_that_may_not_hold_a_sentence_is_refused(narrator, make):
-    document = make(narrator)
-    assert document.log_probs(document.reach).isfinite().all()
-    for window in (document.reach - 1, 0, -1):
-        with pytest.raises(
-            RopepatchError, match=f"window must be at least {document.reach} tokens, got {window}"
-        ):
+def test_a_window_that_may_not_hold_a_sentence_is_refused(narrator):
+    for document in (narrator.tale(100, 0), narrator.passkey(100, 0), copying(9, 99, 0)):
+        assert document.log_probs(document.reach).isfinite().all()
+        window = document.reach - 1
+        message = f"window must be at least {document.reach} tokens, got {window}"
+        with pytest.raises(RopepatchError, match=message):
             document.log_probs(window)
 
 
@@ -371,23 +338,12 @@ def test_a_told_text_is_of_the_same_process(words):
 # Tokenizers and sentences whose probabilities would be wrong
 
 
-def byte_tokenizer(**special):
-    raw = Tokenizer(
-        models.BPE(
-            vocab={c: i for i, c in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])},
-            merges=[],
-        )
-    )
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
-
-
 def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused():
     with pytest.raises(RopepatchError, match=r"splits '.*' so that one part tells something") as caught:
-        Narrator(byte_tokenizer(bos_token="<s>"))
+        Narrator(TOKENIZERS["single_bytes"]())
     assert "names in one token and digits one by one" in caught.value.hint
     with pytest.raises(RopepatchError, match="no beginning-of-sequence token"):
-        Narrator(byte_tokenizer())
+        Narrator(TOKENIZERS["gpt2"]())
 
 
 @pytest.mark.parametrize(
@@ -401,33 +357,16 @@ def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused():
             [fact("Anna said {value}re it is, and {value}re is Anna.", 1.0, "Anna", ["the"])],
             "does not split ' Anna said there it is",
         ),
-        *(
-            (
-                [
-                    fact("Rain falls on the roofs", 0.5, None),
-                    fact(f"Rain falls on the roofs{end}", 0.5, None),
-                ],
-                "two sentences begin with ' Rain falls on the roofs'",
-            )
-            for end in ("", " and on the road")
+        (
+            [fact(f"Rain falls on the roofs{end}", 0.5, None) for end in ("", " and on the road")],
+            "two sentences begin with ' Rain falls on the roofs'",
         ),
     ],
-    ids=["dependent codes", "joined with its value", "the same", "a longer one"],
+    ids=["dependent codes", "joined with its value", "a longer one"],
 )
 def test_sentences_whose_probabilities_would_be_wrong_are_refused(tokenizer, sentences, message):
     with pytest.raises(RopepatchError, match=message):
         Narrator(tokenizer, sentences)
-
-
-def test_such_codes_would_indeed_be_more_probable_than_stated(tokenizer, monkeypatch):
-    text = "Chest {colour} {{value}} is shut, and only {{value}} opens chest {colour}."
-    sentences = [fact(text.format(colour=c), 0.5, c, ["12", "21"]) for c in ("red", "blue")]
-    monkeypatch.setattr("ropepatch.data.tiny.corpus._independent", lambda values: True)
-    document = Narrator(tokenizer, sentences).tale(80, seed=0)
-    reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in sentences])
-    distance = max(repeated(document))
-    oracle = reader.log_probs(document.ids.tolist(), distance - 1)
-    assert off(document, oracle, distance - 1) > 0.1
 
 
 # The floor

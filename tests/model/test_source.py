@@ -166,7 +166,6 @@ def answering(status: int, code: str = ""):
     ("prepare", "revision", "environment", "problem", "advice"),
     [
         (answering(401, "GatedRepo"), None, {}, f"{NAME} is gated", "hf auth login"),
-        (answering(403, "GatedRepo"), None, {}, f"{NAME} is gated", "hf auth login"),
         (answering(401), None, {}, f"no folder {NAME} here", "hf auth login"),
         (answering(403), None, {}, f"{ANSWERED} 403 for it", "HF_TOKEN"),
         (answering(503), None, {}, f"{ANSWERED} 503 for it", "try again later"),
@@ -186,12 +185,6 @@ def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
     message, hint = ropepatch.fails("find", NAME, *words, **environment)
     assert message.startswith(problem)
     assert advice in hint
-
-
-def test_a_model_without_config_json_is_refused(hub, ropepatch, run_at):
-    hub.create(NAME, {"README.md": b"nothing else"})
-    message, _ = ropepatch.refused(run_at("plan", NAME, "--to", "256"))
-    assert message.startswith("no config.json in")
 
 
 def test_a_folder_is_taken_before_the_hub_is_asked(template, monkeypatch):
@@ -217,15 +210,3 @@ def test_a_name_too_long_for_a_path_is_an_error_and_no_crash(name, monkeypatch):
     monkeypatch.setattr("ropepatch.model.source._from_hub", ask)
     with pytest.raises(RopepatchError):
         find_source(name, weights=False)
-
-
-def test_a_revision_of_a_folder_is_refused(template):
-    with pytest.raises(RopepatchError, match="no revisions"):
-        find_source(template, "main", weights=False)
-
-
-def test_a_peft_adapter_is_said_to_be_one(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(RopepatchError, match="PEFT adapter") as caught:
-        find_source(tmp_path, weights=False)
-    assert "merge" in caught.value.hint

@@ -37,17 +37,10 @@ def place(folder: Path, tensor: str, name: object) -> None:
     edit_json(folder / INDEX, weight_map=index["weight_map"] | {tensor: name})
 
 
-def cut_off(whole: bytes, share: float) -> bytes:
-    return whole[: int(share * len(whole))]
-
-
-def expected_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(t.shape) for file in shards(folder) for name, t in load_file(file).items()}
-
-
 def test_the_headers_give_the_shape_of_every_tensor(single, sharded):
-    assert read_headers(single).shapes == expected_shapes(single)
-    assert read_headers(sharded).shapes == read_headers(single).shapes
+    expected = {name: tuple(tensor.shape) for name, tensor in load_file(single / SINGLE).items()}
+    assert read_headers(single).shapes == expected
+    assert read_headers(sharded).shapes == expected
 
 
 def test_the_files_are_the_index_and_every_shard_once(sharded):
@@ -67,47 +60,6 @@ def test_a_terabyte_of_weights_is_judged_by_its_header(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *(partial(cut_off, share=share) for share in (0.0, 0.1, 0.5, 0.99)),
-        b"\xff" * 1000,
-        b"<html>404</html>" * 10,
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
-        struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 4) + b"{\xff\xff}",
-        struct.pack("<Q", 1 << 62) + b"{}",
-    ],
-)
-def test_a_truncated_or_damaged_file_is_refused(single, content):
-    file = single / SINGLE
-    file.write_bytes(content if isinstance(content, bytes) else content(file.read_bytes()))
-    with pytest.raises(RopepatchError, match=f"{SINGLE} is truncated or damaged"):
-        read_headers(single)
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda shard: shard.write_bytes(shard.read_bytes()[:-1]), "is truncated or damaged"),
-        (lambda shard: shard.unlink(), "is missing from"),
-        (lambda shard: (shard.unlink(), shard.symlink_to("../blobs/gone")), "is missing from"),
-    ],
-    ids=["truncated", "no file", "a link to nothing"],
-)
-def test_a_truncated_or_missing_shard_is_named(sharded, damage, problem):
-    shard = shards(sharded)[2]
-    damage(shard)
-    with pytest.raises(RopepatchError, match=f"{shard.name} {problem}"):
-        read_headers(sharded)
-
-
-def test_an_index_that_places_a_tensor_where_it_is_not_is_refused(sharded):
-    place(sharded, "model.ghost.weight", shards(sharded)[1].name)
-    with pytest.raises(RopepatchError, match=r"places model\.ghost\.weight in .*, which does not hold it"):
-        read_headers(sharded)
-
-
-@pytest.mark.parametrize(
     "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "config.json", ["x.safetensors"]]
 )
 def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, name):
@@ -117,17 +69,6 @@ def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, n
     with pytest.raises(RopepatchError, match="beside it") as caught:
         read_headers(sharded)
     assert repr(name) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [(text, "has no weight_map") for text in ("{}", '{"weight_map": null}', '{"weight_map": ["a"]}')]
-    + [(text, "index") for text in ("", "{", "[]", "NaN", '{"weight_map": {"a": NaN}}')],
-)
-def test_an_index_without_a_weight_map_or_that_is_no_json_object_is_refused(sharded, text, problem):
-    (sharded / INDEX).write_text(text)
-    with pytest.raises(RopepatchError, match=problem):
-        read_headers(sharded)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt"])
@@ -158,30 +99,9 @@ def test_a_pickle_beside_safetensors_does_not_matter(single):
     assert read_headers(single).files == (single / SINGLE,)
 
 
-def test_no_weights_at_all_are_refused_with_what_was_expected(single):
-    (single / SINGLE).unlink()
-    with pytest.raises(RopepatchError, match=f"no weights in {single}") as caught:
-        read_headers(single)
-    assert SINGLE in caught.value.hint
-
-
-def test_weights_of_another_shape_are_foreign(single):
-    weights = read_headers(single)
-    with pytest.raises(RopepatchError, match=r"lm_head\.weight has shape \[48, 32\], expected \[50, 32\]"):
-        check_fit(weights, weights.shapes | {"lm_head.weight": (50, 32)})
-
-
-@pytest.mark.parametrize(
-    ("suffix", "problem"),
-    [
-        (".data", r"they hold lm_head\.weight\.data, expected names like lm_head"),
-        (None, "they hold no tensor"),
-    ],
-)
-def test_weights_of_other_names_or_without_any_are_foreign(single, suffix, problem):
-    tensors = load_file(single / SINGLE) if suffix else {}
-    save_file({f"{name}{suffix}": tensor for name, tensor in tensors.items()}, single / SINGLE)
-    with pytest.raises(RopepatchError, match=problem):
+def test_weights_without_any_tensor_are_foreign(single):
+    save_file({}, single / SINGLE)
+    with pytest.raises(RopepatchError, match=r"they hold no tensor, expected names like lm_head\.weight"):
         check_fit(read_headers(single), {"lm_head.weight": (48, 32), "model.norm.weight": (32,)})
 
 
@@ -206,12 +126,9 @@ def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
     assert seen == [(number, 2 * size) for number in done]
 
 
-def test_a_tensor_that_config_json_asks_for_is_missed(single):
+def test_a_tensor_that_is_another_ones_copy_is_not_missed(single):
     weights = read_headers(single)
-    expected = weights.shapes | {"model.layers.9.mlp.weight": (4, 4)}
-    with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.layers\.9\.mlp\.weight"):
-        check_fit(weights, expected)
-    check_fit(weights, expected, frozenset({"model.layers.9.mlp.weight"}))
+    check_fit(weights, weights.shapes | {"model.copy.weight": (4, 4)}, frozenset({"model.copy.weight"}))
 
 
 def print_of(*files: Path) -> str:
@@ -223,13 +140,6 @@ def three_mib(tmp_path) -> Path:
     """A file longer than what the fingerprint reads at one time."""
     (tmp_path / SINGLE).write_bytes(bytes(3 << 20))
     return tmp_path / SINGLE
-
-
-def test_a_copy_of_the_weights_has_their_fingerprint(three_mib, tmp_path):
-    (tmp_path / "copy").mkdir()
-    copy = tmp_path / "copy" / three_mib.name
-    copy.write_bytes(three_mib.read_bytes())
-    assert print_of(copy) == print_of(three_mib)
 
 
 def other_byte(file: Path, at: int) -> Path:

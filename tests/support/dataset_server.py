@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote
 from hub_server import COMMIT, etag, listening
 
 
-def asked_elsewhere(code: str, *words: str, home: Path, url: str, offline: bool) -> list[Any]:
+def asked_elsewhere(code: str, *words: str, home: Path, url: str, offline: bool = False) -> list[Any]:
     """The JSON lines that an interpreter of its own prints: `datasets` reads the Hub's address once."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home / "home"), "HF_HUB_DISABLE_XET": "1"}
