@@ -205,12 +205,6 @@ def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already
     check(planned(survey(llama(LLAMA_2, **already)), method))
 
 
-def test_the_notes_fit_into_the_table_of_a_plan():
-    for method in METHODS:
-        for line in planned(surveyed("llama-2"), method).engines:
-            assert len(line.note) < 100
-
-
 # What engines compute that run here, from the same checkpoints.
 
 

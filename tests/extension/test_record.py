@@ -10,8 +10,8 @@ from records import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import FILE, VERSION, Part, Record, amend, exists, read, sound_keys, write
-from ropepatch.model.record_file import Swapped, read_swapped
+from ropepatch.extension.record import FILE, VERSION, Record, amend, exists, read, sound_keys, write
+from ropepatch.model.record_file import read_swapped
 
 ADAPTATION = RECORDS["trained"]["adaptation"]
 
@@ -52,38 +52,6 @@ def test_the_record_of_a_swapped_encoding_from_before_is_read(tmp_path):
     assert (record.encoding, record.model_type) == ("t5", "llama")
     with pytest.raises(RopepatchError, match="position encoding is swapped"):
         read(tmp_path)
-
-
-def keys_of(kind, content):
-    """Every declared key of a part and of those within it, and whether a record has it."""
-    for name, field in kind.model_fields.items():
-        yield f"{kind.__name__}.{name}", name in content
-        inner = next(parts_in(field.annotation), None)
-        value = content.get(name)
-        for item in value if isinstance(value, list) else [value]:
-            if inner and isinstance(item, dict):
-                yield from keys_of(inner, item)
-
-
-def parts_in(annotation):
-    if isinstance(annotation, type) and issubclass(annotation, Part):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from parts_in(inner)
-
-
-def test_every_declared_key_is_written_by_somebody():
-    upgraded = [Record.parse(content).to_dict() for content in RECORDS.values()]
-    told = [entry for content in upgraded for entry in keys_of(Record, content)]
-    told += keys_of(Swapped, {"version": VERSION} | SWAPPED)
-    silent = {key for key, _ in told} - {key for key, there in told if there}
-    assert silent == SELDOM
-
-
-SELDOM = {  # of some bases' cards; of a fit that was ranked and not chosen; not in the older of these records
-    *("Base.license_name", "Base.license_link", "Base.language", "Ranking.fit"),
-    "Record.attention_factor_before",
-}
 
 
 @pytest.mark.parametrize(
@@ -162,17 +130,14 @@ def test_an_amendment_that_fails_leaves_the_record_as_it_was(record, tmp_path, m
 
 GATE = ADAPTATION["gate"]
 DAMAGED = {
-    "model": {"model": 3},
     "earlier.target": {"earlier": RECORDS["extended"] | {"target": "32k"}},
     "base.language": {"base": {"language": ["en", 3]}},
-    "adaptation.tokens": {"adaptation": ADAPTATION | {"tokens": 1.5}},
     "adaptation.gate.now": {"adaptation": ADAPTATION | {"gate": GATE | {"now": None}}},
     "engines.switches": {
         "engines": [{"engine": "vLLM", "reads": "yes", "note": "", "switches": ["-x; rm -rf ~"]}]
     },
     "inv_freq": {"inv_freq": [True]},
     "config_changes.rope_parameters": {"config_changes": {"rope_parameters": "yarn"}},
-    "original_max_position_embeddings": {"original_max_position_embeddings": 0},
     "target": {"target": 10**30},
     "factor": {"factor": 10**400},
     "version": {"version": "1"},
@@ -188,14 +153,10 @@ def test_a_value_of_the_wrong_kind_is_named_in_one_line(name, record, tmp_path):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", [name for name, field in Record.model_fields.items() if field.is_required()])
-def test_a_key_that_is_missing_is_named(name, record, tmp_path):
+def test_a_key_that_is_missing_is_named(record, tmp_path):
     content = record.to_dict()
-    del content[name]
-    if name == "version":
-        assert read(put(tmp_path, content)) == record
-        return
-    with pytest.raises(RopepatchError, match=f"says nothing usable of {name}, got nothing"):
+    del content["target"]
+    with pytest.raises(RopepatchError, match="says nothing usable of target, got nothing"):
         read(put(tmp_path, content))
 
 
