@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import ropepatch
 import ropepatch.encodings.attention
 from ropepatch import RopepatchError
-from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.encodings import make_encoding, swap, swapped
 from ropepatch.scaling import make_scaling
 from ropepatch.training.packed_attention import packed_attention
@@ -128,19 +127,16 @@ def test_two_models_do_not_see_each_other():
 
 
 def test_a_swap_is_visible(model, caplog):
-    with caplog.at_level(logging.INFO, logger="ropepatch"):
-        handle = put(model, "shaw")
-    assert caplog.messages == ["LlamaForCausalLM: positions rope -> shaw, clip=5"]
+    caplog.set_level(logging.INFO, logger="ropepatch")
+    handle = put(model, "shaw")
     assert "SwappedPositions(\n      shaw, clip=5\n" in str(model)
     assert "model.rotary_emb: shaw, clip=5" in repr(handle)
     assert swapped(model).encoding == handle.encoding == make_encoding("shaw", clip=5)
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="ropepatch"):
-        handle.remove()
-    assert caplog.messages == ["LlamaForCausalLM: positions shaw -> rope"]
+    handle.remove()
+    changes = ["rope -> shaw, clip=5", "shaw -> rope"]
+    assert caplog.messages == [f"LlamaForCausalLM: positions {change}" for change in changes]
     assert swapped(model) is None
     assert "removed" in repr(handle)
-    assert "shaw" not in str(model)
 
 
 # Training and wrappers
@@ -307,11 +303,6 @@ def test_an_encoding_that_is_none_or_does_not_fit_leaves_the_model_alone(
     assert traces(model) == before
 
 
-def test_what_is_not_a_transformers_model_is_refused():
-    with pytest.raises(RopepatchError, match="Linear holds no transformers model"):
-        swap(nn.Linear(2, 2), "alibi")
-
-
 # Other families
 
 
@@ -388,24 +379,3 @@ def test_a_family_that_is_not_like_llama_is_refused_with_its_reason(family, reas
         swap(model, "alibi")
     assert "\n" not in str(caught.value)
     assert swapped(model) is None
-
-
-# Evaluation
-
-
-def test_the_evaluators_read_the_bundled_model_with_its_rope_swapped_in_as_they_do_without(tiny):
-    model, tokenizer = tiny
-    tales = [tale.ids for tale in held_out_tales(tokenizer, length=128, count=2)]
-
-    def measured() -> tuple[Any, Any]:
-        curve = ropepatch.perplexity(model, None, tales)
-        return curve, ropepatch.passkey(model, tokenizer, lengths=[96], depths=[0.0, 0.5, 1.0], trials=2)
-
-    curve, grid = measured()
-    with swap(model, "rope"):
-        again, same = measured()
-    assert same == grid
-    assert again.at(128).value == pytest.approx(curve.at(128).value, rel=1e-5)
-    with swap(model, "alibi"):
-        other, _ = measured()
-    assert other.at(128).value > 1.5 * curve.at(128).value

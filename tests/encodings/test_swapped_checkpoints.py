@@ -16,13 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError
-from ropepatch.data.texts import windows
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.measuring import _subject, measure
-from ropepatch.evaluation.suites import Suite
-from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.evaluation.measuring import _subject
 from ropepatch.model.source import TINY
 from ropepatch.publishing.hub.contents import judge
 
@@ -135,18 +132,11 @@ def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, tmp_p
     [
         ({"encoding": "t6"}, "unknown encoding 't6'"),
         ({"encoding": None}, "says nothing usable of encoding, got None"),
-        ({"parameters": {"buckets": 16, "max_distance": 40}}, "the weights in .* are not those of t5"),
-        (
-            {"encoding": "alibi", "parameters": {}},
-            "the weights in .* are not those of alibi: expected no param",
-        ),
+        ({"encoding": "alibi", "parameters": {}}, "are not those of alibi: expected no param"),
         ({"encoding": "shaw", "parameters": {}}, "expected .'keys', 'values'.*got .'table'"),
         ({"model_type": "lama"}, "unknown model_type 'lama'"),
         ({"parameters": {"name": "nope"}}, "t5 has no parameter 'name'"),
-        (
-            {"parameters": {"buckets": 10**11, "max_distance": 10**12}},
-            "the weights in .* are not those of t5",
-        ),
+        ({"parameters": {"buckets": 10**11, "max_distance": 10**12}}, "weights in .* are not those of t5"),
     ],
 )
 def test_a_record_that_does_not_go_with_the_weights_is_refused(copied, change, message):
@@ -172,25 +162,14 @@ def test_what_needs_a_rope_refuses_it(saved, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_suite_measures_it(tiny, tmp_path):
-    model, tokenizer = tiny
-    story = tmp_path / "story.txt"
-    story.write_text("Once a small grey cat sat by the road, and nobody saw it. " * 20)
-    pieces = windows(tokenizer, [story.read_text()], length=64, count=2)
-    with ropepatch.swap(model, "alibi") as swap:
-        swap.save(tmp_path / "alibi", tokenizer)
-        expected = ropepatch.perplexity(model, None, [torch.tensor(piece) for piece in pieces]).at(64).mean
-    task = PerplexityTask(windows=2, text=str(story), lengths=(64,))
-    (result,) = measure(Suite(models=(str(tmp_path / "alibi"),), to=(64,), tasks=(task,)))
-    assert result.tables["by_length"][-1]["nats"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_two_checkpoints_that_differ_in_their_encoding_alone_are_told_apart(model, tokenizer, tmp_path):
+def test_checkpoints_are_measured_with_their_encoding_and_told_apart_by_it_alone(model, tokenizer, tmp_path):
     records = []
     for name in ("alibi", "nope"):
         with ropepatch.swap(model, name) as swap:
             swap.save(tmp_path / name / "m", tokenizer)
-        records.append(_subject(str(tmp_path / name / "m"), None, "cpu").record)
+        subject = _subject(str(tmp_path / name / "m"), None, "cpu")
+        assert swapped(subject.model).encoding.name == name
+        records.append(subject.record)
     assert [record.pop("encoding")["encoding"] for record in records] == ["alibi", "nope"]
     assert records[0].pop("name") != records[1].pop("name")
     assert records[0] == records[1]
@@ -227,15 +206,10 @@ def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
 STAGE = {"windows": [16], "tokens_per_step": 64, "learning_rate": 5.0e-2, "mixture": {"tales": 1.0}}
 
 
-@pytest.fixture(scope="module")
-def stock(tokenizer):
-    """Made once: it takes longer than the training."""
-    return pretraining.Stock.of(tokenizer, [])
-
-
 @pytest.fixture
-def quick(tokenizer, stock, monkeypatch):
-    """Pretraining without making what is made already."""
+def quick(tokenizer, monkeypatch):
+    """Pretraining that saves often, without making its tokenizer and its stock at every call."""
+    stock = pretraining.Stock.of(tokenizer, [])
     monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
     monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pretraining.Stock, "of", lambda *_: stock)
@@ -282,17 +256,11 @@ def test_an_encoding_is_trained_from_scratch_through_all_stages_and_past_an_inte
         assert torch.equal(resumed.state_dict()[name], weights), name
 
 
-@pytest.mark.parametrize(
-    ("encoding", "message"),
-    [
-        ("alibi", "encoding must be a name with its parameters, got 'alibi'"),
-        ({"name": "alibbi"}, "unknown encoding 'alibbi'"),
-        ({"name": "t5", 1: 8}, "encoding must be a name with its parameters"),
-    ],
-)
-def test_a_recipe_refuses_what_is_no_encoding(recipe, encoding, message):
-    with pytest.raises(RopepatchError, match=message):
-        recipe.model_copy(update={"encoding": encoding})
+def test_a_recipe_refuses_what_is_no_encoding(recipe):
+    with pytest.raises(RopepatchError, match="encoding must be a name with its parameters"):
+        recipe.model_copy(update={"encoding": {"name": "t5", 1: 8}})
+    with pytest.raises(RopepatchError, match="unknown encoding 'alibbi'"):
+        recipe.model_copy(update={"encoding": {"name": "alibbi"}})
 
 
 def test_doctor_says_that_the_encoding_is_swapped(saved):
