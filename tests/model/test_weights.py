@@ -126,9 +126,12 @@ def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
     assert seen == [(number, 2 * size) for number in done]
 
 
-def test_a_tensor_that_is_another_ones_copy_is_not_missed(single):
+def test_a_tensor_that_config_json_asks_for_is_missed_unless_it_is_another_ones_copy(single):
     weights = read_headers(single)
-    check_fit(weights, weights.shapes | {"model.copy.weight": (4, 4)}, frozenset({"model.copy.weight"}))
+    expected = weights.shapes | {"model.copy.weight": (4, 4)}
+    with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.copy\.weight"):
+        check_fit(weights, expected)
+    check_fit(weights, expected, frozenset({"model.copy.weight"}))
 
 
 def print_of(*files: Path) -> str:
