@@ -284,14 +284,6 @@ def test_the_training_free_tables_are_the_result_file(training_free):
     check_block("training-free", method_table(training_free, "4", chosen))
 
 
-def test_a_method_that_no_study_has_measured_yet_says_so_in_the_table(training_free):
-    first, second, *others = training_free["results"]["4"]
-    rows = {name: training_free["results"]["4"][name] for name in (first, *others)}
-    lines = method_table(training_free | {"results": {"4": rows}}, "4").splitlines()
-    assert f"| `{second}` | not yet measured | | | | | |" in lines
-    assert all(f"| `{name}` | " in "\n".join(lines) for name in METHODS if name not in NEED_MORE)
-
-
 def test_what_the_protocol_says_the_tables_teach_is_in_them(training_free):
     results, floors = training_free["results"], training_free["floors"]
 

@@ -23,8 +23,6 @@ from ropepatch.settings import (
     Weight,
     Whole,
     expected,
-    meanings,
-    noun,
     parse_length,
     parse_lengths,
     read_yaml,
@@ -35,24 +33,14 @@ from ropepatch.settings import (
 
 
 class Book(Settings):
-    """A source of text.
-
-    Args:
-        text: Where it is,
-            on this machine.
-        weight: Its share.
-    """
+    """A source of text."""
 
     text: Text
     weight: Amount = 1.0
 
 
 class Song(Settings):
-    """Another source.
-
-    Args:
-        tune: Its name.
-    """
+    """Another source."""
 
     tune: Annotated[str, OneOf(["waltz", "march"])]
 
@@ -64,24 +52,7 @@ Source = Annotated[
 
 
 class DemoRecipe(Settings):
-    """Every kind of value.
-
-    Args:
-        sources: What is read.
-        count: One kind of number.
-        whole: Another.
-        rate: Another.
-        floor: Another.
-        share: Another.
-        part: Another.
-        lengths: In tokens.
-        keys: By name, and named as a method of mappings is.
-        shares: By name.
-        flag: A switch.
-        save: A choice.
-        even: A kind of its own.
-        free: Anything.
-    """
+    """Every kind of value; one key is named as a method of mappings is."""
 
     sources: Several[Source]
     count: Count = 1
@@ -135,13 +106,6 @@ def test_values_stay_as_they_were_written_and_lists_become_tuples():
     assert recipe.lengths == ("4x", 512, "32k")
     assert recipe.model_dump()["shares"] == {"a": 1}
     assert recipe.even == (2, 4)
-
-
-def test_settings_are_equal_by_value_have_a_hash_and_cannot_be_changed():
-    assert Book(text="a", weight=1) == Book.model_validate({"text": "a", "weight": 1.0})
-    assert len({Book(text="a"), Book(text="a"), Book(text="b")}) == 2
-    with pytest.raises(Exception, match="frozen"):
-        Book(text="a").text = "b"
 
 
 def test_a_copy_with_other_values_is_checked_as_all_settings_are():
@@ -293,8 +257,6 @@ def test_a_yaml_file_is_named_in_every_refusal(tmp_path):
         RopepatchError, match=r"demo\.yaml: sources\[0\]\.weight must be a number above 0, got"
     ):
         DemoRecipe.from_yaml(file)
-    with pytest.raises(RopepatchError, match=r"nowhere\.yaml is not a demo recipe: .*No such file"):
-        DemoRecipe.from_yaml(tmp_path / "nowhere.yaml")
 
 
 @pytest.mark.parametrize(
@@ -316,31 +278,6 @@ def test_what_is_no_length_is_refused(text):
 def test_a_short_length_is_in_the_largest_unit_that_divides_it_and_reads_back(tokens, text):
     assert short_length(tokens) == text
     assert parse_lengths(f"{text}, 4k,{text}") == sorted({tokens, 4096})
-
-
-def test_a_schema_says_what_editors_need():
-    schema = DemoRecipe.model_json_schema()
-    assert schema["description"] == "Every kind of value."
-    assert schema["additionalProperties"] is False
-    assert schema["required"] == ["sources"]
-    keys = schema["properties"]
-    assert keys["count"] == {
-        "type": "integer",
-        "exclusiveMinimum": 0,
-        "default": 1,
-        "description": "One kind of number.",
-    }
-    assert keys["save"]["enum"] == ["merged", "adapter"]
-    assert [option["type"] for option in keys["lengths"]["anyOf"][0]["items"]["anyOf"]] == [
-        "integer",
-        "string",
-    ]
-    assert schema["$defs"]["Book"]["properties"]["text"]["description"] == "Where it is, on this machine."
-
-
-def test_meanings_stand_in_the_docstring():
-    assert meanings(Book) == {"text": "Where it is, on this machine.", "weight": "Its share."}
-    assert [noun(kind) for kind in (Book, DemoRecipe)] == ["book", "demo recipe"]
 
 
 # read_yaml
@@ -387,8 +324,6 @@ def test_a_tag_that_is_not_of_plain_yaml_is_refused_and_nothing_is_run(tmp_path,
 @pytest.mark.parametrize(
     "content",
     [
-        "a: b: c",
-        "[1, 2",
         "--- a\n--- b",
         "- a\x00",
         b"caf\xe9",

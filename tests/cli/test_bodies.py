@@ -27,9 +27,3 @@ def test_no_body_of_a_command_is_long():
         if lines > LONGEST
     }
     assert long == {}
-
-
-def test_signature_and_docstring_do_not_count():
-    assert bodies('def f(\n    a,\n):\n    """Why.\n\n    How.\n    """\n    b = a\n    return b\n') == {
-        "f": 2
-    }

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from readme import README, block, updating, write_block
+from readme import README, check_block, updating
 from transformers import AutoModelForCausalLM
 
 from ropepatch.cli import demo as command
@@ -57,10 +57,7 @@ def table(record: dict) -> str:
 
 
 def test_the_table_of_the_readme_is_that_of_the_result_file(done):
-    text = table(json.loads(RESULT.read_text()))
-    if updating():
-        write_block("demo", text)
-    assert block("demo") == text
+    check_block("demo", table(json.loads(RESULT.read_text())))
 
 
 def test_the_table_it_prints_has_the_rows_of_the_readme(done, record):

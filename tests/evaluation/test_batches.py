@@ -43,6 +43,7 @@ def passages(lengths: list[int], seed: int = 0) -> list[Passage]:
 
 def test_documents_are_read_together(llama):
     assert shapes_read(llama, tokens(*NEARLY), tokens_per_batch=250) == [(2, 7), (2, 33), (4, 60), (2, 60)]
+    assert shapes_read(llama, tokens(*[100] * 11)) == [(10, 100), (1, 100)]  # 1024 tokens on a CPU
 
 
 @pytest.mark.parametrize("protocol", [OnePass(), Sliding(20, 6), Disjoint(20)], ids=lambda p: p.label)
@@ -78,11 +79,6 @@ def test_a_rope_that_follows_the_length_is_not_padded(rope):
     for ids, nll in zip(documents, curve.nll, strict=True):
         perplexity(model, None, tokens(8))  # makes `dynamic` forget the longer document before
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("count", [10, 11])
-def test_on_a_cpu_1024_tokens_are_read_together_unless_told_otherwise(llama, count):
-    assert shapes_read(llama, tokens(*[100] * count)) == [(10, 100), (1, 100)][: count - 9]
 
 
 # What is read together

@@ -108,13 +108,6 @@ def test_lengths_that_nobody_asked_for_have_no_row(tiny, tmp_path):
     assert (row["metric"], row["value"], row["n"]) == ("128", 0.5, 2)
 
 
-def test_batches_change_nothing(tiny, tmp_path):
-    rows = [{"text": text_of(tiny, length), "target": " turns"} for length in (40, 9, 23, 5, 31)]
-    write_task(tmp_path, "wheel", rows, metrics=("perplexity: perplexity",))
-    (alone,), (together,) = (run(tiny, tmp_path, "wheel", batch_size=size) for size in (1, 4))
-    assert together["value"] == pytest.approx(alone["value"], rel=1e-5)
-
-
 # Nothing is cut
 
 

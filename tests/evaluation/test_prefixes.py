@@ -1,6 +1,5 @@
 import functools
 import logging
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -21,20 +20,17 @@ from ropepatch.settings import seed_of
 DEPTHS = (0.0, 0.3, 0.6, 0.8, 1.0)
 
 
-def rows_of(tokenizer: PreTrainedTokenizerFast, length: int, trials: int, **asked: Any) -> list[list[int]]:
-    """The prompts that `passkey` makes, one by one."""
-    words = ropepatch.data.templates.bundled(distractors=asked.get("distractors", 0))
+def rows_of(tokenizer: PreTrainedTokenizerFast, length: int) -> list[list[int]]:
+    """The prompts that `passkey` makes of six trials, one by one."""
+    words = PasskeyTemplate()
+    seeds = (
+        (depth, seed_of("passkey", 0, length, depth, trial)) for depth, trial in product(DEPTHS, range(6))
+    )
     return [
         needle_prompt(
-            tokenizer,
-            length=length,
-            needles=draw_needles(
-                words, depth, asked.get("distractors", 0), seed_of("passkey", 0, length, depth, trial)
-            ),
-            template=words,
+            tokenizer, length=length, needles=draw_needles(words, depth, 0, seed), template=words
         ).ids.tolist()
-        for depth in DEPTHS
-        for trial in range(trials)
+        for depth, seed in seeds
     ]
 
 
@@ -48,7 +44,7 @@ def test_every_prompt_is_read_and_its_beginning_is_its_own(tokenizer, length, to
     grid = passkey(
         model, tokenizer, lengths=[length], depths=DEPTHS, trials=6, tokens_per_batch=tokens_per_batch
     )
-    expected = rows_of(tokenizer, length, 6)
+    expected = rows_of(tokenizer, length)
     trunk = expected[-1]  # read for its verdict, into the cache, and again from there
     assert sorted(model.seen) == sorted([*expected, trunk, trunk])
     assert any(past for _, _, past in model.read)
@@ -77,7 +73,7 @@ def test_a_prompt_like_the_trunk_to_the_end_is_read_for_its_whole_answer(tokeniz
 def test_a_prompt_is_read_from_where_its_batch_leaves_the_trunk_and_no_earlier(tokenizer):
     model = Remembering(copied)
     passkey(model, tokenizer, lengths=[300], depths=DEPTHS, trials=6, tokens_per_batch=1)
-    *rows, trunk = rows_of(tokenizer, 300, 6)
+    *rows, trunk = rows_of(tokenizer, 300)
 
     def alike(row: list[int]) -> int:
         return min(next(at for at, (a, b) in enumerate(zip(row, trunk, strict=True)) if a != b), 300 - 7)
@@ -95,10 +91,9 @@ def test_the_cache_has_room_for_no_more_tokens_than_are_read_at_once(tokenizer, 
     monkeypatch.setattr(
         Tensor, "new_empty", lambda self, *shape: made.append(shape) or allocate(self, *shape)
     )
-    passkey(Remembering(copied), tokenizer, lengths=[200], depths=DEPTHS, trials=6, tokens_per_batch=900)
-    assert made == [(4, 2, 200, 3), (4, 2, 200, 2)]
     model = Remembering(copied)
     passkey(model, tokenizer, lengths=[200], depths=DEPTHS, trials=6, tokens_per_batch=900)
+    assert made == [(4, 2, 200, 3), (4, 2, 200, 2)]
     assert max(rows for rows, _, _ in model.read) == 4
 
 
@@ -147,7 +142,7 @@ def prompts(tokenizer: PreTrainedTokenizerFast, length: int) -> Tensor:
     )
 
 
-def small_llama(rope: dict[str, Any], make: Callable[[LlamaConfig], Any] = LlamaForCausalLM) -> Any:
+def small_llama(rope: dict[str, Any]) -> LlamaForCausalLM:
     """A random model that was trained, as it were, on 128 tokens."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -161,7 +156,7 @@ def small_llama(rope: dict[str, Any], make: Callable[[LlamaConfig], Any] = Llama
         initializer_range=0.25,
         rope_parameters={"rope_theta": 1e4} | rope,
     )
-    return make(config).eval()
+    return LlamaForCausalLM(config).eval()
 
 
 PLAIN = {"rope_type": "default"}
@@ -222,24 +217,17 @@ def test_logits_of_a_patched_model_are_those_of_reading_at_once(tiny, method, ca
 # Models with which nothing is shared
 
 
-class Shifted(LlamaForCausalLM):
-    """With a cache, every token stands one position too late."""
-
-    def forward(self, input_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0, **options):
-        if past_key_values is not None and (past := past_key_values.get_seq_length()):
-            options["position_ids"] = torch.arange(past + 1, past + 1 + input_ids.shape[1])[None]
-        return super().forward(
-            input_ids=input_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            **options,
-        )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_reads_a_cache_otherwise_reads_everything_at_once_and_says_so(tokenizer, dtype, caplog):
-    model = small_llama(PLAIN, Shifted).to(dtype)
+    """With a cache, every token stands one position too late."""
+
+    def shift(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        cache = options.get("past_key_values")
+        if cache is not None and (past := cache.get_seq_length()):
+            options["position_ids"] = torch.arange(past + 1, past + 1 + options["input_ids"].shape[1])[None]
+
+    model = small_llama(PLAIN).to(dtype)
+    model.register_forward_pre_hook(shift, with_kwargs=True)
     ids = prompts(tokenizer, 200)
     with caplog.at_level(logging.WARNING):
         found = logits_of(model, ids, share=True)
@@ -248,26 +236,9 @@ def test_a_model_that_reads_a_cache_otherwise_reads_everything_at_once_and_says_
     scale = max(float(logits.abs().max()) for logits in expected.values())
     assert all((found[row] - expected[row]).abs().max() < 0.02 * scale for row in found)
     assert [record.getMessage() for record in caplog.records] == [
-        "Shifted: a prompt of 200 tokens has other logits with a key-value cache than without; "
+        "LlamaForCausalLM: a prompt of 200 tokens has other logits with a key-value cache than without; "
         "all prompts of this length are read in full"
     ]
-
-
-class Scaled(LlamaForCausalLM):
-    """With a cache, its logits are greater by a share of them."""
-
-    by = 0.0
-
-    def forward(self, input_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0):
-        output = super().forward(
-            input_ids=input_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-        )
-        if past_key_values is not None:
-            output.logits = output.logits * (1 + self.by)
-        return output
 
 
 @pytest.mark.parametrize(
@@ -280,8 +251,14 @@ class Scaled(LlamaForCausalLM):
     ],
 )
 def test_logits_may_differ_by_the_rounding_of_their_dtype_and_no_more(tokenizer, dtype, by, refused, caplog):
-    model = small_llama(PLAIN, Scaled).to(dtype)
-    model.by = by
+    """With a cache, the logits are greater by a share of them."""
+
+    def scale(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        if options.get("past_key_values") is not None:
+            output.logits = output.logits * (1 + by)
+
+    model = small_llama(PLAIN).to(dtype)
+    model.register_forward_hook(scale, with_kwargs=True)
     logits_of(model, prompts(tokenizer, 120), share=True)
     assert len(caplog.records) == refused
 

@@ -8,15 +8,11 @@ from pathlib import Path
 import loss_models
 import pytest
 import torch
-from loss_models import build, tokens
+from loss_models import LENGTHS, PROTOCOLS, build, tokens
 
 from ropepatch.evaluation import processes
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.processes import distribute
-from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
-
-LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)
-PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
 
 SCRIPT = """
 import sys
@@ -24,11 +20,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-sys.path[:0] = {tests!r}
-from loss_models import build, decoder_passes, tokens
+sys.path.insert(0, {support!r})
+from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from test_processes import LENGTHS, PROTOCOLS
 
 torch.set_num_threads(1)
 PartialState(cpu=True)
@@ -67,9 +62,7 @@ def launched(tmp_path_factory) -> list[dict]:
     """What each of two processes found, started by torchrun and joined by accelerate."""
     out = tmp_path_factory.mktemp("ranks")
     script = out / "script.py"
-    script.write_text(
-        SCRIPT.format(tests=[str(Path(__file__).parent), str(Path(loss_models.__file__).parent)])
-    )
+    script.write_text(SCRIPT.format(support=str(Path(loss_models.__file__).parent)))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launcher, str(script), str(out)],
@@ -110,25 +103,18 @@ def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_rea
     first, second = (found[name] for found in launched)
     assert [len(nll) for nll in first] == ([8] if name == "one batch" else [n - 1 for n in LENGTHS])
     assert all(map(torch.equal, first, second))
-
-
-@pytest.mark.slow
-def test_ranks_find_what_they_kept(launched):
     assert [found["read again"] for found in launched] == [0, 0]
 
 
 @pytest.mark.slow
-def test_an_error_on_one_rank_ends_the_call_on_all(launched):
-    (first, _), (second, _) = (found["errors"] for found in launched)
-    assert first == "RopepatchError: rank 1 failed: ValueError: the disk of rank 1"
-    assert second == "ValueError: the disk of rank 1"
-
-
-@pytest.mark.slow
-def test_ranks_with_other_documents_are_told_so(launched):
-    (_, first), (_, second) = (found["errors"] for found in launched)
-    assert first == "RopepatchError: rank 1 reads other documents than rank 0"
-    assert second == "RopepatchError: rank 0 reads other documents than rank 1"
+def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(launched):
+    assert [found["errors"] for found in launched] == [
+        [
+            "RopepatchError: rank 1 failed: ValueError: the disk of rank 1",
+            "RopepatchError: rank 1 reads other documents than rank 0",
+        ],
+        ["ValueError: the disk of rank 1", "RopepatchError: rank 0 reads other documents than rank 1"],
+    ]
 
 
 # Without other processes

@@ -33,6 +33,10 @@ class WithoutBos(WithBos):
     bos_token_id = None
 
 
+class WithForeignBos(WithBos):
+    bos_token_id = VOCABULARY
+
+
 @torch.no_grad()
 def loss(model: PreTrainedModel, context: Tensor, token: int) -> float:
     """-ln p(token | context) from a forward pass of its own."""
@@ -131,28 +135,6 @@ def test_a_single_token_after_bos_is_scored(llama):
     assert nll.item() == pytest.approx(loss(llama, torch.tensor([BOS]), 7), abs=1e-5)
 
 
-@pytest.mark.parametrize("documents", [[[]], [[BOS]]])
-def test_nothing_but_bos_is_no_document(llama, documents):
-    with pytest.raises(RopepatchError, match=r"documents\[0\] must be one row of at least 2 tokens"):
-        perplexity(llama, WithBos(), documents, bos="window")
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "reason"), [(None, "tokenizer is None"), (WithoutBos(), "WithoutBos has none")]
-)
-def test_bos_of_windows_needs_a_tokenizer_that_has_one(llama, tokenizer, reason):
-    with pytest.raises(RopepatchError, match=f"beginning-of-sequence token, but {reason}"):
-        perplexity(llama, tokenizer, tokens(9), bos="window")
-
-
-def test_a_bos_outside_the_vocabulary_is_named(llama):
-    class Foreign(WithBos):
-        bos_token_id = VOCABULARY
-
-    with pytest.raises(RopepatchError, match=rf"documents\[0\]: token 0 is {VOCABULARY}"):
-        perplexity(llama, Foreign(), tokens(9), bos="window")
-
-
 # Windows
 
 
@@ -247,15 +229,31 @@ def test_a_stride_that_leaves_tokens_out_is_an_error(stride):
     assert "Disjoint(8)" in str(error.value.hint)
 
 
-def test_documents_that_are_all_too_short_are_an_error(llama):
-    with pytest.raises(
-        RopepatchError, match="truncated window=30: none of 2 documents is so long, the longest has 20 tokens"
-    ):
-        perplexity(llama, None, tokens(20, 12), protocol=Truncated(30))
+@pytest.mark.parametrize(
+    ("documents", "options", "message"),
+    [
+        ([], {}, "no documents"),
+        (["text"], {"tokenizer": None}, "tokenizer is None"),
+        ([[1, 2], [1, 2], [3]], {}, r"documents\[2\] must be one row of at least 2 tokens, got shape \[1\]"),
+        ([1, 2, 3], {}, r"documents\[0\] must be one row of at least 2 tokens, got shape \[\]"),
+        ([[]], {"bos": "window"}, r"documents\[0\] must be one row of at least 2 tokens"),
+        ([[BOS]], {"bos": "window"}, r"documents\[0\] must be one row of at least 2 tokens"),
+        ([[1, 2], [1, 2, VOCABULARY]], {}, rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to 47"),
+        ([[1, -1, 5]], {}, r"documents\[0\]: token 1 is -1, expected"),
+        ([[1.0, 2.5]], {}, r"documents\[0\] must hold whole token ids, got torch.float32"),
+        (tokens(20, 12), {"protocol": Truncated(30)}, "none of 2 documents is so long, the longest has 20"),
+        (tokens(9), {"tokenizer": WithForeignBos(), "bos": "window"}, f"token 0 is {VOCABULARY}"),
+        (tokens(9), {"tokenizer": WithoutBos(), "bos": "window"}, "token, but WithoutBos has none"),
+        (tokens(9), {"tokenizer": None, "bos": "window"}, "token, but tokenizer is None"),
+        (tokens(9), {"bos": "always"}, "bos must be one of .* got 'always'"),
+        (tokens(9), {"protocol": "sliding"}, "protocol must be one of .* got 'sliding'"),
+        (tokens(9), {"length": 1}, "length must be at least 2"),
+        (tokens(9), {"chunk": 0}, "chunk and tokens_per_batch must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_anything_is(llama, documents, options, message):
+    def unread(done: int, total: int | None) -> None:
+        raise AssertionError
 
-
-@pytest.mark.parametrize("settings", [{"protocol": "sliding"}, {"bos": "always"}])
-def test_settings_that_do_not_exist_are_named(llama, settings):
-    (name, value), *_ = settings.items()
-    with pytest.raises(RopepatchError, match=f"{name} must be one of .* got '{value}'"):
-        perplexity(llama, None, tokens(9), **settings)
+    with pytest.raises(RopepatchError, match=message):
+        perplexity(llama, documents=documents, progress=unread, **{"tokenizer": WithBos()} | options)

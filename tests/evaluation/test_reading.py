@@ -2,12 +2,9 @@
 
 import json
 import math
-import shutil
-from contextlib import contextmanager
 
 import pytest
 import torch
-from checkpoint_folders import edit_json
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
@@ -17,7 +14,6 @@ from ropepatch.evaluation.protocols import Disjoint
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
 from ropepatch.evaluation.tasks.perplexity import PerplexityMeasurement
-from ropepatch.model.source import TINY
 
 
 @pytest.fixture(scope="module")
@@ -102,33 +98,6 @@ def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
     text.write_text("a knot is what holds until it is cut. " * 40)
     with pytest.raises(RopepatchError, match=r"other settings: it differs in .*parameters"):
         measure(suite(given), out=out)
-
-
-def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
-    """Both are called model; the second one's configuration gives it other frequencies."""
-    text = tmp_path / "text.txt"
-    text.write_text("a rope has no end until it is cut. " * 300)
-    given = suite(PerplexityTask(text=str(text), windows=3))
-    folders = [tmp_path / name / "model" for name in ("a", "b")]
-    for folder in folders:
-        shutil.copytree(TINY, folder)
-    rope = json.loads((TINY / "config.json").read_text())["rope_parameters"]
-    edit_json(folders[1] / "config.json", rope_parameters=rope | {"rope_theta": 500.0}, rope_theta=500.0)
-
-    @contextmanager
-    def once(name):
-        def stop(done, total):
-            raise KeyboardInterrupt
-
-        yield stop
-
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        list(measure(given.model_copy(update={"models": (str(folders[0]),)}), out=out, progress=once))
-    second = given.model_copy(update={"models": (str(folders[1]),)})
-    (resumed,), (fresh,) = list(measure(second, out=out)), list(measure(second))
-    assert resumed.tables == fresh.tables
-    assert [file.name for file in out.iterdir() if file.suffix == ".partial"] == []
 
 
 def test_a_target_that_is_named_twice_is_measured_once():

@@ -5,17 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_models import build, decoder_passes, tokens
+from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
 from ropepatch.evaluation.store import LossStore
-
-LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)
-PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
 
 
 class Killed(BaseException):
@@ -44,53 +40,18 @@ def killed_after(batches: int):
 def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_twice(
     llama, tmp_path, protocol, batches
 ):
-    options = {"protocol": protocol, "tokens_per_batch": 70}
+    options, folder = {"protocol": protocol, "tokens_per_batch": 70}, tmp_path / "made" / "here"
     uninterrupted, whole = passes(llama, **options)
     with pytest.raises(Killed):
-        perplexity(llama, None, tokens(*LENGTHS), keep=tmp_path, progress=killed_after(batches), **options)
-    resumed, rest = passes(llama, keep=tmp_path, **options)
+        perplexity(llama, None, tokens(*LENGTHS), keep=folder, progress=killed_after(batches), **options)
+    resumed, rest = passes(llama, keep=folder, **options)
     assert rest == whole - batches
     assert all(map(torch.equal, resumed, uninterrupted))
-    again, none = passes(llama, keep=tmp_path, **options)
-    assert none == 0
-    assert all(map(torch.equal, again, uninterrupted))
-
-
-def test_progress_counts_what_is_found(llama, tmp_path):
     told: list[tuple[int, int | None]] = []
-    passes(llama, keep=tmp_path)
-    passes(llama, keep=tmp_path, progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (sum(LENGTHS), sum(LENGTHS))
-
-
-def test_other_documents_and_protocols_do_not_find_these(llama, tmp_path):
-    folder, (first, *_) = tmp_path, tokens(30)
-    perplexity(llama, None, [first], keep=folder)
-    count = len(list(folder.iterdir()))
-    for documents, options in (
-        ([first.flip(0)], {}),
-        ([first], {"length": 20}),
-        ([first], {"protocol": Sliding(20, 6)}),
-        ([first], {"protocol": Sliding(20, 5)}),
-        ([first], {"protocol": Disjoint(20)}),
-    ):
-        found = perplexity(llama, None, documents, keep=folder, **options)
-        fresh = perplexity(llama, None, documents, **options)
-        assert all(map(torch.equal, found.nll, fresh.nll))
-        assert len(list(folder.iterdir())) > count
-        count = len(list(folder.iterdir()))
-
-
-def test_one_file_is_kept_for_each_batch_as_it_comes(llama, tmp_path):
-    seen: list[int] = []
-    passes(
-        llama,
-        keep=tmp_path / "made" / "here",
-        tokens_per_batch=1,
-        progress=lambda *_: seen.append(len(list((tmp_path / "made" / "here").glob("*.safetensors")))),
-    )
-    assert seen == list(range(1, len(LENGTHS) + 1))
-    assert not [file for file in (tmp_path / "made" / "here").iterdir() if file.suffix != ".safetensors"]
+    again, none = passes(llama, keep=folder, progress=lambda *done: told.append(done), **options)
+    assert none == 0
+    assert told[-1][0] == told[-1][1]  # what is found counts
+    assert all(map(torch.equal, again, uninterrupted))
 
 
 def test_found_losses_do_not_hold_those_of_their_batch(tmp_path):

@@ -1,5 +1,4 @@
 import textwrap
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -62,41 +61,22 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
     assert suite.tasks
 
 
-def test_the_first_lines_of_a_suite_are_its_command():
-    for file in (Path(__file__).parents[2] / "eval" / "suites").glob("*.yaml"):
-        assert "ropepatch eval" in file.read_text().split("\n")[2]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("to: [1k, 4x]", "to: []"), "to must be of at least one entry"),
-        (("to: [1k, 4x]", "to: [far]"), "to[0] must be a length in tokens (4096, 32k or 4x), got 'far'"),
         (("to:", "too:"), "unknown suite key 'too'"),
         (("ntk,", "ntkk,"), "unknown method 'ntkk'"),
         (("[ntk, {name: yarn, beta_fast: 16}]", "[ntk, ntk]"), "two methods are the same"),
         (("[ntk, {name: yarn, beta_fast: 16}]", "[[ntk]]"), "a method must be a name"),
-        (("windows: 3", "windows: 0"), "windows must be a whole number above 0"),
         (("windows: 3", "windoes: 3"), "tasks[0]: unknown perplexity task key 'windoes'"),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
-        (("windows: 3", "protocol: slidingg"), "protocol must be one of one-pass, sliding"),
-        (("windows: 3", "protocol: sliding"), "protocol sliding with stride None"),
         (("windows: 3", "stride: 4"), "protocol one-pass with stride 4"),
         (("windows: 3", "protocol: truncated, gain: true"), "gain needs the protocol one-pass"),
         (("windows: 3", "read: 100"), "read needs the protocol sliding or disjoint"),
         (("windows: 3", "bos: window"), "bos window needs a protocol with windows"),
-        (("windows: 3", "bos: often"), "bos must be one of"),
         (("windows: 3", "bos: none"), "bos none needs documents that are not joined"),
-        (("windows: 3", "protocol: disjoint, bos: window"), "bos window needs documents"),
-        (("windows: 3", "text: 5"), "text must be a text, got 5"),
-        (("windows: 3", "field: 5"), "field must be a text, got 5"),
         (("{task: passkey, depths: [0, 0.5], trials: 2}", "passkey"), "a task must be a mapping"),
-        (("depths: [0, 0.5]", "depths: [0, 2]"), "from 0 to 1, got 2"),
-        (("depths: [0, 0.5]", "depths: []"), "depths must be of at least one entry"),
-        (("trials: 2", "threshold: 0"), "threshold must be a share above 0, at most 1, got 0"),
-        (("trials: 2", "threshold: 1.5"), "threshold must be a share above 0, at most 1, got 1.5"),
         (("trials: 2", "queries: 3, distractors: 1"), "3 queries need as many keys, got 2"),
-        (("trials: 2", "template: 5"), "template must be a file"),
     ],
 )
 def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(suite_file, change, message):
@@ -104,8 +84,8 @@ def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(suite_file, change,
     with pytest.raises(RopepatchError, match=r"mine\.yml: ") as caught:
         read_suite(suite_file(SUITE.replace(*change)))
     assert message in str(caught.value)
-    if "with stride" in message:
-        assert caught.value.hint == "sliding takes a stride: 256, say"
+    if "ntkk" in message:
+        assert caught.value.hint.startswith("did you mean ntk?")
 
 
 def test_two_tasks_may_differ_in_their_settings_only(suite_file):
@@ -113,12 +93,6 @@ def test_two_tasks_may_differ_in_their_settings_only(suite_file):
     assert len(read_suite(suite_file(twice)).tasks) == 4
     with pytest.raises(RopepatchError, match="two tasks are the same"):
         read_suite(suite_file(SUITE + "  - {task: passkey, depths: [0, 0.5], trials: 2}\n"))
-
-
-def test_an_unknown_suite_is_answered_with_the_nearest():
-    with pytest.raises(RopepatchError, match="unknown suite 'demmo'") as caught:
-        read_suite("demmo")
-    assert caught.value.hint == "did you mean demo?"
 
 
 JSON = st.recursive(

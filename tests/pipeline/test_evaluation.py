@@ -41,10 +41,7 @@ def test_a_suite_and_methods_are_given_as_objects_too():
     ("options", "message"),
     [
         ({"suite": "demo", "lengths": [64]}, "--lengths beside --suite"),
-        ({"suite": "demo", "methods": ["yarn"], "to": 512}, "--method, --to beside --suite"),
-        ({"methods": ["yarn"]}, "--method needs a target"),
         ({"windows": 2, "documents": 2}, "--windows beside --documents"),
-        ({"model": None}, "MODEL is missing"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options, message):

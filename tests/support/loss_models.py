@@ -12,7 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
+from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
+
 VOCABULARY = 48
+LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)  # of documents, some of which are read together
+PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
 LLAMA = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
