@@ -108,6 +108,11 @@ def test_values_stay_as_they_were_written_and_lists_become_tuples():
     assert recipe.even == (2, 4)
 
 
+def test_settings_cannot_be_changed():
+    with pytest.raises(Exception, match="frozen"):
+        Book(text="a").text = "b"
+
+
 def test_a_copy_with_other_values_is_checked_as_all_settings_are():
     recipe = demo(keys=["a"])
     assert recipe.model_copy(update={"count": 3}) == demo(keys=["a"], count=3)

@@ -44,6 +44,11 @@ def test_an_interval_is_that_of_a_plain_bootstrap_over_documents(count, seed):
     assert abs(high - slow_high) < 0.1 * width
 
 
+def test_an_interval_holds_the_true_mean_in_95_of_100_cases():
+    held = sum(low <= 3 <= high for low, high in (bootstrap_interval(synthetic(s, 40)) for s in range(400)))
+    assert 0.91 <= held / 400 <= 0.98
+
+
 @pytest.mark.parametrize("parts", [[], [(3.0, 2)]])
 def test_fewer_than_two_documents_leave_the_interval_open(parts):
     assert bootstrap_interval(parts) == (-math.inf, math.inf)
