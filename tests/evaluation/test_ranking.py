@@ -171,14 +171,6 @@ def test_where_training_does_not_help_either_the_advice_says_so():
     assert "none of these scalings is seen" in ranked(*untrained).advice[0]
 
 
-def test_weights_that_were_only_copied_were_not_trained():
-    copied = reading("a", 2.0)
-    copied = replace(copied, model=copied.model | {"weights": "before", "adapted_from": "before"})
-    assert not copied.adapted
-    advice = ranked(reading("base", 9.0), copied, keys("base", 0), keys("a", 3)).advice
-    assert "train it, or" in advice[-1]
-
-
 # The price within the trained context
 
 

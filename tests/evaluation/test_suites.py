@@ -64,13 +64,11 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("to:", "too:"), "unknown suite key 'too'"),
         (("ntk,", "ntkk,"), "unknown method 'ntkk'"),
         (("[ntk, {name: yarn, beta_fast: 16}]", "[ntk, ntk]"), "two methods are the same"),
         (("[ntk, {name: yarn, beta_fast: 16}]", "[[ntk]]"), "a method must be a name"),
         (("windows: 3", "windoes: 3"), "tasks[0]: unknown perplexity task key 'windoes'"),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
-        (("windows: 3", "stride: 4"), "protocol one-pass with stride 4"),
         (("windows: 3", "protocol: truncated, gain: true"), "gain needs the protocol one-pass"),
         (("windows: 3", "read: 100"), "read needs the protocol sliding or disjoint"),
         (("windows: 3", "bos: window"), "bos window needs a protocol with windows"),
