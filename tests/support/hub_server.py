@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+USER = "local"  # whose token it is: a push may go to repositories of this name alone
 LFS = (".safetensors", ".bin", ".gguf")  # what .gitattributes says
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -48,13 +49,11 @@ class File:
     def etag(self) -> str:
         return self.sha256 if self.lfs else self.oid
 
-    def described(self, path: str, *, tree: bool) -> dict[str, Any]:
-        """Its line of a tree, or its part of a model's description."""
-        size = {"size": len(self.content)}
-        pointed = size | {"pointerSize": 134, ("oid" if tree else "sha256"): self.sha256}
-        named = {"type": "file", "path": path, "oid": self.oid}
-        named = named if tree else {"rfilename": path, "blobId": self.oid}
-        return named | size | ({"lfs": pointed} if self.lfs else {})
+    def described(self, path: str) -> dict[str, Any]:
+        """Its line of a tree, and its part of a model's description."""
+        size, oid, sha = {"size": len(self.content)}, self.oid, self.sha256
+        pointer = {"lfs": size | {"pointerSize": 134, "oid": sha, "sha256": sha}} if self.lfs else {}
+        return {"type": "file", "path": path, "rfilename": path, "oid": oid, "blobId": oid} | size | pointer
 
 
 @dataclass
@@ -81,14 +80,15 @@ class Fault:
 
     Args:
         how: A status to answer with; `cut`, the line goes dead half-way through the request; `hang`, no
-            answer until the server stops; `lost`, done, but the line goes dead before the answer.
+            answer until the server stops; `lost`, done, but the line goes dead before the answer. Or what
+            somebody else does just before the request is served.
         first: The first of such requests that is hit, counted from 1.
         times: How many are hit; None for all from then on.
     """
 
     method: str
     part: str
-    how: int | str
+    how: int | str | Callable[[], object]
     code: str = ""
     message: str = ""
     first: int = 1
@@ -108,20 +108,13 @@ class Hub:
     Args:
         name: The id of a model that is there from the start, at `COMMIT`; None for none.
         folder: Its files.
-        user: Whose token it is: a push may go to repositories of this name alone.
         token: The one that it accepts; None for any.
     """
 
     def __init__(
-        self,
-        name: str | None = None,
-        folder: Path | None = None,
-        *,
-        user: str = "local",
-        token: str | None = None,
+        self, name: str | None = None, folder: Path | None = None, *, token: str | None = None
     ) -> None:
         self.models: dict[str, Model] = {}
-        self.user = user
         self.token = token
         self.error: tuple[int, str] | None = None  # status and X-Error-Code of every answer
         self.hung_up: str | None = None  # a file in whose middle the line goes dead
@@ -131,14 +124,14 @@ class Hub:
         self.tokens: set[str | None] = set()
         self.requests: list[tuple[str, str]] = []  # method and path of every one
         self.arrived: list[str] = []  # sha256 of every LFS file that was sent, whole
-        self.hanging, self.released = Event(), Event()
+        self.released = Event()
         self.lock = RLock()
         if name is not None and folder is not None:
             files = {path.name: File(path.read_bytes()) for path in folder.iterdir() if path.is_file()}
             self.models[name] = Model()
             self.models[name].add(files, commit=COMMIT)
 
-    def fail(self, method: str, part: str, how: int | str, **more: Any) -> None:
+    def fail(self, method: str, part: str, how: int | str | Callable[[], object], **more: Any) -> None:
         """From now on, until `faults` is cleared; see `Fault`."""
         self.faults.append(Fault(method, part, how, **more))
 
@@ -186,8 +179,8 @@ class Hub:
 
     def _read(self, path: str, token: str | None) -> Answer:
         if path == "/api/whoami-v2":
-            return good({"type": "user", "name": self.user, "orgs": []}) if token else refusal(401)
-        of_api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|refs)(?:/(.+))?)?", path)
+            return good({"type": "user", "name": USER, "orgs": []}) if token else refusal(401)
+        of_api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)(?:/(.+))?)?", path)
         found = of_api or re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/(.+)", path)
         if found is None:
             return refusal(404)
@@ -195,12 +188,6 @@ class Hub:
         model = self.models.get(name)
         if model is None or (model.private and token is None):
             return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
-        if kind == "refs":
-            named = [
-                {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": at}
-                for branch, at in model.branches.items()
-            ]
-            return good({"branches": named, "converts": [], "tags": []})
         revision, below = map(unquote, (rest or "main").partition("/")[::2])
         commit = model.branches.get(revision, revision)
         if commit not in model.commits:
@@ -208,9 +195,9 @@ class Hub:
         files = model.commits[commit]
         if kind == "resolve":
             return self._file(files.get(below), commit)
+        siblings = [files[path].described(path) for path in sorted(files) if path.startswith(below)]
         if kind == "tree":
-            return tree(files, below)
-        siblings = [files[path].described(path, tree=False) for path in sorted(files)]
+            return good(siblings) if siblings else refusal(404, "EntryNotFound", "Entry not found")
         described = {"id": name, "modelId": name, "sha": commit, "private": model.private, "tags": []}
         return good(described | {"siblings": siblings})
 
@@ -232,7 +219,7 @@ class Hub:
         name, kind, branch = found[1], found[2], unquote(found[3])
         if name not in self.models:
             return refusal(404, "RepoNotFound", "Repository not found")
-        if name.split("/")[0] != self.user:
+        if name.split("/")[0] != USER:
             return refusal(403, "", "You don't have the rights to write to this model")
         model = self.models[name]
         if kind == "branch":
@@ -250,9 +237,9 @@ class Hub:
         return self._commit(name, model, branch, [json.loads(line) for line in body.splitlines()])
 
     def _create(self, asked: dict[str, Any]) -> Answer:
-        owner = asked.get("organization") or self.user
+        owner = asked.get("organization") or USER
         name = f"{owner}/{asked['name']}"
-        if owner != self.user:
+        if owner != USER:
             return refusal(
                 403, "", f'You don\'t have the rights to create a model under the namespace "{owner}"'
             )
@@ -318,20 +305,9 @@ def refusal(status: int, code: str = "", message: str = "") -> Answer:
 def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     """What the Hub says before an upload: how, and what it has of that name."""
     lfs = path.endswith(LFS) or size > 10 << 20
-    stated = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": ignored(path, held)}
+    ignored = held.get(".gitignore", File(b"")).content.decode().split()  # names, not patterns
+    stated = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": path in ignored}
     return stated | ({"oid": held[path].etag} if path in held else {})
-
-
-def ignored(path: str, held: dict[str, File]) -> bool:
-    """Whether the repository's .gitignore names the file; without patterns."""
-    return ".gitignore" in held and path in held[".gitignore"].content.decode().split()
-
-
-def tree(files: dict[str, File], below: str) -> Answer:
-    """The files of a folder and of its folders."""
-    paths = (path for path in sorted(files) if path.startswith(below))
-    entries = [files[path].described(path, tree=True) for path in paths]
-    return good(entries) if entries else refusal(404, "EntryNotFound", f"{below} does not exist")
 
 
 def etag(file: Path) -> str:
@@ -384,7 +360,6 @@ def serving(hub: Hub) -> Iterator[Hub]:
             if fault is not None and fault.how in ("cut", "hang"):
                 self.rfile.read(length // 2)
                 if fault.how == "hang":
-                    hub.hanging.set()
                     hub.released.wait()
                 self.close_connection = True
                 return
@@ -394,6 +369,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 answer = fault.how, {"X-Error-Code": fault.code}, said.encode()
             else:
                 with hub.lock:
+                    if fault is not None and callable(fault.how):
+                        fault.how()
                     answer = hub.answer(self.command, raw, token, body)
             if fault is not None and fault.how == "lost":
                 self.close_connection = True
