@@ -6,20 +6,18 @@ of LongRoPE's lists no check reads the factors, which are shortened to their cou
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, reject, settings
-from hypothesis import strategies as st
 
 from ropepatch.model.legacy import legacy_keys
 
 Config = dict[str, Any]
-Choose = Callable[[Sequence[Any]], Any]  # one of several; by hypothesis, or the first
+Choose = Callable[[Sequence[Any]], Any]  # one of several
 
 
 @dataclass(frozen=True)
@@ -432,50 +430,14 @@ class Damaged:
 ORIGINALS: dict[str, Files] = SOUND | {"Phi-3-mini-128k": INHERENT["Phi-3-mini-128k"][0]}
 
 
-@cache
-def homes(fault: str) -> tuple[str, ...]:
-    """The originals into which a fault can be planted."""
-
-    def applies(files: Files) -> bool:
-        try:
-            FAULTS[fault][1](lambda options: options[0], deepcopy(files))
-        except NotHereError:
-            return False
-        return True
-
-    return tuple(name for name, files in ORIGINALS.items() if applies(files))
-
-
-def planted(each: int) -> list[Damaged]:
-    """Damaged configurations, up to `each` of every kind of fault; the same in every run."""
-    return [damaged for fault in FAULTS for damaged in _planted(fault, each)]
-
-
-@cache
-def _planted(fault: str, each: int) -> tuple[Damaged, ...]:
-    code, plant = FAULTS[fault]
-    planted: list[Damaged] = []
-
-    @settings(
-        max_examples=each,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.data())
-    def draw(data):
-        def choose(options: Sequence[Any]) -> Any:
-            return data.draw(st.sampled_from(options))
-
-        name = choose(homes(fault))
-        files = deepcopy(ORIGINALS[name])
-        try:
-            plant(choose, files)
-        except NotHereError:
-            reject()
-        planted.append(Damaged(fault, code, name, files))
-
-    draw()
-    return tuple(planted)
+def planted(each: int) -> Iterator[Damaged]:
+    """Damaged configurations, `each` of every kind of fault; the same in every run."""
+    for fault, (code, plant) in FAULTS.items():
+        draw, left = random.Random(fault), each
+        while left:
+            name = draw.choice([*ORIGINALS])
+            files = deepcopy(ORIGINALS[name])
+            with suppress(NotHereError):
+                plant(draw.choice, files)
+                left -= 1
+                yield Damaged(fault, code, name, files)
