@@ -19,22 +19,7 @@ from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
 from ropepatch.evaluation.results import Result
-from ropepatch.report.plots import (
-    Rescaling,
-    figures,
-    looks,
-    looks_of,
-    pictures_of_results,
-    plot_cells,
-    plot_gain,
-    plot_loss,
-    plot_passkey,
-    plot_perplexity,
-    plot_positions,
-    plot_rotations,
-    plot_wavelengths,
-    save_figure,
-)
+from ropepatch.report import plots
 from ropepatch.report.plots.losses import _perplexities
 from ropepatch.report.plots.style import COLOURS, PLAIN, shown, spread
 from ropepatch.scaling import make_scaling
@@ -68,14 +53,14 @@ def ticks(axis) -> dict[float, str]:
 def drawn(plot, *results: Result):
     """The axes of a figure of results that make one comparison."""
     (comparison,) = comparisons(results)
-    return plot(comparison, looks_of(results)).axes[0]
+    return plot(comparison, plots.looks_of(results)).axes[0]
 
 
 # Losses of curves in memory
 
 
 def test_the_loss_drawn_is_the_mean_over_each_stretch():
-    (axes,) = plot_loss({"one": CURVE}, trained=256).axes
+    (axes,) = plots.plot_loss({"one": CURVE}, trained=256).axes
     middles, means = labelled(axes)["one"].get_data()
     assert list(means) == sorted(means, reverse=True)
     assert 0 < middles[0] < middles[-1] < 1000
@@ -84,16 +69,16 @@ def test_the_loss_drawn_is_the_mean_over_each_stretch():
 
 
 def test_every_token_is_in_one_stretch():
-    (axes,) = plot_loss({"ones": LossCurve((torch.ones(999),))}, trained=256).axes
+    (axes,) = plots.plot_loss({"ones": LossCurve((torch.ones(999),))}, trained=256).axes
     assert set(labelled(axes)["ones"].get_ydata()) == {1.0}
     spike = torch.zeros(999)
     spike[-1] = 1.0
-    (axes,) = plot_loss({"spike": LossCurve((spike,))}, trained=256).axes
+    (axes,) = plots.plot_loss({"spike": LossCurve((spike,))}, trained=256).axes
     assert labelled(axes)["spike"].get_ydata()[-1] > 0
 
 
 def test_curves_floor_and_trained_context_are_told_apart():
-    (axes,) = plot_loss({"one": CURVE, "two": CURVE}, trained=256, floor=CURVE).axes
+    (axes,) = plots.plot_loss({"one": CURVE, "two": CURVE}, trained=256, floor=CURVE).axes
     assert list(labelled(axes)) == ["one", "two", "floor"]
     assert set(names(axes)) == {"one", "two", "floor"}
     assert len({line.get_color() for line in labelled(axes).values()}) == 3
@@ -105,7 +90,7 @@ def test_curves_floor_and_trained_context_are_told_apart():
 
 
 def test_perplexity_is_drawn_at_every_length_with_its_interval():
-    axes = drawn(plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25))
+    axes = drawn(plots.plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25))
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
     assert list(line.get_ydata()) == [2.0, 1.5, 1.0]
@@ -115,7 +100,7 @@ def test_perplexity_is_drawn_at_every_length_with_its_interval():
 
 
 def test_the_ticks_of_perplexity_stand_at_its_logarithm():
-    axes = drawn(plot_perplexity, reading("yarn", [3.0, 2.5, 2.0], method="yarn"))
+    axes = drawn(plots.plot_perplexity, reading("yarn", [3.0, 2.5, 2.0], method="yarn"))
     found = ticks(axes.yaxis)
     assert len(found) >= 4
     for place, name in found.items():
@@ -136,11 +121,11 @@ def test_a_perplexity_axis_has_a_few_round_ticks_within_its_limits(low, high):
 def test_a_band_needs_the_interval_of_every_length():
     result = reading("yarn", [2.0, 1.5, 1.0], method="yarn")
     result.tables["by_length"][1]["interval"] = [None, None]
-    assert not drawn(plot_perplexity, result).collections
+    assert not drawn(plots.plot_perplexity, result).collections
 
 
 def test_a_position_stands_in_the_middle_of_its_stretch():
-    axes = drawn(plot_positions, reading("yarn", [2.0, 1.5, 1.0], method="yarn"))
+    axes = drawn(plots.plot_positions, reading("yarn", [2.0, 1.5, 1.0], method="yarn"))
     places, nats = labelled(axes)["yarn"].get_data()
     assert list(places) == pytest.approx([128, (256 * 512) ** 0.5, (512 * 1024) ** 0.5])
     assert list(nats) == [2.0, 1.5, 1.0]
@@ -149,18 +134,18 @@ def test_a_position_stands_in_the_middle_of_its_stretch():
 
 def test_what_is_far_above_the_best_leaves_the_picture_and_is_named_with_its_value():
     base, yarn = reading("as it is", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
-    axes = drawn(plot_perplexity, base, yarn)
+    axes = drawn(plots.plot_perplexity, base, yarn)
     low, high = axes.get_ylim()
     assert low < 1.8
     assert 3.0 < high < 3.2
     assert names(axes).keys() == {"as it is ↑ 8103", "yarn"}
-    axes = drawn(plot_positions, base, yarn)
+    axes = drawn(plots.plot_positions, base, yarn)
     assert names(axes).keys() == {"as it is ↑ 9.00", "yarn"}
 
 
 def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
     axes = drawn(
-        plot_perplexity, reading("floor", [0.5] * 3), reading("yarn", [4.0, 3.0, 3.0], method="yarn")
+        plots.plot_perplexity, reading("floor", [0.5] * 3), reading("yarn", [4.0, 3.0, 3.0], method="yarn")
     )
     assert axes.get_ylim()[0] < 0.5
     assert axes.get_ylim()[1] > 4.0
@@ -171,7 +156,7 @@ def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
 def test_a_gain_leaves_the_picture_downwards():
     good = reading("yarn", [1.0] * 3, method="yarn", gain=[1.0, 2.0])
     bad = reading("as it is", [1.0] * 3, gain=[-0.1, -5.0])
-    axes = drawn(plot_gain, good, bad)
+    axes = drawn(plots.plot_gain, good, bad)
     assert list(labelled(axes)["yarn"].get_ydata()) == [1.0, 2.0]
     assert names(axes).keys() == {"yarn", "as it is ↓ −5.00"}
     assert -0.3 < axes.get_ylim()[0] < 0
@@ -179,18 +164,9 @@ def test_a_gain_leaves_the_picture_downwards():
     assert [0, 0] in [list(line.get_ydata()) for line in axes.lines]
 
 
-def test_names_are_in_the_order_of_the_last_values():
-    last = {"a": 1.0, "e": 9.0, "b": 1.3, "c": 1.1, "d": 8.0}
-    axes = drawn(
-        plot_perplexity, *(reading(name, [1.0, 1.0, nats], method="yarn") for name, nats in last.items())
-    )
-    heights = names(axes)
-    assert [name[0] for name in sorted(heights, key=lambda name: heights[name])] == ["a", "c", "b", "d", "e"]
-
-
 def test_the_trained_context_keeps_its_tick_among_many_lengths():
     lengths = list(range(200, 1001, 8))
-    axes = drawn(plot_perplexity, reading("yarn", [1.0] * len(lengths), method="yarn", lengths=lengths))
+    axes = drawn(plots.plot_perplexity, reading("yarn", [1.0] * len(lengths), method="yarn", lengths=lengths))
     found = ticks(axes.xaxis)
     assert found[256] == "256\ntrained"
     assert found[1000] == "1000"
@@ -199,19 +175,15 @@ def test_the_trained_context_keeps_its_tick_among_many_lengths():
 
 @pytest.mark.parametrize("lengths", [[256], [512], [64, 128]])
 def test_few_lengths_are_drawn_too(lengths, tmp_path):
-    for name, figure in figures([reading("as it is", [1.0] * len(lengths), lengths=lengths)]).items():
-        save_figure(figure, tmp_path / name)
+    for name, figure in plots.figures([reading("as it is", [1.0] * len(lengths), lengths=lengths)]).items():
+        plots.save_figure(figure, tmp_path / name)
 
 
 # Passkeys
 
 
-def fills(axes) -> list[float]:
-    return [patch.get_alpha() for patch in axes.patches]
-
-
 def test_the_map_shows_the_share_of_every_cell_with_depth_downwards():
-    axes = plot_passkey({"base": GRID, "yarn": GRID}, trained=256).axes[0]
+    axes = plots.plot_passkey({"base": GRID, "yarn": GRID}, trained=256).axes[0]
     assert axes.get_title(loc="left") == "base"
     written = {tuple(text.get_position()): text.get_text() for text in axes.texts}
     assert written == {(0, 0): "12%", (1, 0): "25%", (0, 1): "62%", (1, 1): "75%"}
@@ -223,24 +195,16 @@ def test_the_map_shows_the_share_of_every_cell_with_depth_downwards():
 
 
 def test_the_trained_context_lies_between_the_lengths_inside_and_beyond():
-    axes = plot_passkey({"base": GRID}, trained=256).axes[0]
+    axes = plots.plot_passkey({"base": GRID}, trained=256).axes[0]
     assert list(axes.lines[0].get_xdata()) == [0.5, 0.5]
-    axes = plot_passkey({"base": GRID}, trained=4096).axes[0]
+    axes = plots.plot_passkey({"base": GRID}, trained=4096).axes[0]
     assert list(axes.lines[0].get_xdata()) == [1.5, 1.5]
-
-
-def test_results_have_a_map_each():
-    one, two = asking("as it is", [4, 2, 0]), asking("yarn", [4, 4, 3], method="yarn")
-    (comparison,) = comparisons([one, two])
-    maps = [axes for axes in plot_cells(comparison).axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in maps] == ["as it is", "yarn"]
-    assert fills(maps[0]) != fills(maps[1])
 
 
 def test_cells_too_small_for_numbers_are_explained_by_a_key():
     many = [asking(f"m{k}", [4] * 14, lengths=range(256, 256 * 15, 256)) for k in range(2)]
     (comparison,) = comparisons(many)
-    figure = plot_cells(comparison)
+    figure = plots.plot_cells(comparison)
     assert not figure.axes[0].texts
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["0%", "25%", "50%", "75%", "100%"]
 
@@ -250,7 +214,7 @@ def test_cells_too_small_for_numbers_are_explained_by_a_key():
 
 def test_wavelengths_are_two_pi_over_the_frequencies():
     made = make_scaling("yarn", factor=8.0)
-    axes = plot_wavelengths(Rescaling.of(ROPE, made)).axes[0]
+    axes = plots.plot_wavelengths(plots.Rescaling.of(ROPE, made)).axes[0]
     lines = labelled(axes)
     for name, inv_freq in (("before", ROPE.inv_freq()), ("after yarn", made.frequencies(ROPE).inv_freq)):
         wanted = [2 * math.pi / value for value in inv_freq.tolist()]
@@ -259,7 +223,7 @@ def test_wavelengths_are_two_pi_over_the_frequencies():
 
 
 def test_window_and_target_are_lines():
-    axes = plot_wavelengths(Rescaling.of(ROPE, make_scaling("linear", factor=8.0))).axes[0]
+    axes = plots.plot_wavelengths(plots.Rescaling.of(ROPE, make_scaling("linear", factor=8.0))).axes[0]
     assert {"trained 256", "target 2k"} <= names(axes).keys()
     levels = [list(line.get_ydata()) for line in axes.lines]
     assert [256, 256] in levels
@@ -268,7 +232,7 @@ def test_window_and_target_are_lines():
 
 def test_the_bands_of_a_scaling_are_shaded():
     rope = Rope(128, 10_000.0, 4096)
-    figure = plot_wavelengths(Rescaling.of(rope, make_scaling("yarn", factor=8.0)))
+    figure = plots.plot_wavelengths(plots.Rescaling.of(rope, make_scaling("yarn", factor=8.0)))
     shaded = [(round(p.get_x(), 1), round(p.get_x() + p.get_width(), 1)) for p in figure.axes[0].patches]
     assert shaded == [(-0.5, 20.5), (20.5, 45.5), (45.5, 63.5)]  # YaRN's pairs 21 and 46 of LLaMA-2
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -276,7 +240,7 @@ def test_the_bands_of_a_scaling_are_shaded():
 
 
 def test_pairs_that_stop_are_marked_at_the_top():
-    axes = plot_wavelengths(Rescaling.of(ROPE, make_scaling("p-rope", factor=8.0))).axes[0]
+    axes = plots.plot_wavelengths(plots.Rescaling.of(ROPE, make_scaling("p-rope", factor=8.0))).axes[0]
     after = labelled(axes)["after p-rope"].get_ydata()
     stopped = [pair for pair, tokens in enumerate(after) if math.isnan(tokens)]
     assert stopped
@@ -289,7 +253,7 @@ def test_cos_and_sin_are_those_of_the_pairs_times_the_attention_factor():
     made = make_scaling("yarn", factor=8.0)
     after = made.frequencies(ROPE)
     assert after.attention_factor > 1.1
-    figure = plot_rotations(Rescaling.of(ROPE, made), pairs=[0, 5])
+    figure = plots.plot_rotations(plots.Rescaling.of(ROPE, made), pairs=[0, 5])
     for axes, (pair, function) in zip(
         figure.axes, [(0, math.cos), (0, math.sin), (5, math.cos), (5, math.sin)], strict=True
     ):
@@ -302,7 +266,7 @@ def test_cos_and_sin_are_those_of_the_pairs_times_the_attention_factor():
 
 
 def test_slow_pairs_are_drawn_up_to_the_target_and_fast_ones_for_a_few_turns():
-    figure = plot_rotations(Rescaling.of(ROPE, make_scaling("linear", factor=8.0)), pairs=[0, 7])
+    figure = plots.plot_rotations(plots.Rescaling.of(ROPE, make_scaling("linear", factor=8.0)), pairs=[0, 7])
     assert figure.axes[0].get_xlim() == (0, pytest.approx(6 * 2 * math.pi))
     assert figure.axes[2].get_xlim() == (0, 2048)
     assert [256, 256] in [list(line.get_xdata()) for line in figure.axes[2].lines]
@@ -311,18 +275,18 @@ def test_slow_pairs_are_drawn_up_to_the_target_and_fast_ones_for_a_few_turns():
 
 def test_a_result_says_itself_what_its_scaling_did():
     result = reading("mine", [1.0] * 3, method="yarn")
-    change = Rescaling.measured(result)
+    change = plots.Rescaling.measured(result)
     made = make_scaling("yarn", factor=4.0).frequencies(ROPE)
     assert torch.equal(change.rope.inv_freq(), ROPE.inv_freq())
     assert torch.equal(change.after.inv_freq, made.inv_freq)
     assert (change.name, change.factor, change.target) == ("mine", 4.0, 1024)
     assert change.after.attention_factor == made.attention_factor
-    assert Rescaling.measured(reading("as it is", [1.0] * 3)) is None
+    assert plots.Rescaling.measured(reading("as it is", [1.0] * 3)) is None
 
 
 def test_a_model_that_was_scaled_before_is_drawn_from_there():
     model = model_record() | {"inv_freq": [theta / 2 for theta in model_record()["inv_freq"]]}
-    change = Rescaling.measured(reading("yarn", [1.0] * 3, method="yarn", model=model))
+    change = plots.Rescaling.measured(reading("yarn", [1.0] * 3, method="yarn", model=model))
     assert torch.equal(change.rope.inv_freq(), ROPE.inv_freq() / 2)
 
 
@@ -344,37 +308,25 @@ def test_only_results_measured_alike_are_compared():
     assert [len(group.results) for group in groups] == [2, 1, 1, 1, 1, 1, 1]
 
 
-def test_the_floor_is_no_method():
-    (group,) = comparisons([reading("floor", [0.5] * 3), reading("yarn", [1.0] * 3, method="yarn")])
-    assert list(group.results) == ["yarn"]
-    assert group.floor.label == "floor"
-
-
 def test_results_of_one_label_get_names_of_their_own():
     (group,) = comparisons([reading("yarn", [nats] * 3, method="yarn") for nats in (1.0, 2.0, 3.0)])
     assert list(group.results) == ["yarn", "yarn (2)", "yarn (3)"]
 
 
 def test_the_figures_are_those_that_the_results_allow():
-    assert figures([scoring("as it is", {("passkey", "acc"): 0.5})]) == {}
-    assert figures([reading("floor", [0.5] * 3)]) == {}
-    assert list(figures([reading("as it is", [1.0] * 3)])) == ["perplexity", "positions"]
+    assert plots.figures([scoring("as it is", {("passkey", "acc"): 0.5})]) == {}
+    assert plots.figures([reading("floor", [0.5] * 3)]) == {}
+    assert list(plots.figures([reading("as it is", [1.0] * 3)])) == ["perplexity", "positions"]
     full = [
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
-    assert list(figures(full)) == [
-        "perplexity",
-        "positions",
-        "gain",
-        "passkey",
-        "wavelengths-yarn",
-        "rotations-yarn",
-    ]
+    names = "perplexity positions gain passkey wavelengths-yarn rotations-yarn"
+    assert list(plots.figures(full)) == names.split()
 
 
 def test_names_of_figures_tell_models_targets_and_protocols_apart():
-    found = figures(
+    found = plots.figures(
         [
             reading("as it is", [1.0] * 3, model=model_record("a/b")),
             reading("as it is", [1.0] * 3, model=model_record("c")),
@@ -388,7 +340,7 @@ def test_names_of_figures_tell_models_targets_and_protocols_apart():
 
 def test_a_name_of_a_figure_is_a_file_in_its_folder():
     hostile = reading("../../etc/passwd \n$", [1.0] * 3, method="yarn", model=model_record("..", 256))
-    for name in figures([hostile, reading("b", [1.0] * 3)]):
+    for name in plots.figures([hostile, reading("b", [1.0] * 3)]):
         assert "/" not in name
         assert not name.startswith(".")
         assert name.isprintable()
@@ -396,24 +348,21 @@ def test_a_name_of_a_figure_is_a_file_in_its_folder():
 
 def test_what_a_scaling_did_is_drawn_once_before_and_after_a_training():
     before, after = (reading(name, [1.0] * 3, method="yarn") for name in ("yarn", "yarn + mine"))
-    both = figures([reading("as it is", [1.0] * 3), before, adapted(after)])
+    both = plots.figures([reading("as it is", [1.0] * 3), before, adapted(after)])
     assert [name for name in both if "waves" in name or "wavelengths" in name] == ["wavelengths-yarn"]
-    assert "wavelengths-yarn-mine" in figures([adapted(after)])
-    other = figures([reading("ntk", [1.0] * 3, method="ntk"), adapted(after)])
+    assert "wavelengths-yarn-mine" in plots.figures([adapted(after)])
+    other = plots.figures([reading("ntk", [1.0] * 3, method="ntk"), adapted(after)])
     assert [name for name in other if "wavelengths" in name] == ["wavelengths-ntk", "wavelengths-yarn-mine"]
 
 
 def test_the_trained_context_is_that_before_the_adaptation():
     before = reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2])
-    for results, words in (
-        ([before], "{}."),
-        ([before, adapted(replace(before, label="mine"))], "{} before the adaptation."),
-    ):
+    for adaptations, then in (([], ""), ([adapted(replace(before, label="mine"))], " before the adaptation")):
+        results = [before, *adaptations]
         (group,) = comparisons(results)
-        captions = [picture.caption for picture in pictures_of_results(group, looks_of(results))]
-        assert len(captions) == 3
-        for caption in captions:
-            assert caption.endswith(words.format("dashed: the trained context of 256 tokens"))
+        captions = [picture.caption for picture in plots.pictures_of_results(group, plots.looks_of(results))]
+        end = f"dashed: the trained context of 256 tokens{then}."
+        assert [caption.endswith(end) for caption in captions] == [True] * 3
 
 
 # Colours and names
@@ -426,7 +375,7 @@ def test_a_label_has_one_colour_in_every_figure():
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
-    found = figures(results)
+    found = plots.figures(results)
     colours = {
         labelled(found[name].axes[0])["yarn"].get_color() for name in ("perplexity", "positions", "gain")
     }
@@ -436,7 +385,7 @@ def test_a_label_has_one_colour_in_every_figure():
 
 
 def test_eighteen_methods_are_told_apart_by_colour_and_dash():
-    found = looks([f"m{k}" for k in range(18)])
+    found = plots.looks([f"m{k}" for k in range(18)])
     assert len({str(look) for look in found.values()}) == 18
     assert PLAIN not in {look.colour for look in found.values()}
 
@@ -473,8 +422,9 @@ def test_a_long_name_keeps_both_ends():
     "label", [r"$\nothing$", "costs 5$", "<b>&amp;", "a\x00b\x1bc", "\ud800", "_hidden", ""]
 )
 def test_any_label_can_be_drawn(label, tmp_path):
-    for name, figure in figures([reading(label, [1.0] * 3, method="yarn"), asking(label, [1, 2, 3])]).items():
-        _, svg = save_figure(figure, tmp_path / name)
+    results = [reading(label, [1.0] * 3, method="yarn"), asking(label, [1, 2, 3])]
+    for name, figure in plots.figures(results).items():
+        _, svg = plots.save_figure(figure, tmp_path / name)
         ElementTree.parse(svg)
 
 
@@ -483,8 +433,8 @@ def test_any_label_can_be_drawn(label, tmp_path):
 
 def test_drawing_changes_no_setting(tmp_path):
     before = dict(matplotlib.rcParams)
-    save_figure(plot_passkey({"base": GRID}, trained=256), tmp_path / "a")
-    figures([reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2])])
+    plots.save_figure(plots.plot_passkey({"base": GRID}, trained=256), tmp_path / "a")
+    plots.figures([reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2])])
     assert dict(matplotlib.rcParams) == before
 
 
@@ -502,5 +452,5 @@ assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.mod
 def test_a_missing_matplotlib_is_answered_with_the_line_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RopepatchError, match="figures need matplotlib") as error:
-        plot_loss({"one": CURVE}, trained=256)
+        plots.plot_loss({"one": CURVE}, trained=256)
     assert error.value.hint == 'pip install "ropepatch[plot]"'
