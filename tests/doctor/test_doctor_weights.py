@@ -271,13 +271,10 @@ def test_leaving_frequencies_out_keeps_the_index_to_the_files_it_names(sharded, 
     assert index(mend(diagnose(sharded, measure=False), tmp_path / "out")) == places
 
 
-def test_pickled_weights_are_named_and_never_loaded(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+def test_pickled_weights_are_named_and_never_loaded_and_no_weights_are_no_fault(folder):
+    pickled = (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert codes(folder, measure=True) == ["weights-pickled"]
-
-
-def test_a_folder_without_weights_is_no_fault(folder):
-    (folder / "model.safetensors").unlink()
+    pickled.unlink()
     diagnosis = diagnose(folder)
     assert diagnosis.findings == ()
     assert "no weights that can be read" in str(diagnosis)

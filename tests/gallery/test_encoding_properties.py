@@ -188,7 +188,6 @@ def test_a_planted_flaw_is_seen_and_nothing_else_changes(flawed, sound, changed)
 
 def test_the_reach_is_said_in_windows_of_1_2_4_and_so_on():
     assert properties_of(ENDING).beyond.number == 4
-    assert properties_of(ENCODINGS["learned"]).beyond.number == 1
 
 
 def test_sinusoidal_vectors_stand_to_contents_as_in_the_paper():

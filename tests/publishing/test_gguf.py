@@ -199,8 +199,11 @@ def test_a_pair_that_does_not_rotate_is_divided_away(small, tmp_path):
     assert divisors[4:].tolist() == [np.float32(1e30)] * 4
 
 
-def test_what_the_model_is_stands_in_the_keys(small, tmp_path):
-    keys = exported(scaled(small, tmp_path / "my-model", "yarn", 256), tmp_path).keys
+def test_what_the_model_is_and_the_licence_of_its_base_stand_in_the_keys(small, tmp_path):
+    folder = scaled(small, tmp_path / "my-model", "yarn", 256)
+    base = {"license": "other", "license_name": "llama3.1", "license_link": "LICENSE", "language": ["en"]}
+    (folder / "ropepatch.json").write_text(json.dumps(RECORDS["extended"] | {"base": base}))
+    keys = exported(folder, tmp_path).keys
     assert {name.removeprefix("llama."): keys[name] for name in keys if name.startswith("llama.")} == {
         "vocab_size": 48,
         "context_length": 256,
@@ -219,15 +222,7 @@ def test_what_the_model_is_stands_in_the_keys(small, tmp_path):
     }
     assert keys["general.architecture"] == "llama"
     assert keys["general.name"] == "my-model"
-    assert not [key for key in keys if key.startswith("general.license")]
-
-
-def test_the_licence_of_the_base_is_carried_over(small, tmp_path):
-    copy = shutil.copytree(small, tmp_path / "copy")
-    base = {"license": "other", "license_name": "llama3.1", "license_link": "LICENSE", "language": ["en"]}
-    (copy / "ropepatch.json").write_text(json.dumps(RECORDS["extended"] | {"base": base}))
-    keys = exported(copy, tmp_path).keys
-    licence = {key: keys[key] for key in keys if key.startswith("general.license")}
+    licence = {key: value for key, value in keys.items() if key.startswith("general.license")}
     assert [*licence.values()] == ["other", "llama3.1", "LICENSE"]
     assert [*licence] == ["general.license", "general.license.name", "general.license.link"]
 

@@ -130,12 +130,15 @@ def test_the_hub_then_has_exactly_the_files_of_the_folder(hub, folder):
     assert len(hub.arrived) == 3
 
 
-def test_a_push_without_changes_makes_no_commit(hub, folder):
+def test_a_push_without_changes_makes_no_commit_and_asks_for_no_file(hub, folder):
+    write(folder / "README.md", "# mine")
     first = pushed(folder)
     hub.requests.clear()
     said = []
     second = pushed(folder, say=said.append)
     assert (second.commit, second.uploaded, second.created) == (first.commit, {}, False)
+    assert second.notes == ()
+    assert not any("/resolve/" in path for _, path in hub.requests)
     assert second.unchanged == tuple(first.uploaded)
     assert {method for method, _ in hub.requests} == {"GET"}
     assert said == []
@@ -245,13 +248,6 @@ def test_a_card_in_a_repository_that_ropepatch_never_wrote_stays(hub, folder):
     hub.fail("GET", "/resolve/", 503)
     assert "answered 503" in refused(folder)[0]
     assert hub.files(NAME) == {"README.md": b"# theirs"}
-
-
-def test_the_own_card_of_the_user_is_the_same_here_and_there(hub, folder):
-    write(folder / "README.md", "# mine")
-    pushed(folder)
-    assert pushed(folder).notes == ()
-    assert not any("/resolve/" in path for _, path in hub.requests)
 
 
 def test_a_record_that_no_card_can_be_written_from_leaves_nothing_on_the_hub(hub, folder):

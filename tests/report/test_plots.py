@@ -321,8 +321,9 @@ def test_the_figures_are_those_that_the_results_allow():
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
-    names = "perplexity positions gain passkey wavelengths-yarn rotations-yarn"
-    assert list(plots.figures(full)) == names.split()
+    drawn_of_all = plots.figures(full)
+    assert " ".join(drawn_of_all) == "perplexity positions gain passkey wavelengths-yarn rotations-yarn"
+    assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("gained")
 
 
 def test_names_of_figures_tell_models_targets_and_protocols_apart():
