@@ -13,7 +13,8 @@ def fake_fits(monkeypatch) -> list[dict]:
     def fit(model, **options):
         calls.append({"model": model} | options)
         scaling = {"method": "custom", "divisors": DIVISORS, "attention_factor": 1.1}
-        return Fitted(ropepatch.plan(model, to=options["to"], **scaling), {"start": "yarn"})
+        record = {"start": "yarn", "text": str(options["text"])}
+        return Fitted(ropepatch.plan(model, to=options["to"], **scaling), record)
 
     monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
     return calls

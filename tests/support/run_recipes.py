@@ -108,3 +108,8 @@ def run_python(*words, check=True):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     line = [sys.executable, *words]
     return subprocess.run(line, env=environment, check=check, capture_output=True, text=True)
+
+
+def run_two_processes(*words):
+    """A program with its arguments, run by torchrun in two processes."""
+    run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words)

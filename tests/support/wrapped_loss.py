@@ -26,17 +26,14 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels}
 
 
-def num_items() -> int:
-    return int((batch()["labels"][:, 1:] != -100).sum())
-
-
 def step(model: nn.Module, *, fused: bool) -> Tensor:
     """The loss of the whole batch, from this process's rows; gradients become the mean over the processes."""
     size, rank = dist.get_world_size(), dist.get_rank()
     rows = {name: values.chunk(size)[rank] for name, values in batch().items()}
     head = linear_head(model) if fused else None
     assert (head is not None) == fused
-    loss = causal_lm_loss(model, rows, torch.tensor(num_items()), head=head) * size
+    items = (batch()["labels"][:, 1:] != -100).sum()
+    loss = causal_lm_loss(model, rows, items, head=head) * size
     loss.backward()
     total = loss.detach() / size
     dist.all_reduce(total)

@@ -19,6 +19,7 @@ from run_recipes import (
     model_bytes,
     record_of,
     run_python,
+    run_two_processes,
     small_recipe,
 )
 from safetensors import SafetensorError
@@ -177,11 +178,6 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
     assert sorted(path.name for path in (tmp_path / "out.run").glob("checkpoint-*")) == ["checkpoint-2"]
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out").folder
     assert model_bytes(resumed) == model_bytes(adapted)
-
-
-def test_what_is_finished_is_not_trained_again(monkeypatch, tmp_path, adapted):
-    monkeypatch.setattr(LongContextTrainer, "train", lambda *args, **kwargs: pytest.fail("it trains"))
-    assert adapt(yarn(), small_recipe(), adapted).folder == adapted
 
 
 def test_a_finished_checkpoint_is_no_finished_adapter(adapted):
@@ -387,8 +383,7 @@ adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)
 def test_two_processes_make_what_one_makes(tmp_path):
     file = tmp_path / "two.py"
     file.write_text(TWO)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run_python(*torchrun, str(file), str(tmp_path / "two"))
+    run_two_processes(str(file), str(tmp_path / "two"))
     alone = small_recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": 2})
     adapt(yarn(), alone, tmp_path / "one")
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")

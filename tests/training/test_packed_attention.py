@@ -1,6 +1,5 @@
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -225,25 +224,14 @@ def test_a_peft_model_is_switched_inside(llama):
     assert model.config._attn_implementation == "sdpa"
 
 
-def largest(model: PreTrainedModel, lengths: list[int], *, packed: bool) -> int:
-    arguments = segments(lengths)
-    if not packed:
-        arguments = {key: arguments[key] for key in ("position_ids", "use_cache")}
-    with Largest() as counter, packed_attention(model) if packed else nullcontext():
-        model(tokens(sum(lengths)), **arguments).logits.sum().backward()
-    return counter.numel
-
-
 @pytest.mark.parametrize("lengths", [[4096], [1024] * 4, [100, 3900, 96]], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypatch):
     monkeypatch.setattr(attention, "BLOCK", 64)
     model = build(family, vocab_size=128, num_hidden_layers=1)
-    assert largest(model, lengths, packed=True) == 4096 * 128  # the logits
-
-
-def test_stock_sdpa_makes_a_mask_that_grows_with_the_square_of_the_tokens(llama):
-    assert largest(llama, [512, 1536], packed=False) >= 2048**2
+    with Largest() as counter, packed_attention(model):
+        model(tokens(sum(lengths)), **segments(lengths)).logits.sum().backward()
+    assert counter.numel == 4096 * 128  # the logits
 
 
 @pytest.fixture
@@ -281,18 +269,26 @@ def switched(llama: PreTrainedModel) -> Iterator[PreTrainedModel]:
         yield llama
 
 
-def test_a_forward_pass_without_segments_is_refused(switched):
-    with pytest.raises(RopepatchError, match="no cu_seq_lens_q") as error:
-        switched(tokens(), use_cache=False)
-    assert "outside" in error.value.hint
-
-
 @pytest.mark.parametrize(
-    "mask", [torch.ones(1, 36, dtype=torch.long), torch.zeros(1, 1, 36, 36)], ids=["padding", "drawn"]
+    ("changes", "message"),
+    [
+        ({"cu_seq_lens_q": None}, "no cu_seq_lens_q"),
+        ({"attention_mask": torch.ones(1, 36, dtype=torch.long)}, "an attention mask"),
+        ({"attention_mask": torch.zeros(1, 1, 36, 36)}, "a mask of the model's own"),
+        *(
+            ({"cu_seq_lens_q": torch.tensor(edges, dtype=torch.int32)}, "segments")
+            for edges in ([0, 35], [0, 37], [0, 20, 20, 36], [0, 40, 36], [3, 36], [0], [], [1, 20, 37])
+        ),
+        ({"input_ids": tokens(rows=2)}, "segments .* for 2 x 36"),
+        ({"softcap": torch.ones(1)}, "softcap from LlamaAttention"),
+        ({"s_aux": torch.ones(1)}, "s_aux from LlamaAttention"),
+        ({"position_bias": torch.ones(1)}, "position_bias from LlamaAttention"),
+    ],
 )
-def test_a_mask_is_refused(switched, mask):
-    with pytest.raises(RopepatchError, match="mask"):
-        switched(tokens(), attention_mask=mask, **segments([36]))
+def test_what_is_no_packed_row_is_refused(switched, changes, message):
+    with pytest.raises(RopepatchError, match=f"packed attention got {message}") as error:
+        switched(**{"input_ids": tokens()} | segments([36]) | changes)
+    assert "outside" in error.value.hint
 
 
 def test_a_cached_past_is_refused(switched):
@@ -303,80 +299,50 @@ def test_a_cached_past_is_refused(switched):
         switched(tokens(), **arguments)
 
 
-@pytest.mark.parametrize(
-    "edges", [[0, 35], [0, 37], [0, 20, 20, 36], [0, 40, 36], [3, 36], [0], [], [1, 20, 37]]
-)
-def test_segments_that_are_not_those_of_the_row_are_refused(switched, edges):
-    arguments = segments([36]) | {"cu_seq_lens_q": torch.tensor(edges, dtype=torch.int32)}
-    with pytest.raises(RopepatchError, match="packed attention got segments"):
-        switched(tokens(), **arguments)
-
-
-def test_two_rows_are_refused(switched):
-    with pytest.raises(RopepatchError, match="2 x 36"):
-        switched(tokens(rows=2), **segments([36]))
-
-
-REFUSED = {
-    "llama4_text": "layers of the type chunked_attention",
-    "gemma2": "",  # newer releases refuse sdpa, older ones drop the cap on its scores
-}
-
-
-@pytest.mark.parametrize(("kind", "reason"), REFUSED.items())
-def test_models_that_do_more_than_attend_causally_are_refused_before_a_step(kind, reason):
-    model = tiny_model(kind)
-    before = model.config._attn_implementation
-    with pytest.raises(RopepatchError, match=f"{kind}.*packed rows: .*{reason}"), packed_attention(model):
-        pytest.fail("entered")
-    assert model.config._attn_implementation == before
-
-
-def test_a_model_that_carries_a_state_from_token_to_token_is_refused(monkeypatch):
+def stateful() -> PreTrainedModel:
     model = build()
-    monkeypatch.setattr(type(model), "_is_stateful", True)
-    with pytest.raises(RopepatchError, match="carries a state"), packed_attention(model):
-        pytest.fail("entered")
+    model._is_stateful = True
+    return model
 
 
-def test_a_model_that_reads_in_both_directions_is_refused():
-    model = build("gemma3_text", use_bidirectional_attention=True)
-    with pytest.raises(RopepatchError, match="not causal"), packed_attention(model):
-        pytest.fail("entered")
+def not_causal() -> PreTrainedModel:
     config = build().config
     config.is_causal = False
-    with (
-        pytest.raises(RopepatchError, match="not causal"),
-        packed_attention(AutoModelForCausalLM.from_config(config)),
-    ):
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: tiny_model("llama4_text"), "layers of the type chunked_attention"),
+        (lambda: tiny_model("gemma2"), ""),  # newer releases refuse sdpa, older ones drop the cap of scores
+        (stateful, "carries a state"),
+        (lambda: build("gemma3_text", use_bidirectional_attention=True), "not causal"),
+        (not_causal, "not causal"),
+    ],
+)
+def test_models_that_do_more_than_attend_causally_are_refused_before_a_step(make, reason):
+    model = make()
+    before = model.config._attn_implementation
+    message = f"{model.config.model_type}.*packed rows: .*{reason}"
+    with pytest.raises(RopepatchError, match=message), packed_attention(model):
         pytest.fail("entered")
-
-
-@pytest.mark.parametrize("argument", ["softcap", "s_aux", "position_bias"])
-def test_scores_that_a_model_changes_are_refused(switched, argument):
-    with pytest.raises(RopepatchError, match=f"{argument} from LlamaAttention"):
-        switched(tokens(), **segments([36]) | {argument: torch.ones(1)})
+    assert model.config._attn_implementation == before
 
 
 # Switching
 
 
 @pytest.mark.parametrize("before", ["sdpa", "eager"])
-def test_leaving_the_block_restores_the_model_exactly(before):
+def test_leaving_the_block_restores_the_model_exactly_even_by_an_error(before):
     model = build()
     model.set_attn_implementation(before)
     with torch.no_grad():
         expected = model(tokens()).logits
-        with packed_attention(model):
-            assert model.config._attn_implementation == attention.NAME
+        with pytest.raises(ZeroDivisionError), packed_attention(model):
+            _ = 1 / 0
         assert model.config._attn_implementation == before
         assert torch.equal(model(tokens()).logits, expected)
-
-
-def test_an_error_restores_the_model(llama):
-    with pytest.raises(ZeroDivisionError), packed_attention(llama):
-        _ = 1 / 0
-    assert llama.config._attn_implementation == "sdpa"
 
 
 def test_other_models_are_left_alone(llama):

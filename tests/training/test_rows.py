@@ -4,8 +4,9 @@ import json
 import pickle
 import random
 from collections import Counter
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -126,24 +127,13 @@ def test_the_order_is_another_in_each_epoch_for_each_seed_and_each_window():
 
 
 def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
-    drawn: list[int] = []
-    randperm = torch.randperm
-
-    def told(count: int, **options: object) -> Tensor:
-        drawn.append(count)
-        return randperm(count, **options)
-
-    monkeypatch.setattr(torch, "randperm", told)
+    drawn = Mock(wraps=torch.randperm)
+    monkeypatch.setattr(torch, "randperm", drawn)
     rows = TokenRows(store_of([1000]), 0, 0)
     for index in range(100):
         rows.row(index, 10)
         rows.row(index // 2, 20)
-    assert drawn == [100, 50]
-
-
-def test_too_little_text_is_an_error_that_says_what_there_is():
-    with pytest.raises(RopepatchError, match="books has 5 tokens after the 4 that are held out, too few"):
-        TokenRows(store_of([4, 5]), 4, 0).row(0, 6)
+    assert [call.args[0] for call in drawn.call_args_list] == [100, 50]
 
 
 def test_the_digest_names_content_what_is_held_out_and_the_order():
@@ -345,12 +335,8 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(mixed):
     random.Random(1).shuffle(order)
     assert all(same(copy[item], expected[item]) for item in order)
     assert not any(same(one, other) for one, other in pairwise(expected))
-
-
-def test_batches_end(mixed):
-    assert len(list(islice(iter(mixed), 100))) == len(mixed) == 48
     with pytest.raises(IndexError):
-        mixed[-1]
+        mixed[len(mixed)]
 
 
 # what fails before the first step
@@ -383,12 +369,6 @@ def test_a_source_that_is_read_more_than_once_is_told_of(caplog):
         f"books: {read[0]} tokens are read, {read[0] / 100:.1f} times what it has",
         f"web: {read[1]} tokens are read, 0.0 times what it has",
     ]
-
-
-@pytest.mark.parametrize(("size", "told"), [(91, ["books is read 1.1 times"]), (92, [])])
-def test_a_warning_never_says_that_a_source_is_read_once(caplog, size, told):
-    batches_of(data_of(1.0), [TokenRows(store_of([size]), 0, 0)], steps=2, per_step=2)  # 96 tokens
-    assert [record.getMessage() for record in caplog.records] == told
 
 
 def test_generated_rows_never_come_again(caplog, tiny):

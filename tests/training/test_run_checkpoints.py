@@ -19,10 +19,6 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_the_newest_is_told_by_its_number(run):
-    assert newest_sound(run).name == "checkpoint-10"
-
-
 @pytest.mark.parametrize(
     "harm",
     [

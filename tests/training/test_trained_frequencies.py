@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import made_results
@@ -12,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from fake_fits import DIVISORS, fake_fits
 from run_recipes import STEPS, history_of, interrupted, logits, model_bytes, record_of, small_recipe, trainers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from tiny_models import tiny_config, tiny_model
+from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch.data.sources import stream_documents
@@ -22,7 +23,6 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
 from ropepatch.evaluation.results import as_read
-from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.choice import Choice
@@ -59,23 +59,11 @@ def moved(folder):
     return np.log(flat["end"] / flat["start"])
 
 
-def patched(plan):
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-        )
-    )
-    ropepatch.patch(model, made := plan(model))
-    return model, made
-
-
-def scaled_by(method, **parameters):
-    return lambda model: ropepatch.plan(model, to=256, method=method, **parameters)
+def patched(method="yarn"):
+    """A tiny model with eight rotary pairs, and the plan to 256 tokens that it is patched with."""
+    model = tiny_model("llama")
+    ropepatch.patch(model, plan := ropepatch.plan(model, to=256, method=method))
+    return model, plan
 
 
 # The module
@@ -83,7 +71,7 @@ def scaled_by(method, **parameters):
 
 @pytest.mark.parametrize("method", ["yarn", "linear", "p-rope", "cope"])
 def test_untrained_it_computes_what_the_plan_does_to_the_bit(method):
-    model, plan = patched(scaled_by(method))
+    model, plan = patched(method)
     x, positions = torch.zeros(1, 256, 8), torch.arange(256)[None]
     before = model.model.rotary_emb(x, positions)
     rope = train_frequencies(model, plan, 1e-3)
@@ -93,7 +81,7 @@ def test_untrained_it_computes_what_the_plan_does_to_the_bit(method):
 
 def test_the_gradient_is_that_of_the_formula():
     """Of sum(w cos(p f e^-u) a e^v) in NumPy, at a point away from the start."""
-    model, plan = patched(scaled_by("yarn"))
+    model, plan = patched()
     rope = train_frequencies(model, plan, 1e-3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -113,7 +101,7 @@ def test_the_gradient_is_that_of_the_formula():
 
 
 def test_a_cast_of_the_model_leaves_the_frequencies_in_float32_and_no_state_dict_holds_them():
-    model, plan = patched(scaled_by("yarn"))
+    model, plan = patched()
     before = set(model.state_dict())
     rope = train_frequencies(model, plan, 1e-3)
     with torch.no_grad():
@@ -129,14 +117,13 @@ def test_a_cast_of_the_model_leaves_the_frequencies_in_float32_and_no_state_dict
 
 @pytest.mark.parametrize("method", ["yarn", "p-rope"])
 def test_a_frozen_plan_has_the_trained_frequencies_and_reads_back_to_the_bit(tmp_path, method):
-    model, plan = patched(scaled_by(method))
+    model, plan = patched(method)
     rope = train_frequencies(model, plan, 1e-3)
     with torch.no_grad():
         rope.log_divisors.copy_(torch.linspace(-1, 1, 8))
         rope.log_attention.fill_(-0.1)
     rope.save(tmp_path)
-    again, _ = patched(lambda model: plan)
-    other = train_frequencies(again, plan, 1e-3)
+    other = train_frequencies(patched(method)[0], plan, 1e-3)
     other.restore(tmp_path)
     assert torch.equal(other.log_divisors, rope.log_divisors)
     assert torch.equal(other.log_attention, rope.log_attention)
@@ -147,23 +134,17 @@ def test_a_frozen_plan_has_the_trained_frequencies_and_reads_back_to_the_bit(tmp
 
 
 def test_frequencies_of_a_model_that_is_scaled_already_are_frozen_relative_to_those_it_has(tmp_path):
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
-    )
+    config = tiny_config("llama")
+    config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
     plan = ropepatch.plan(config, to=256, method="linear")
-    content = {"log_divisors": [0.5] * 8, "log_attention": 0.0}
-    (tmp_path / FILE).write_text(json.dumps(content))
+    (tmp_path / FILE).write_text(json.dumps({"log_divisors": [0.5] * 8, "log_attention": 0.0}))
     end = frozen(plan, tmp_path)
     assert end.scaling.divisors == pytest.approx([4 * math.exp(0.5)] * 8, rel=1e-6)
     assert end.rope.is_scaled
 
 
 def test_a_model_whose_rope_lets_no_gradient_through_is_refused():
-    model, plan = patched(scaled_by("yarn"))
+    model, plan = patched()
     with torch.no_grad(), pytest.raises(RopepatchError, match="no gradient reaches the frequencies of llama"):
         train_frequencies(model, plan, 1e-3)
 
@@ -186,7 +167,10 @@ def run(tmp_path_factory):
 def test_training_moves_every_divisor_and_the_attention_factor(run):
     assert (np.abs(moved(run.folder)) > 1e-3).all()
     assert (np.abs(moved(run.folder)) < RATE * STEPS).all()
-    start = record_of(run.folder)["adaptation"]["frequencies"]["start"]
+    record = record_of(run.folder)
+    ends = record["adaptation"]["frequencies"]
+    assert (record["method"], record["parameters"]) == ("custom", ends["end"])
+    start = ends["start"]
     frequencies = YARN.frequencies()
     divided = YARN.rope.inv_freq() / torch.tensor(start["divisors"])
     assert divided.tolist() == pytest.approx(frequencies.inv_freq.tolist(), rel=1e-6)
@@ -199,15 +183,8 @@ def test_stock_transformers_computes_what_the_trained_model_does(run):
     assert record_of(run.folder)["verified"]["frequencies"] == "equal"
     trained = logits(run.trainer.model)
     assert torch.allclose(logits(stock), trained, atol=1e-3 * trained.abs().max())
-
-
-def test_the_trained_frequencies_matter_to_the_logits(run):
-    record = record_of(run.folder)
-    stock = AutoModelForCausalLM.from_pretrained(run.folder)
     start = AutoModelForCausalLM.from_pretrained(run.folder, rope_parameters=YARN.rope_parameters)
-    assert record["method"] == "custom"
-    assert record["parameters"] == record["adaptation"]["frequencies"]["end"]
-    assert (logits(start) - logits(stock)).abs().max() > 0.01 * logits(stock).abs().max()
+    assert (logits(start) - trained).abs().max() > 0.01 * trained.abs().max()
 
 
 def test_what_is_watched_is_the_model_with_its_frequencies_of_the_moment(run):
@@ -272,23 +249,15 @@ def test_they_are_not_trained_where_the_model_is_split(tmp_path, monkeypatch):
 # The keys of a recipe
 
 
-@pytest.fixture
-def read(tmp_path):
-    def read(**changes):
-        file = tmp_path / "mine.yaml"
-        file.write_text(yaml.safe_dump(as_read(small_recipe().to_dict()) | changes))
-        return read_recipe(str(file))
-
-    return read
-
-
-def test_the_keys_are_read_as_they_are_written(read):
-    assert read().frequencies is None
-    recipe = read(frequencies={"learning_rate": 0.01}, method={"name": "fit", "steps": 20, "init": "yarn"})
+def test_the_keys_are_read_as_they_are_written(tmp_path):
+    keys = {"frequencies": {"learning_rate": 0.01}, "method": {"name": "fit", "steps": 20, "init": "yarn"}}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(as_read(small_recipe().to_dict()) | keys))
+    recipe = read_recipe(str(file))
     assert recipe.frequencies == FrequencyTraining(learning_rate=0.01)
     assert (recipe.method.name, recipe.method.parameters) == ("fit", {"steps": 20, "init": "yarn"})
-    assert read(**as_read(recipe.to_dict())) == recipe
-    assert read(method="fit").method.parameters == {}
+    file.write_text(yaml.safe_dump(as_read(recipe.to_dict())))
+    assert read_recipe(str(file)) == recipe
 
 
 # A fit first
@@ -334,6 +303,13 @@ def test_too_little_text_for_a_fit_is_said(tmp_path, tiny):
 
 
 @pytest.fixture
+def fits(monkeypatch):
+    """The arguments of every fit, which takes no time."""
+    monkeypatch.setattr(Fitted, "__str__", lambda self: "fitted")
+    return fake_fits(monkeypatch)
+
+
+@pytest.fixture
 def place(tmp_path, monkeypatch):
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
@@ -341,46 +317,29 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Every call of a fit that takes no time, with the text that it was given."""
-    calls = []
-
-    def fit(model, *, to, work, progress, device, **options):
-        text = options["text"]
-        calls.append(options | {"content": Path(text).read_text() if text else None})
-        divisors = [1.0 + 0.1 * pair for pair in range(16)]
-        plan = ropepatch.plan(model, to=to, method="custom", divisors=divisors, attention_factor=1.05)
-        return Fitted(plan, {"text": str(text), "seconds": 0.0})
-
-    monkeypatch.setattr(fitting, "fit", fit)
-    monkeypatch.setattr(Fitted, "__str__", lambda self: "fitted")
-    return calls
-
-
-def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, asked):
+def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, fits):
     ropepatch.extend("tiny", "out", to=512, method="fit", steps=7, init="ntk")
     record = record_of(place / "out")
-    assert (record["method"], record["parameters"]["attention_factor"]) == ("custom", 1.05)
-    assert record["fit"] == {"text": "None", "seconds": 0.0}
+    assert (record["method"], record["parameters"]["attention_factor"]) == ("custom", 1.1)
+    assert record["fit"] == {"start": "yarn", "text": "None"}
     assert (record["start"]["asked"]["steps"], record["start"]["asked"]["init"]) == (7, "ntk")
-    (call,) = asked
+    (call,) = fits
     assert (call["steps"], call["init"], call["text"], call["split"]) == (7, "ntk", None, "train")
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
-def test_the_text_of_the_command_line_is_what_is_learned_from(place, asked, run_here):
+def test_the_text_of_the_command_line_is_what_is_learned_from(place, fits, run_here):
     (place / "a.txt").write_text("text")
     words = ("--text", "a.txt", "--field", "body", "--split", "validation")
     run_here("extend", "tiny", "--to", "512", "--method", "fit", *words, "--dry-run")
-    (call,) = asked
+    (call,) = fits
     assert (call["text"], call["field"], call["split"]) == ("a.txt", "body", "validation")
     assert [path.name for path in place.iterdir()] == ["a.txt"]
 
 
 @pytest.mark.slow
 def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_call_repeats(
-    place, asked, monkeypatch
+    place, fits, monkeypatch
 ):
     recipe = texts(place, trainer={"max_steps": 4}, frequencies=FrequencyTraining())
     content = as_read(recipe.to_dict()) | {"method": {"name": "fit", "steps": 3}, "seed": 5}
@@ -395,30 +354,31 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
         with pytest.raises(RopepatchError, match="gone"):
             extend()
     assert (place / "out.fit" / "start.json").is_file()
-    (call,) = asked
+    (call,) = fits
     assert (call["steps"], call["seed"], call["field"]) == (3, 5, "input_ids")
-    assert "input_ids" in call["content"]
+    assert "input_ids" in call["text"].read_text()
     with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in steps"):
         extend(steps=4)
     for _ in range(2):  # goes on, and then finds it finished
         extend()
         record = record_of(place / "out")
         assert record["fit"]["text"] == ", ".join(source.text for source in recipe.data.sources)
-        assert record["start"]["parameters"]["divisors"][3] == 1.3
-        assert record["parameters"]["divisors"][3] != 1.3  # but those that were trained from it
-        assert record["adaptation"]["frequencies"]["start"]["divisors"][3] == pytest.approx(1.3, rel=1e-6)
+        assert record["start"]["parameters"]["divisors"] == [*DIVISORS]
+        assert record["parameters"]["divisors"] != [*DIVISORS]  # but those that were trained from them
+        trained = record["adaptation"]["frequencies"]
+        assert trained["start"]["divisors"] == pytest.approx(DIVISORS, rel=1e-6)
         assert not list(place.glob("out.*"))
     with pytest.raises(RopepatchError, match="already exists"):
         extend(steps=4)
-    assert len(asked) == 1
+    assert len(fits) == 1
 
 
-def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, asked):
+def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
     (place / "out.fit").mkdir()
     (place / "out.fit" / "mine.txt").write_text("mine")
     with pytest.raises(RopepatchError, match="holds other files"):
         ropepatch.extend("tiny", "out", to=512, method="fit")
-    assert not asked
+    assert not fits
     assert (place / "out.fit" / "mine.txt").read_text() == "mine"
 
 
@@ -431,11 +391,11 @@ def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, asked):
         ({"to": 256}, "already covers 256 tokens"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, asked, options, message):
+def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, fits, options, message):
     (place / "a.txt").write_text("Once there were mice. " * 1000)
     with pytest.raises(RopepatchError, match=message):
         ropepatch.extend("tiny", "out", **{"to": 512, "method": "fit"} | options)
-    assert not asked
+    assert not fits
     assert [path.name for path in place.iterdir()] == ["a.txt"]
 
 

@@ -1,9 +1,6 @@
 import copy
-import os
-import subprocess
 import sys
 import types
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -13,6 +10,7 @@ import wrapped_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_models import VOCABULARY, Largest, build, tokens
+from run_recipes import run_two_processes
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -54,7 +52,8 @@ def gradients(value: Tensor, *tensors) -> list[Tensor]:
 @given(st.data())
 def test_value_and_gradients_are_those_of_all_logits(data):
     N, H, V = (data.draw(st.integers(1, most)) for most in (17, 5, 9))
-    hidden, weight, _, bias = inputs(N, H, V, bias=data.draw(st.booleans()))
+    scale = data.draw(st.sampled_from([1, 60]))  # 60: logits in the thousands, which must not overflow
+    hidden, weight, _, bias = inputs(N, H, V, scale=scale, bias=data.draw(st.booleans()))
     labels = torch.tensor(data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N)))
     found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=data.draw(st.integers(1, 20)))
     expected = summed(hidden, weight, labels, bias) + 0 * (hidden.sum() + weight.sum())
@@ -63,13 +62,6 @@ def test_value_and_gradients_are_those_of_all_logits(data):
     torch.testing.assert_close(found, expected)
     pairs = gradients(found / 7, hidden, weight, bias), gradients(expected / 7, hidden, weight, bias)
     torch.testing.assert_close(*pairs)
-
-
-def test_logits_in_the_thousands_do_not_overflow():
-    hidden, weight, labels, bias = inputs(9, 4, 7, dtype=torch.float32, scale=60)
-    found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=4)
-    assert summed(hidden, weight, labels, bias) > 1e4
-    torch.testing.assert_close(found, summed(hidden, weight, labels, bias).float())
 
 
 def test_sixteen_bits_are_those_of_the_matrix_products_alone():
@@ -95,41 +87,12 @@ def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
     assert not torch.equal(third, whole * torch.tensor(1 / 3).bfloat16().item())
 
 
-def test_under_autocast_it_is_what_a_head_under_autocast_gives():
-    hidden, weight, labels, bias = inputs(30, 16, 40, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk=8)
-        expected = F.cross_entropy(F.linear(hidden, weight, bias).float(), labels, reduction="sum")
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-    exact = F.cross_entropy(F.linear(hidden, weight, bias), labels, reduction="sum")
-    assert abs(found - exact) > 1e-4 * exact  # or autocast did nothing
-    for ours, theirs in zip(
-        gradients(found, hidden, weight, bias), gradients(expected, hidden, weight, bias), strict=True
-    ):
-        assert ours.dtype == torch.float32
-        assert (ours - theirs).norm() < 0.01 * theirs.norm()
-
-
 def test_it_can_be_used_twice_and_gone_back_through_twice():
     hidden, weight, labels, _ = inputs(9, 4, 7)
     found = linear_cross_entropy(hidden, weight, labels)
     once = gradients(found, hidden, weight)
     torch.testing.assert_close(gradients(found, hidden, weight), once)
     torch.testing.assert_close(gradients(found + 2 * found, hidden, weight), [3 * x for x in once])
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_no_tensor_holds_the_logits_of_more_than_one_chunk(trained):
-    hidden, weight, labels, _ = inputs(64, 4, 50, dtype=torch.float32)
-    weight.requires_grad_(trained)
-    with Largest() as found:
-        linear_cross_entropy(hidden, weight, labels, chunk=8).backward()
-    assert found.numel == 8 * 50
-    assert (weight.grad is not None) == trained
-    with Largest() as all_at_once:
-        F.cross_entropy(hidden @ weight.T, labels).backward()
-    assert all_at_once.numel == 64 * 50
 
 
 def test_a_frozen_head_costs_no_gradient_of_its_size():
@@ -298,14 +261,12 @@ def test_the_copy_of_the_head_that_an_adapter_trains_gets_them(tied):
         assert copied.weight is model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("initialised", [True, False])
-def test_an_adapter_on_the_head_is_trained_through_all_logits(initialised, caplog):
+def test_an_adapter_on_the_head_is_trained_through_all_logits():
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=initialised)
-    model = get_peft_model(build(), config)
+    lora = LoraConfig(r=2, target_modules=["q_proj", "lm_head"])  # which changes nothing yet
+    model = get_peft_model(build(), lora)
     assert linear_head(model) is None
-    assert "logits are not those of one linear layer" in caplog.text
     assert any("lm_head" in name for name in assert_same_step(model, None))
 
 
@@ -540,13 +501,7 @@ def test_a_wrapper_sees_the_backward_pass_begin_at_its_output():
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     file = tmp_path_factory.mktemp("wrapped") / "step.pt"
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    subprocess.run(
-        [sys.executable, *command, str(Path(wrapped_loss.__file__)), str(file)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=300,
-    )
+    run_two_processes(wrapped_loss.__file__, str(file))
     return torch.load(file)
 
 
