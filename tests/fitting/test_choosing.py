@@ -56,12 +56,6 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
     )
 
 
-def test_tiny_allows_all_of_them_and_a_checkpoint_holds_each():
-    methods, left_out = participants("tiny", ["all"], to=1024)
-    assert ([method.name for method in methods], left_out) == ([*candidates()], {})
-    assert all(ropepatch.plan("tiny", to=1024, method=name).savable for name in candidates())
-
-
 def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
 

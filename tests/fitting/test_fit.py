@@ -52,12 +52,6 @@ def loss(tiny):
     return loss
 
 
-def test_a_fit_is_a_plan_of_custom_divisors(fitted):
-    assert fitted.plan.scaling.name == "custom"
-    assert fitted.plan.target == TO
-    assert len(fitted.scaling.divisors) == 16
-
-
 def test_a_fitted_checkpoint_gives_the_fitted_logits_in_stock_transformers(fitted, tmp_path, tiny):
     model, tokenizer = tiny
     ids = held_out_tales(tokenizer, length=TO, count=1)[0].ids[None]

@@ -136,13 +136,6 @@ def test_a_seed_gives_one_course_whatever_was_spent_before_and_another_seed_anot
     assert course(name, Bowl(), seed=0) != course(name, Bowl(), seed=1)
 
 
-def test_evolution_is_never_worse_than_the_best_starts_divisors_at_its_own_attention_factor():
-    problem = Bowl()
-    *_, found = run("evolution", problem, candidates=3)
-    starts = [problem.distance(at_own_attention(start)) for start in formulas()]
-    assert found.score == pytest.approx(min(starts) + sum(WINDOWS))
-
-
 @pytest.mark.parametrize("place", range(3))
 def test_coordinates_begin_at_the_best_start_and_change_one_value_at_a_time(place):
     problem = Bowl()
@@ -209,21 +202,6 @@ def test_the_founders_of_longrope2_are_one_constant_from_s_to_2_s_for_every_crit
             drawn.add(round(divisors[-1].item(), 4))
     assert len(drawn) > 40
     assert 4 <= min(drawn) < 4.4 < 7.6 < max(drawn) <= 8
-
-
-def test_no_candidate_of_an_evolution_is_asked_twice():
-    for name in ("evolution", "longrope2"):
-        problem = Bowl()
-        run(name, problem, candidates=400)
-        assert len({tuple(vector.flat().tolist()) for vector, _ in problem.asked}) == 400
-
-
-def test_new_divisors_of_an_evolution_are_in_steps_of_a_hundredth():
-    problem = Bowl()
-    run("evolution", problem, candidates=300, starts=formulas()[:1])
-    steps = 100 * problem.divisors()
-    assert (steps - steps.round()).abs().max() < 1e-3
-    assert len(steps.round().unique()) > 100
 
 
 def test_a_mutation_moves_three_pairs_in_ten():
