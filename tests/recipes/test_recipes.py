@@ -53,21 +53,6 @@ def shape_of(recipe: Recipe):
 # Those that come with ropepatch
 
 
-def test_the_recipes_of_the_project_are_there():
-    assert NAMES == [
-        "llama2-7b-linear-32k",
-        "llama2-7b-ntk-32k",
-        "llama2-7b-yarn-32k",
-        "llama2-7b-yarn-32k-pose",
-        "llama3-8b-yarn-64k",
-        "mistral-7b-yarn-64k",
-        "qwen2.5-7b",
-        "smollm2-135m-32k",
-        "smollm2-135m-32k-full",
-        "tiny",
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_and_that_warns_of_nothing(name):
     recipe = read_recipe(name)
@@ -100,20 +85,27 @@ def test_the_arguments_of_a_recipe_are_taken_by_the_trainer_without_a_warning(na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_for_a_gpu_is_kept_small_in_memory(name):
+def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(name):
     recipe = read_recipe(name)
     if recipe.model != "tiny":
         assert recipe.gradient_checkpointing
         assert recipe.trainer["bf16"]
         assert recipe.trainer["save_total_limit"] == 2
-        assert estimate(recipe, shape_of(recipe)).total_gib < 70  # of the 80 GB that the largest ask for
+        needed = int(re.search(r"needs a GPU of (\d+) GB", "\n".join(header(name)))[1])
+        assert estimate(recipe, shape_of(recipe)).total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
 
 
-@pytest.mark.parametrize("method", ["linear", "ntk"])
-def test_the_counterparts_differ_in_the_method_alone(method):
-    other, yarn = read_recipe(f"llama2-7b-{method}-32k"), read_recipe("llama2-7b-yarn-32k")
-    assert other.method.name == method
-    assert other.model_copy(update={"method": yarn.method}) == yarn
+@pytest.mark.parametrize(
+    ("name", "other", "differing"),
+    [
+        ("llama2-7b-yarn-32k", "llama2-7b-linear-32k", {"method"}),
+        ("llama2-7b-yarn-32k", "llama2-7b-ntk-32k", {"method"}),
+        ("smollm2-135m-32k", "smollm2-135m-32k-full", {"lora", "trainer"}),
+    ],
+)
+def test_counterparts_differ_in_what_is_compared_alone(name, other, differing):
+    one, two = read_recipe(name), read_recipe(other)
+    assert {key for key in Recipe.model_fields if getattr(one, key) != getattr(two, key)} == differing
 
 
 def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
@@ -122,12 +114,6 @@ def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
     assert costs[0].tokens == costs[1].tokens
     assert costs[0].activations_gib < costs[1].activations_gib / 7
     assert short.trainer | {"gradient_accumulation_steps": 8} == long.trainer
-
-
-def test_the_full_fine_tune_has_no_adapter_and_reads_the_same():
-    full, lora = read_recipe("smollm2-135m-32k-full"), read_recipe("smollm2-135m-32k")
-    assert full.lora is None
-    assert (full.data, full.positions, full.method) == (lora.data, lora.positions, lora.method)
 
 
 # Headers
@@ -164,15 +150,6 @@ def test_the_commands_of_a_header_run_that_recipe(name):
         assert words[words.index("extend") :] == shlex.split(
             f"extend {read_recipe(name).model} --recipe {name} --out DIR"
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_header_says_what_fits_where(name):
-    recipe = read_recipe(name)
-    if recipe.model != "tiny":
-        needed = int(re.search(r"needs a GPU of (\d+) GB", "\n".join(header(name)))[1])
-        total = estimate(recipe, shape_of(recipe)).total_gib * 1.073741824
-        assert total < 0.9 * needed
 
 
 def parse(line: str) -> None:
@@ -302,15 +279,10 @@ def paths(content, path=()):
     ("path", "value", "said"),
     [
         (("method",), "yarm", "unknown method 'yarm'"),
-        (("method", "beta_fats"), 1, "beta_fats"),
         (("method",), {"name": "fit", "stesp": 3}, "unknown fit key 'stesp'"),
-        (("lora", "lora_alhpa"), 1, "unknown recipe key 'lora.lora_alhpa'"),
         (("trainer", "learning_rat"), 1, "unknown trainer key 'learning_rat'"),
-        (("method",), {"name": "fit", "steps": 0}, "steps must be a whole number above 0, got 0"),
         (("lora",), None, "save: adapter, but all weights are trained"),
         (("lora", "target_modules"), "q_proj", "lora.target_modules must be a list of names, or all-linear"),
-        (("data", "sources", 1, "weight"), -1, "data.sources[1].weight must be a number above 0, got -1"),
-        (("data", "windows", 0), "far", "data.windows[0] must be a length in tokens"),
         (("trainer", "optim"), "sgd", "trainer.optim beside lora.loraplus_lr_ratio"),
         (("trainer", "save_total_limit"), 1, "trainer.save_total_limit must be 2 or more"),
         (("trainer", "lr_scheduler_type"), "greedy", "must not wait for a measurement"),
@@ -508,7 +480,6 @@ def test_a_copy_is_the_file_beside_no_schema_and_never_overwrites(tmp_path, monk
         (("tiny", "--copy", "mine"), "mine must end in .yaml", "--recipe"),
         (("tiny", "--copy", "no/such/mine.yaml"), "cannot write no/such/mine.yaml", "name another FILE"),
         (("nowhere.yaml",), "nowhere.yaml is not a recipe", "name a YAML file"),
-        (("nowhere.yaml", "--copy", "mine.yaml"), "nowhere.yaml is not a recipe", "name a YAML file"),
     ],
 )
 def test_what_cannot_be_done_says_what_can(tmp_path, monkeypatch, words, message, hint):

@@ -7,7 +7,6 @@ from tokenization import train_tokenizer
 from transformers import AutoTokenizer
 
 from ropepatch.data.documents import BOS, EOS
-from ropepatch.data.prompts import PasskeyTemplate
 from ropepatch.data.tiny.grammar import tell
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
@@ -66,27 +65,6 @@ def test_every_digit_is_a_token_of_its_own(tokenizer, digits, before):
         for token in tokenizer.get_vocab()
         if token.isascii()
     )
-
-
-def test_a_special_token_written_in_a_text_is_read_as_that_token(tokenizer):
-    """As stock tokenizers read theirs; `split_special_tokens` spells it out instead."""
-    assert split(tokenizer, "<s>Rain</s>") == [BOS, *split(tokenizer, "Rain"), EOS]
-    spelt = tokenizer("<s>", add_special_tokens=False, split_special_tokens=True).input_ids
-    assert BOS not in spelt
-    assert tokenizer.decode(spelt) == "<s>"
-
-
-def test_the_words_of_the_pass_key_prompts_are_not_cut_to_pieces(tokenizer):
-    words = PasskeyTemplate()
-    text = " ".join(["", *words.filler, words.question])
-    assert len(split(tokenizer, text)) == len(text.replace(".", " .").replace("?", " ?").split())
-
-
-def test_offsets_lead_back_to_the_characters(tokenizer):
-    text = "The pass key is 01234. Keep it well"
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    pieces = [text[begin:end] for begin, end in encoded["offset_mapping"]]
-    assert "".join(pieces) == text
 
 
 # Training
