@@ -6,27 +6,13 @@ import attention_maps as maps
 import pytest
 import torch
 from loss_models import Largest
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import tiny_model
 
 import ropepatch
 
 pytestmark = pytest.mark.sweep
 
 TOKENS = 48
-
-
-def small_llama(seed=0):
-    """A random model whose logits depend on positions."""
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
-    rope = {"rope_type": "default", "rope_theta": 100.0}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, rope_parameters=rope)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5)
-    return model
 
 
 def some_ids(rows=2, tokens=TOKENS):
@@ -60,12 +46,6 @@ def test_distances_are_those_of_the_papers(name, settings, query, wanted):
     assert found[0].tolist() == pytest.approx([*wanted.values()])
 
 
-def test_a_group_cuts_the_window_down_to_whole_groups():
-    # W = 5 and G = 2: the shift is 5 - 2, not 5 - 2.5, and a distance of 5 already counts in groups.
-    found = maps.self_extend(5, 2).distances(torch.tensor([9, 10]), torch.arange(10))
-    assert found.tolist() == [[7, 7, 6, 6, 5, 4, 3, 2, 1, 0], [8, 8, 7, 7, 6, 6, 4, 3, 2, 1]]
-
-
 # Against the model as it is
 
 
@@ -73,7 +53,7 @@ def test_a_group_cuts_the_window_down_to_whole_groups():
     ("name", "settings"), [("identity", ()), ("leaky_rerope", (8, 1.0)), ("self_extend", (8, 1))]
 )
 def test_a_map_that_changes_no_distance_is_the_stock_model(name, settings):
-    model, ids = small_llama(), some_ids()
+    model, ids = tiny_model("llama"), some_ids()
     with maps.mapped(model, getattr(maps, name)(*settings), block=20):
         found = logits(model, ids)
     assert apart(found, logits(model, ids)) < 1e-4
@@ -81,7 +61,7 @@ def test_a_map_that_changes_no_distance_is_the_stock_model(name, settings):
 
 @pytest.mark.parametrize("name", ["rerope", "leaky_rerope", "self_extend"])
 def test_a_text_inside_the_window_is_read_as_before_and_a_longer_one_is_not(name):
-    model, ids = small_llama(), some_ids()
+    model, ids = tiny_model("llama"), some_ids()
     settings = (16,) if name == "rerope" else (16, 4)
     with maps.mapped(model, getattr(maps, name)(*settings)):
         found = logits(model, ids)
@@ -91,7 +71,7 @@ def test_a_text_inside_the_window_is_read_as_before_and_a_longer_one_is_not(name
 
 
 def test_a_patched_model_keeps_its_frequencies_and_attention_factor():
-    model, ids = small_llama(), some_ids()
+    model, ids = tiny_model("llama"), some_ids()
     with ropepatch.patch(model, ropepatch.make_scaling("yarn", factor=4.0)):
         stock = logits(model, ids)
         with maps.mapped(model, maps.identity()):
@@ -103,7 +83,7 @@ def test_a_patched_model_keeps_its_frequencies_and_attention_factor():
 
 
 def test_padding_on_either_side_is_not_read():
-    model, ids = small_llama(), some_ids()
+    model, ids = tiny_model("llama"), some_ids()
     mask = torch.ones_like(ids)
     mask[0, :7], mask[1, -5:] = 0, 0
     seen = mask.bool()
@@ -114,7 +94,7 @@ def test_padding_on_either_side_is_not_read():
 
 
 def test_documents_packed_in_a_row_are_read_as_if_alone():
-    model, ids = small_llama(), some_ids(rows=1)
+    model, ids = tiny_model("llama"), some_ids(rows=1)
     positions = torch.cat([torch.arange(21), torch.arange(TOKENS - 21)])[None]  # 21: within a group of 4
     with maps.mapped(model, maps.self_extend(8, 4)):
         packed = logits(model, ids, position_ids=positions)[:, 21:]
@@ -143,7 +123,7 @@ def turned(vector, inv_freq, distance):
 @pytest.mark.parametrize("block", [4, 64])
 @pytest.mark.parametrize("name", ["rerope", "leaky_rerope", "self_extend"])
 def test_scores_are_those_of_pairs_turned_by_the_effective_distance(name, block):
-    model = small_llama()
+    model = tiny_model("llama")
     rotary, tokens, heads, scaling = model.model.rotary_emb, 17, 4, 0.3
     inv_freq = rotary.inv_freq.double()
     generator = torch.Generator().manual_seed(2)
@@ -175,7 +155,7 @@ def test_scores_are_those_of_pairs_turned_by_the_effective_distance(name, block)
 
 
 def test_two_models_have_maps_of_their_own():
-    one, two, ids = small_llama(0), small_llama(1), some_ids()
+    one, two, ids = tiny_model("llama"), tiny_model("llama", seed=1), some_ids()
     alone = []
     for model, window in ((one, 4), (two, 16)):
         with maps.mapped(model, maps.rerope(window)):
@@ -186,7 +166,7 @@ def test_two_models_have_maps_of_their_own():
 
 
 def test_the_model_is_left_as_it_was_even_by_an_exception():
-    model, ids = small_llama(), some_ids()
+    model, ids = tiny_model("llama"), some_ids()
     rotary, implementation = model.model.rotary_emb, model.config._attn_implementation
     before = logits(model, ids)
     with pytest.raises(KeyboardInterrupt), maps.mapped(model, maps.rerope(8)):
@@ -198,7 +178,7 @@ def test_the_model_is_left_as_it_was_even_by_an_exception():
 
 
 def test_a_second_map_and_a_cache_are_refused_and_the_first_stays():
-    model, ids = small_llama(), some_ids()
+    model, ids = tiny_model("llama"), some_ids()
     with maps.mapped(model, maps.rerope(8)):
         before = logits(model, ids)
         with pytest.raises(ValueError, match="without an attention map"), maps.mapped(model, maps.identity()):
@@ -210,7 +190,7 @@ def test_a_second_map_and_a_cache_are_refused_and_the_first_stays():
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
-    model, most = small_llama(), []
+    model, most = tiny_model("llama"), []
     for tokens in (512, 1024):
         with maps.mapped(model, maps.self_extend(16, 4), block=32), Largest() as seen, torch.no_grad():
             model.model(some_ids(rows=1, tokens=tokens), use_cache=False)

@@ -6,10 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 from divisors import Excess, LearnedDivisors, plot_divisors, plot_excess
-from matplotlib.colors import to_hex
 
 from ropepatch.errors import RopepatchError
-from ropepatch.report.plots.style import COLOURS, PLAIN, save_figure
+from ropepatch.report.plots.style import COLOURS, FAINT, PLAIN, save_figure
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -17,6 +16,7 @@ pytestmark = pytest.mark.sweep
 
 ROPE = Rope(8, 10_000.0, 512)
 OTHER = Rope(16, 10_000.0, 256)
+SEEDS = ("small 0", "small 1", "small 2", "other 0")
 
 
 def learned(divisors=(1.0, 1.5, 0.7, 6.0), *, model="small", rope=ROPE, factor=4.0, seed=0, a=1.07):
@@ -33,10 +33,6 @@ def found(axes, label):
 
 def words(axes):
     return [text.get_text() for text in axes.texts]
-
-
-def legend(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 # Divisors
@@ -75,15 +71,6 @@ def test_published_divisors_are_those_of_the_registry_at_the_target_on_each_rope
         assert list(line.get_xdata()) == pytest.approx((2 * math.pi / rope.inv_freq() / window).tolist())
 
 
-def test_the_legend_names_every_checkpoint_and_method_once_and_seeds_share_a_colour():
-    figure = plot_divisors([learned(), learned(seed=1), other()], methods=["yarn", "linear"])
-    assert legend(figure) == ["small", "other", "yarn", "linear"]
-    colours = [found(figure.axes[0], label)[0].get_color() for label in ("small 0", "small 1", "other 0")]
-    assert colours == [COLOURS[0], COLOURS[0], COLOURS[1]]
-    methods = [found(figure.axes[0], method)[0].get_color() for method in ("yarn", "linear")]
-    assert to_hex(methods[0]) == to_hex(methods[1]) not in COLOURS
-
-
 def test_wavelengths_of_the_trained_and_the_new_context_are_marked():
     for axes, factor in zip(
         plot_divisors([learned(factor=2.0), learned(factor=8.0)]).axes, (2, 8), strict=True
@@ -93,11 +80,16 @@ def test_wavelengths_of_the_trained_and_the_new_context_are_marked():
         assert {"L", f"{factor} L"} <= set(words(axes))
 
 
-def test_attention_factors_are_given_as_a_range_over_seeds():
+def test_a_checkpoint_has_one_colour_for_its_name_its_seeds_and_the_range_of_its_attention_factors():
     curves = [learned(a=1.0712), learned(seed=1, a=1.09), learned(seed=2, a=1.08), other(a=1.25)]
-    (axes,) = plot_divisors(curves).axes
-    shown = {text.get_text(): text.get_color() for text in axes.texts if text.get_text().startswith("a =")}
-    assert shown == {"a = 1.071 to 1.090": COLOURS[0], "a = 1.250": COLOURS[1]}
+    figure = plot_divisors(curves, methods=["yarn"])
+    named = {line.get_label(): line.get_color() for line in figure.legends[0].get_lines()}
+    assert named == {"small": COLOURS[0], "other": COLOURS[1], "yarn": FAINT}
+    (axes,) = figure.axes
+    lines = {line.get_label(): line.get_color() for line in axes.lines if line.get_label() in SEEDS}
+    assert lines == dict(zip(SEEDS, [*COLOURS[:1] * 3, COLOURS[1]], strict=True))
+    ranges = {text.get_text(): text.get_color() for text in axes.texts if text.get_text().startswith("a =")}
+    assert ranges == {"a = 1.071 to 1.090": COLOURS[0], "a = 1.250": COLOURS[1]}
 
 
 def test_a_pair_beyond_the_picture_is_a_triangle_at_its_edge():
@@ -132,10 +124,8 @@ ROWS = [
 ]
 
 
-def panels(rows, **options):
-    return {
-        axes.get_title(loc="left"): axes for axes in plot_excess(rows, **options).axes if axes.get_visible()
-    }
+def panels(rows):
+    return {axes.get_title(loc="left"): axes for axes in plot_excess(rows).axes if axes.get_visible()}
 
 
 def test_every_checkpoint_and_factor_has_a_panel_of_its_rows():
@@ -150,20 +140,16 @@ def test_every_checkpoint_and_factor_has_a_panel_of_its_rows():
     assert dots["other, 8 ×"] == {"learned": -0.01}
 
 
-def test_a_dot_stands_beside_its_name_and_on_its_interval():
+def test_a_dot_stands_beside_its_name_and_on_its_interval_and_what_was_learned_is_in_colour():
     axes = panels(ROWS)["small, 4 ×"]
     names = dict(zip(axes.get_yticks(), [t.get_text() for t in axes.get_yticklabels()], strict=True))
-    dots = {line.get_label(): line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"}
+    lines = [line for line in axes.lines if line.get_marker() == "o"]
+    colours = {line.get_label(): line.get_color() for line in lines}
+    assert colours == {"learned": COLOURS[0], "yarn": PLAIN, "ntk": PLAIN}
+    dots = {line.get_label(): line.get_ydata()[0] for line in lines}
     assert {names[place]: place for place in names} == dots
     intervals = {line.get_ydata()[0]: tuple(line.get_xdata()) for line in found(axes, "_interval")}
     assert intervals == {dots["learned"]: (0.05, 0.07), dots["yarn"]: (0.13, 0.17)}
-
-
-def test_only_the_marked_means_is_in_colour():
-    for marked in ("learned", "ntk"):
-        axes = panels(ROWS, marked=marked)["small, 4 ×"]
-        colours = {line.get_label(): line.get_color() for line in axes.lines if line.get_marker() == "o"}
-        assert colours == dict.fromkeys(("learned", "yarn", "ntk"), PLAIN) | {marked: COLOURS[0]}
 
 
 def test_what_is_far_behind_is_named_at_the_edge_and_leaves_room_for_the_rest():
@@ -173,25 +159,13 @@ def test_what_is_far_behind_is_named_at_the_edge_and_leaves_room_for_the_rest():
     assert 0.17 < axes.get_xlim()[1] < 0.3
 
 
-@pytest.mark.parametrize(
-    ("rows", "low", "high"),
-    [
-        (
-            [Excess("a", 2.0, "x", 0.0, (-0.01, 0.01)), Excess("a", 2.0, "y", 0.002, (-0.01, 0.03))],
-            -0.01,
-            0.03,
-        ),
-        ([Excess("a", 2.0, "x", 0.001)], 0.0, 0.001),
-        ([Excess("a", 2.0, name, nats) for name, nats in (("x", -0.05), ("z", 0.03))], -0.05, 0.03),
-    ],
-    ids=["intervals", "zero", "below zero"],
-)
-def test_a_panel_holds_zero_its_losses_and_their_intervals(rows, low, high):
-    axes = panels(rows)["a, 2 ×"]
-    left, right = axes.get_xlim()
-    assert left <= min(low, 0)
-    assert right > high
-    assert not words(axes)
+def test_a_panel_holds_zero_its_losses_and_their_intervals():
+    above = [Excess("a", 2.0, "x", 0.0, (-0.01, 0.01)), Excess("a", 2.0, "y", 0.002, (-0.01, 0.03))]
+    below = [Excess("b", 2.0, "x", -0.05), Excess("b", 2.0, "z", -0.01)]
+    drawn = panels([*above, *below])
+    for title, least, most in (("a, 2 ×", -0.01, 0.03), ("b, 2 ×", -0.05, 0.0)):
+        left, right = drawn[title].get_xlim()
+        assert (left < least, right > most, words(drawn[title])) == (True, True, [])
 
 
 def test_any_name_and_a_stopped_pair_can_be_drawn(tmp_path):

@@ -64,17 +64,6 @@ def test_a_search_is_a_row_of_its_own():
     assert [found.learned for found in TABLES.summaries(rows)] == ["descent", "evolution"]
 
 
-def test_the_options_of_a_fit_are_listed_with_what_is_read_at_every_length():
-    rows = [
-        {"model": "m", "label": "yarn", "nats": {"256": 0.5, "1024": 0.25}},
-        {"model": "m", "label": "--keep 4", "nats": {"256": 0.5, "1024": 0.125}, "keys": "3/5"},
-    ]
-    assert TABLES.objectives_table(rows).splitlines()[2:] == [
-        "| m | yarn | 0.5000 | 0.2500 |  |",
-        "| m | `--keep 4` | 0.5000 | 0.1250 | 3/5 |",
-    ]
-
-
 def test_starts_are_compared_window_by_window_with_yarn_after_the_same_steps():
     spans = {span: {"mean": 1.0} for span in ("0 to 256", "768 to 1024", "0 to 1024")}
     runs = {

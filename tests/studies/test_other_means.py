@@ -117,13 +117,6 @@ def excess(case, scaling):
 # Excess
 
 
-def test_the_model_as_it_is_and_a_map_that_keeps_distances_have_no_excess_within_the_own_window(make_case):
-    case = make_case(factor=1)
-    row = case.row({}, nullcontext)
-    assert (row["excess"], row["interval"], row["short"]) == (0.0, [0.0, 0.0], 0.0)
-    assert case.row({}, case.mapped(maps.identity()))["excess"] == pytest.approx(0, abs=1e-5)
-
-
 def test_excess_is_one_pass_less_the_own_window_half_a_window_at_a_time(case):
     linear = ropepatch.make_scaling("linear", factor=4.0)
     row = case.row({"a": 1}, case.scaled(linear))
@@ -239,13 +232,6 @@ def test_a_map_is_the_best_of_its_settings_on_the_windows_to_choose_on(case):
 # A search
 
 
-def ramp(settings, **other):
-    """The search's result as a published method."""
-    names = ("beta_fast", "beta_slow", "attention_factor")
-    parameters = {"factor": settings["scale"]} | {name: settings[name] for name in names}
-    return YaRN(**(parameters | other), truncate=False)
-
-
 GRID = [
     YaRN(factor=4.0, beta_fast=fast, beta_slow=slow, attention_factor=a, truncate=False)
     for fast in (4, 8, 16, 32)
@@ -285,20 +271,10 @@ def test_a_search_begins_with_a_grid_and_is_as_good_as_every_point_that_it_tried
     assert row["settings"]["tried"] == len(costs) > len(GRID) + 20
     assert away(row["read"]) == pytest.approx(min(costs), abs=1e-4)
     assert away(row["read"]) < 0.1 * min(costs[:80])  # the steps did something
-    assert away(row["read"], ramp(row["settings"])) < 1e-8
-
-
-def test_a_search_ends_where_no_small_step_helps(searched):
-    settings = searched[0]["settings"]
-    found = away(ramp(settings))
-    for sign in (-0.1, 0.1):
-        for other in (
-            {"factor": settings["scale"] * math.exp(sign)},
-            {"attention_factor": settings["attention_factor"] * math.exp(sign / 4)},
-            {"beta_slow": settings["beta_slow"] * math.exp(-2 * sign)},
-            {name: settings[name] * math.exp(2 * sign) for name in ("beta_fast", "beta_slow")},
-        ):
-            assert away(ramp(settings, **other)) > found - 1.01e-4
+    names = ("beta_fast", "beta_slow", "attention_factor")
+    parameters = {name: row["settings"][name] for name in names}
+    stated = YaRN(factor=row["settings"]["scale"], **parameters, truncate=False)
+    assert away(row["read"], stated) < 1e-8
 
 
 def test_a_search_chooses_on_the_windows_to_choose_on(case, monkeypatch):
