@@ -25,7 +25,9 @@ from ropepatch.fitting.vectors import (
     SHAPES,
     SMOOTH_WAVES,
     Vector,
+    mixtures,
     project,
+    published,
 )
 from ropepatch.model.survey import survey
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -313,6 +315,13 @@ def test_kept_pairs_keep_their_frequencies(shape):
 
 
 # starts
+
+
+def test_mixtures_follow_from_their_seed():
+    starts = published(ROPE, 4.0)
+    first, again, other = (mixtures(starts, count=5, seed=seed) for seed in (1, 1, 2))
+    assert [v.flat().tolist() for v in first.values()] == [v.flat().tolist() for v in again.values()]
+    assert [v.flat().tolist() for v in first.values()] != [v.flat().tolist() for v in other.values()]
 
 
 # descent, on a bowl

@@ -81,6 +81,14 @@ def test_a_patch_lets_it_retrieve_beyond_and_taking_it_out_makes_it_blind_again(
     assert asked(ropepatch.load(ropepatch.extend(plan, tmp_path / "longer"))[0]) == patched
 
 
+def test_held_out_tales_are_always_the_same_and_begin_alike(tiny):
+    first, second = held_out_tales(tiny[1], length=300, count=2)
+    (longer,) = held_out_tales(tiny[1], length=600, count=1)
+    assert torch.equal(longer.ids[:300], first.ids)
+    assert torch.equal(longer.log_probs()[:300], first.log_probs())
+    assert not torch.equal(first.ids, second.ids)
+
+
 def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()

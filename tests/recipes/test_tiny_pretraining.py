@@ -144,6 +144,13 @@ def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
     assert labels.tolist() == [IGNORED] * (half + 2) + ids[half + 2 :].tolist()
 
 
+def test_no_story_ends_with_the_last_token_of_all(stock):
+    """The bundled checkpoint was trained so."""
+    for seed in range(20):
+        ids, _ = MATERIALS["stories"](stock, len(stock.stories) - 1, seed)
+        assert torch.equal(ids, stock.stories[:-1])
+
+
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
@@ -155,6 +162,11 @@ def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
 def test_a_row_that_cannot_be_drawn_is_refused(stock, name, length, message):
     with pytest.raises(RopepatchError, match=message):
         MATERIALS[name](stock, length, 0)
+
+
+def test_the_shortest_rows_can_be_drawn(stock):
+    assert len(MATERIALS["copies"](stock, 11, 0)[0]) == 11
+    assert all(len(MATERIALS["passkey"](stock, 80, seed)[0]) == 80 for seed in range(20))
 
 
 # Rows

@@ -64,20 +64,6 @@ def test_a_search_is_a_row_of_its_own():
     assert [found.learned for found in TABLES.summaries(rows)] == ["descent", "evolution"]
 
 
-def test_starts_are_compared_window_by_window_with_yarn_after_the_same_steps():
-    spans = {span: {"mean": 1.0} for span in ("0 to 256", "768 to 1024", "0 to 1024")}
-    runs = {
-        "yarn, seed 0": {"steps": 9, "nats": spans, "by_window": [1.0, 2.0]},
-        "fit, seed 0": {"steps": 9, "nats": spans, "by_window": [0.5, 1.75]},
-    }
-    table = TABLES.starts_table({"base": {"own": {"nats": spans}}, "runs": runs}).splitlines()
-    assert table[2:] == [
-        "| own | 0 | 1.0000 | 1.0000 | 1.0000 |  |",
-        "| yarn, seed 0 | 9 | 1.0000 | 1.0000 | 1.0000 |  |",
-        "| fit, seed 0 | 9 | 1.0000 | 1.0000 | 1.0000 | -0.3750 [-0.5000, -0.2500] |",
-    ]
-
-
 def results(name):
     return json.loads((ROOT / "eval" / "results" / f"{name}.json").read_text())
 

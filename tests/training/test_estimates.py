@@ -140,10 +140,11 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(
-    "lora", [None, Lora(r=4), Lora(r=4, train_embeddings=True)], ids=["full", "lora", "embed"]
+    ("lora", "tied"),
+    [(None, False), (Lora(r=4), True), *((Lora(r=4, train_embeddings=True), tied) for tied in (True, False))],
 )
-def test_the_work_is_what_torch_multiplies(lora, checkpointing):
-    shape = replace(SMALL, num_key_value_heads=4, tie_word_embeddings=lora is not None)
+def test_the_work_is_what_torch_multiplies(lora, tied, checkpointing):
+    shape = replace(SMALL, num_key_value_heads=4, tie_word_embeddings=tied)
     model = Llama(config(shape, attn_implementation="eager", use_cache=False)).train()
     model = trainable(model, lora)
     if checkpointing:

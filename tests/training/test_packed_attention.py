@@ -1,6 +1,7 @@
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -235,29 +236,25 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Size, torch.Size]]:
-    """The shapes of the queries and keys that stock sdpa is called with."""
-    shapes: list[tuple[torch.Size, torch.Size]] = []
-    stock = attention.sdpa_attention_forward
-
-    def counting(module: Any, query: Tensor, key: Tensor, *rest: Any, **arguments: Any) -> Any:
-        shapes.append((query.shape, key.shape))
-        return stock(module, query, key, *rest, **arguments)
-
-    monkeypatch.setattr(attention, "sdpa_attention_forward", counting)
-    return shapes
+def stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Stock sdpa, which notes what it is called with."""
+    noting = Mock(wraps=attention.sdpa_attention_forward)
+    monkeypatch.setattr(attention, "sdpa_attention_forward", noting)
+    return noting
 
 
-def test_rows_of_one_length_are_one_call_per_layer(llama, calls):
+def test_rows_of_one_length_are_one_call_per_layer(llama, stock_sdpa):
     with packed_attention(llama), torch.no_grad():
         llama(tokens(), **segments([9] * 4))
-    assert calls == [((4, 4, 9, 16), (4, 2, 9, 16))] * llama.config.num_hidden_layers
+    shapes = [tuple(tensor.shape for tensor in call.args[1:3]) for call in stock_sdpa.call_args_list]
+    assert shapes == [((4, 4, 9, 16), (4, 2, 9, 16))] * llama.config.num_hidden_layers
 
 
-def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(calls):
+def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(stock_sdpa):
     module = torch.nn.Module()
     attention._segments(module, 7, {}, *torch.zeros(3, 1, 1, 17, 2))
-    assert [(query[2], key[2]) for query, key in calls] == [(5, 5), (5, 10), (5, 11), (2, 8)]
+    lengths = [tuple(tensor.shape[2] for tensor in call.args[1:3]) for call in stock_sdpa.call_args_list]
+    assert lengths == [(5, 5), (5, 10), (5, 11), (2, 8)]
 
 
 # What it refuses

@@ -81,10 +81,6 @@ def distribution(sampling: PositionSampling, window: int, target: int) -> dict[t
     return dict(shares)
 
 
-def distances(rows: Any) -> set[int]:
-    return {later - earlier for row in rows for earlier, later in combinations(row, 2)}
-
-
 # Every sampling
 
 
@@ -183,7 +179,8 @@ def test_cream_leaves_no_position_and_no_distance_out(window, target):
         for row, _ in outcomes(lambda draw: CREAM().sample(window, target, draw), gauss=twice, coin=coin)
     }
     assert {position for row in rows for position in row} == set(range(target))
-    assert distances(rows) == set(range(1, target))
+    distances = {later - earlier for row in rows for earlier, later in combinations(row, 2)}
+    assert distances == set(range(1, target))
 
 
 @pytest.mark.parametrize(("target", "factor"), [(720, 8), (135, 1.5)])
