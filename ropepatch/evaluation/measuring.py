@@ -129,14 +129,17 @@ class Job:
         subject, plan = self.variant.subject, self.variant.plan
         record = None if plan is None else plan.to_dict()
         keys = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
-        return {
-            "task": self.measurement.task.name,
-            "label": self.variant.label,
-            "model": subject.record,
-            "scaling": None if record is None else {key: record[key] for key in keys},
-            "target": self.to,
-            "parameters": self.measurement.parameters,
-        }
+        request: dict[str, Any] = as_read(
+            {
+                "task": self.measurement.task.name,
+                "label": self.variant.label,
+                "model": subject.record,
+                "scaling": None if record is None else {key: record[key] for key in keys},
+                "target": self.to,
+                "parameters": self.measurement.parameters,
+            }
+        )
+        return request
 
 
 def measure(
@@ -279,7 +282,7 @@ def _earlier(job: Job, file: Path) -> Result | None:
     """The result in a file, model and text called what they are called now."""
     if not file.exists():
         return None
-    result, settings = read_result(file), as_read(job.request)
+    result, settings = read_result(file), job.request
     earlier = {key: _identity(getattr(result, key)) for key in settings}
     now = {key: _identity(value) for key, value in settings.items()}
     check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
@@ -298,7 +301,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     model = subject.model
     env = environment(model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
-    digest = f"{seed_of(as_read(job.request), env):016x}"
+    digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / f".{job.name}.{digest}.partial"
     patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
     began = time.perf_counter()

@@ -775,3 +775,29 @@ def test_llama_cpp_cuts_real_texts_as_the_tokenizer_does(both_tokenizers, shared
 def test_llama_cpp_cuts_any_text_as_the_tokenizer_does(both_tokenizers, text):
     ours, theirs = both_tokenizers(text)
     assert ours == theirs
+
+
+# Perplexity on a real text
+
+
+@pytest.mark.sweep
+def test_llama_cpps_perplexity_on_a_real_text_is_ours(shared, tmp_path):
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA_CPP)
+    source = shared / "checkpoints" / "babyllama-361"
+    folder = scaled(source, tmp_path / "scaled", "yarn", 1024)
+    model, tokenizer = ropepatch.load(folder)
+    text = (shared / "texts" / "tinystories" / "true_case.txt").read_text(encoding="utf-8")[:20000]
+    ids = tokenizer(text, truncation=False, verbose=False).input_ids
+    windows = [ids[start : start + 1024] for start in range(0, 4096, 1024)]
+    made = export_gguf(folder, tmp_path / "out.gguf")
+    theirs = 0.0
+    for window in windows:
+        logits = torch.from_numpy(in_llama_cpp(made.file, window)).double()
+        theirs += torch.nn.functional.cross_entropy(
+            logits[:-1], torch.tensor(window[1:]), reduction="sum"
+        ).item()
+    ours = ropepatch.perplexity(model, None, windows).between(0, 1024)
+    assert ours.num_tokens == 4 * 1023
+    assert math.exp(theirs / ours.num_tokens) == pytest.approx(ours.value, rel=1e-5)
+    plain, _ = ropepatch.load(source)
+    assert ropepatch.perplexity(plain, None, windows).between(0, 1024).value > 2 * ours.value
