@@ -15,8 +15,9 @@ from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.course import Course, screened, starts_of
 from ropepatch.fitting.examples import Examples, Material, needle_examples, text_examples, with_keys
 from ropepatch.fitting.learnable import LearnableRope
+from ropepatch.fitting.objective import Objective
 from ropepatch.fitting.problem import Problem
-from ropepatch.fitting.settings import FitSettings, Objective
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.survey import Survey
 from ropepatch.settings import seed_of

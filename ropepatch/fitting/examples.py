@@ -19,7 +19,7 @@ from ropepatch.data.texts import digest, windows
 from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
-from ropepatch.fitting.settings import Objective
+from ropepatch.fitting.objective import Objective
 from ropepatch.settings import seed_of
 
 HELD_OUT = 16  # windows, at most, that decide, and as many that are read once at the end; else 1 in 6

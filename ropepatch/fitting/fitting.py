@@ -27,9 +27,10 @@ from ropepatch.fitting.course import (
     steps_in_all,
 )
 from ropepatch.fitting.examples import Material, read_material
+from ropepatch.fitting.objective import Objective
 from ropepatch.fitting.problem import BACKWARD, reading
 from ropepatch.fitting.searches import run_search
-from ropepatch.fitting.settings import FitSettings, Objective
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import Source, find_source

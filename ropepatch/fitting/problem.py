@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropepatch.fitting.examples import Examples
 from ropepatch.fitting.learnable import LearnableRope
-from ropepatch.fitting.settings import Objective
+from ropepatch.fitting.objective import Objective
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
 from ropepatch.model.rotary import rotating_by

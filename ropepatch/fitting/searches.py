@@ -13,18 +13,16 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ropepatch.errors import RopepatchError
+from ropepatch.fitting.problem import Problem
 from ropepatch.fitting.vectors import LARGEST, Vector
 from ropepatch.scaling.rope import Rope, rotations
 from ropepatch.scaling.searched import longrope_attention_factor
 from ropepatch.settings import seed_of
-
-if TYPE_CHECKING:
-    from ropepatch.fitting.problem import Problem
 
 # Of both evolutions: microsoft/LongRoPE, evolution/algorithms and default_hyper_params
 MUTATED = 0.3  # the chance of every pair to be redrawn in a mutation

@@ -18,8 +18,9 @@ from ropepatch.errors import RopepatchError
 from ropepatch.fitting.course import Course, Descent, begin, draw_windows, proceed, screened, starts_of, step
 from ropepatch.fitting.examples import Examples, needle_examples, read_material, text_examples, with_keys
 from ropepatch.fitting.learnable import LearnableRope
+from ropepatch.fitting.objective import Objective
 from ropepatch.fitting.problem import BACKWARD, Problem, reading
-from ropepatch.fitting.settings import FitSettings, Objective
+from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import (
     LARGEST,
     SHAPES,
