@@ -10,11 +10,15 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -129,27 +133,62 @@ def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any
     return shapes == [inputs["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
 
 
+_LOCKS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
+_FINDING = Lock()
+
+
+@contextmanager
+def held(module: nn.Module) -> Iterator[None]:
+    """This thread alone has hold of a module within the block; another that wants it waits."""
+    with _FINDING:
+        lock = _LOCKS.setdefault(module, RLock())
+    with lock:
+        yield
+
+
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward for one instance within the block, within its hooks."""
-    before = vars(module).get("forward")  # of a loader that has put its own there
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
+    """Another forward for one instance within the block, within its hooks; other threads see the usual one.
+
+    Raises:
+        RopepatchError: If the module is a copy that was made within such a block.
+    """
+    with held(module):
+        before = vars(module).get("forward")  # of a loader that has put its own there
+        if getattr(before, "shadows", module) is not module:
+            raise RopepatchError(
+                "this model was copied while it was measured, and answers for the original",
+                hint="copy it again, before or after the measurement",
+            )
+        usual, thread = module.forward, get_ident()
+
+        @functools.wraps(usual)
+        def by_thread(*args: Any, **kwargs: Any) -> Any:
+            return (forward if get_ident() == thread else usual)(*args, **kwargs)
+
+        by_thread.shadows = module  # type: ignore[attr-defined]
+        module.forward = by_thread
+        try:
+            yield
+        finally:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block; afterwards every module is back in its own mode."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    """Eval mode within the block; afterwards every module is back in its own mode.
+
+    Another thread that would evaluate the same model, with an adapter or without, waits.
+    """
+    base = getattr(model, "get_base_model", lambda: model)()
+    with held(base):
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True

@@ -1,0 +1,81 @@
+"""Measurements of one model by several threads: each has its own numbers, and the model stays as it was."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
+import pytest
+import torch
+from tiny_models import tiny_model
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.model.head import evaluating, shadowed
+
+LENGTH = 48
+
+
+@pytest.fixture
+def model():
+    return tiny_model("llama")
+
+
+def loss(model, ids):
+    return ropepatch.perplexity(model, None, [ids], length=LENGTH).at(LENGTH).nll
+
+
+@pytest.mark.parametrize("threads", [2, 16])
+def test_threads_that_measure_one_model_get_what_one_after_the_other_gets(model, threads):
+    texts = torch.randint(0, 64, (threads, LENGTH), generator=torch.Generator().manual_seed(0))
+    model.train()
+    with torch.no_grad():
+        before = model(texts).logits
+    expected = [loss(model, ids) for ids in texts]
+    start = Barrier(threads)
+
+    def measured(ids):
+        start.wait()
+        return [loss(model, ids) for _ in range(5)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        assert list(pool.map(measured, texts)) == [[value] * 5 for value in expected]
+    assert all(module.training and "forward" not in vars(module) for module in model.modules())
+    with torch.no_grad():
+        assert torch.equal(model(texts).logits, before)
+
+
+def test_a_thread_that_runs_the_model_meanwhile_gets_the_models_own_answers():
+    layer, x = torch.nn.Linear(3, 3), torch.ones(3)
+    usual = layer(x)
+    with shadowed(layer, lambda x: -x), ThreadPoolExecutor(1) as pool:
+        assert torch.equal(layer(x), -x)
+        assert torch.equal(pool.submit(layer, x).result(), usual)
+    assert torch.equal(layer(x), usual)
+
+
+def test_a_second_thread_waits_until_the_first_has_let_go():
+    layer, entered, order = torch.nn.Linear(3, 3).train(), Event(), []
+
+    def second():
+        entered.set()
+        with evaluating(layer):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with evaluating(layer):
+            waiting = pool.submit(second)
+            entered.wait()
+            order.append("first")
+            assert not waiting.done()
+        waiting.result()
+    assert order == ["first", "second"]
+    assert layer.training
+
+
+def test_a_copy_made_during_a_measurement_is_not_measured():
+    layer = torch.nn.Linear(3, 3)
+    with shadowed(layer, lambda x: -x):
+        twin = copy.copy(layer)
+        twin.__dict__ = dict(layer.__dict__)
+    with pytest.raises(RopepatchError, match="copied while it was measured"), shadowed(twin, lambda x: x):
+        pass
