@@ -12,3 +12,5 @@ class RopepatchError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # which a traceback shows, in a notebook say

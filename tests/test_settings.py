@@ -386,7 +386,7 @@ def test_a_merged_key_may_be_given_again_and_counts_once(tmp_path):
 
 def test_the_first_unknown_name_is_refused_with_the_nearest_known_one():
     refuse_unknown(["yarn", "linear", "yarn"], iter(["linear", "yarn"]), "method")
-    with pytest.raises(RopepatchError, match=r"unknown method 'yarm'$") as caught:
+    with pytest.raises(RopepatchError, match=r"(?m)unknown method 'yarm'$") as caught:
         refuse_unknown(["linear", "yarm", "zzz"], ["linear", "yarn"], "method")
     assert caught.value.hint == "did you mean yarn?"
 

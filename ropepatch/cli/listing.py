@@ -27,4 +27,4 @@ def print_table(
         table.add_column(header, overflow="fold", justify="right" if right else "left")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+    Console(force_jupyter=False, highlight=False, markup=False, emoji=False, width=width).print(table)

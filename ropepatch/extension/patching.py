@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.planning import plan as make_plan
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
     RotarySubstitute,
@@ -23,6 +24,7 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.model.survey import Survey, survey
 from ropepatch.scaling import Scaling
+from ropepatch.settings import Length
 
 logger = logging.getLogger("ropepatch")
 
@@ -129,23 +131,34 @@ class Patch(Substitution[ScaledRope]):
 
 
 @float32_on_cpu()
-def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = None) -> Patch:
+def patch(
+    model: nn.Module,
+    scaling: Plan | Scaling | str,
+    *,
+    to: Length | None = None,
+    length: int | None = None,
+    **parameters: Any,
+) -> Patch:
     """Scale the rope of one loaded model, in memory and reversibly.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
-        scaling: A plan, or a scaling, whose target is then factor * L.
+        scaling: A plan; a scaling, whose target is then factor * L; or a method's name, or a scaling file.
+        to: The target of a method by its name, as in `plan`.
         length: For length-dependent methods, the length to plan for, in tokens; None for the target.
+        **parameters: Of a method by its name.
 
     Raises:
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
-    if not isinstance(scaling, Plan | Scaling):
-        raise RopepatchError(
-            f"patch takes a plan or a scaling, got {scaling!r}",
-            hint="ropepatch.plan(model, to=...) or ropepatch.make_scaling(name, factor=...)",
-        )
     base = base_model(model)
+    if isinstance(scaling, str):
+        scaling = make_plan(base, to=to, method=scaling, **parameters)
+    elif not isinstance(scaling, Plan | Scaling) or to is not None or parameters:
+        raise RopepatchError(
+            f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
+            hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
+        )
     config = text_config(base.config)
     surveyed = survey(base.config.to_dict(), base)
     plan = scaling if isinstance(scaling, Plan) else _plan_of(base, surveyed, scaling)

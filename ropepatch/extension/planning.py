@@ -28,6 +28,7 @@ from ropepatch.model.survey import Survey, survey, survey_folder
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings import Length, relative_length
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,7 +170,7 @@ class Plan:
 def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
     *,
-    to: int | None = None,
+    to: Length | None = None,
     method: str | Path = "yarn",
     revision: str | None = None,
     **parameters: Any,
@@ -178,7 +179,7 @@ def plan(
 
     Args:
         model: A checkpoint folder, a Hub id, a loaded model or its configuration.
-        to: The target context in tokens; None for that of a scaling file.
+        to: The target context: tokens, `32k`, or `4x` for four times L; None for that of a scaling file.
         method: A name from `METHODS`, or a scaling file, `fitted.json`; see `ropepatch.scaling.file`.
         revision: Of a Hub id.
         **parameters: The method's own parameters; `factor` replaces target / L.
@@ -201,20 +202,20 @@ def plan(
     window = surveyed.rope.original_max_position_embeddings
     target: Any = file.target if file and to is None else to
     try:
-        to = operator.index(target)
+        tokens = relative_length(target, window) if isinstance(target, str) else operator.index(target)
     except TypeError:
         raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
     if file:
-        file.check(surveyed.rope, name, to)
-    if to <= window:
+        file.check(surveyed.rope, name, tokens)
+    if tokens <= window:
         stated = getattr(surveyed.config, "max_position_embeddings", None) == window
         source_of = "max_position_embeddings" if stated else "factor x original_max_position_embeddings"
         raise RopepatchError(
-            f"{name} already covers {window} tokens ({source_of}); nothing to extend to {to}",
+            f"{name} already covers {window} tokens ({source_of}); nothing to extend to {tokens}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
-    scaling = file.scaling if file else make_scaling(method, **{"factor": to / window} | parameters)
-    return plan_scaling(surveyed, name, revision, scaling, to)
+    scaling = file.scaling if file else make_scaling(method, **{"factor": tokens / window} | parameters)
+    return plan_scaling(surveyed, name, revision, scaling, tokens)
 
 
 @float32_on_cpu()

@@ -24,7 +24,9 @@ PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json h
 def plan_text(record: PlanRecord) -> str:
     """A plan as aligned plain text, without a trailing newline."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, highlight=False, emoji=False, markup=False)
+    # force_jupyter: in a notebook rich would display the plan, and leave the text empty.
+    plain: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
+    console = Console(file=out, width=WIDTH, force_jupyter=False, **plain)
     rope = _rope_before(record)
     revision = f" at {record['revision']}" if record["revision"] else ""
     console.print(

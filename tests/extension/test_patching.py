@@ -99,8 +99,18 @@ def test_handles_of_removed_patches_and_second_patches_do_no_harm(model, ids):
 def test_what_cannot_be_patched_is_refused(model):
     with pytest.raises(RopepatchError, match="Linear holds no transformers model"):
         ropepatch.patch(torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0))
-    with pytest.raises(RopepatchError, match="takes a plan or a scaling, got 'yarn'"):
+    with pytest.raises(RopepatchError, match="to must be a whole number of tokens, got None"):
         ropepatch.patch(model, "yarn")
+    linear = make_scaling("linear", factor=2.0)
+    for scaling, more in ((4, {}), (linear, {"to": 128}), (plan_for(model), {"beta": 2})):
+        with pytest.raises(RopepatchError, match="takes a plan, a scaling, or a name with its target and"):
+            ropepatch.patch(model, scaling, **more)
+
+
+def test_a_method_by_its_name_is_its_plan(model):
+    plan = plan_for(model, beta_fast=16.0)
+    with ropepatch.patch(model, "yarn", to="4x", beta_fast=16.0) as named:
+        assert named.plan == plan
 
 
 def test_a_config_value_that_was_absent_is_absent_again(ids):

@@ -1,5 +1,6 @@
 """A plan as text: from its record alone, so that `ropepatch plan` and a stored ropepatch.json print alike."""
 
+import html
 import json
 
 import pytest
@@ -48,6 +49,22 @@ def test_a_record_without_the_attention_factor_before_is_taken_for_an_unscaled_r
     record = json.loads(ropepatch.plan("tiny", to=1024).to_json())
     del record["attention_factor_before"]
     assert "attention factor 1.0000 -> " in plan_text(record)
+
+
+def test_in_a_notebook_a_plan_is_the_same_text(monkeypatch):
+    plan = ropepatch.plan("tiny", to=1024)
+    text = str(plan)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(plan) == text != ""
+    assert plan._repr_html_() == f"<pre>{html.escape(text)}</pre>"
+
+
+def test_a_target_is_tokens_or_a_length_in_words():
+    plans = [ropepatch.plan("tiny", to=to) for to in (1024, "1024", "1k", "4x")]
+    assert {str(plan) for plan in plans} == {str(plans[0])}
+    with pytest.raises(ropepatch.RopepatchError, match="'1q' is not a length in tokens") as caught:
+        ropepatch.plan("tiny", to="1q")
+    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
 def test_plans_of_the_same_model_are_equal():

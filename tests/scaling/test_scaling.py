@@ -390,7 +390,7 @@ def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name
     [("yarnn", "yarn"), ("YaRN", "yarn"), ("pi", "linear"), ("Llama-3", "llama3"), ("xyz", None)],
 )
 def test_an_unknown_method_is_answered_with_the_nearest_and_the_list(typed, meant):
-    with pytest.raises(RopepatchError, match=f"^unknown method '{typed}'$") as error:
+    with pytest.raises(RopepatchError, match=f"(?m)^unknown method '{typed}'$") as error:
         find_method(typed)
     assert error.value.hint.endswith(f"methods: {', '.join(METHODS)}")
     if meant:
@@ -409,7 +409,7 @@ def test_an_unknown_parameter_is_answered_with_the_nearest_and_the_list():
 @pytest.mark.parametrize("name", NEED_MORE)
 def test_a_missing_parameter_is_named_with_how_to_set_it(name):
     required = [p for p in example(name, 4).parameters() if p in EXAMPLES]
-    with pytest.raises(RopepatchError, match=f"^{name} needs {', '.join(required)}$") as error:
+    with pytest.raises(RopepatchError, match=f"(?m)^{name} needs {', '.join(required)}$") as error:
         make_scaling(name, factor=2.0)
     assert error.value.hint == " ".join(f"--set {p}=VALUE" for p in required)
 

@@ -267,7 +267,7 @@ def test_another_target_is_refused(checkpoint, fitted, to):
     ],
 )
 def test_another_model_is_refused_with_both_numbers(fitted, changes, message):
-    with pytest.raises(RopepatchError, match=rf"fitted\.json is for a model with {message}") as caught:
+    with pytest.raises(RopepatchError, match=rf"(?m)fitted\.json is for a model with {message}") as caught:
         ropepatch.plan(small_config(**changes), method=str(fitted))
     assert caught.value.hint.startswith("fit this model: `ropepatch fit")
 
