@@ -25,7 +25,7 @@ def compare(
         str,
         typer.Option(
             help="Separated by commas: names (see `ropepatch methods`), files that `fit` wrote, `all` for "
-            "every static method that needs no parameters, `fit` for divisors fitted to the model.",
+            "every static method that needs no parameters, `fit` for divisors fitted to the model."
         ),
     ] = "linear,ntk,ntk-by-parts,llama3,yarn",
     text: TextSource = None,

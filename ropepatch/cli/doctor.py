@@ -21,8 +21,7 @@ Examples:
 def doctor(
     model: Model,
     fix: Annotated[
-        Path | None,
-        typer.Option(help="A folder for a copy in which all is mended that needs no guess."),
+        Path | None, typer.Option(help="A folder for a copy in which all is mended that needs no guess.")
     ] = None,
     measure: Annotated[
         bool,

@@ -43,8 +43,7 @@ def fit(
         str, typer.Option(help="Methods to start from, separated by commas; auto tries all and mixtures.")
     ] = "auto",
     search: Annotated[
-        str,
-        typer.Option(help="descent; or evolution, longrope2 or coordinates, for as many forward tokens."),
+        str, typer.Option(help="descent; or evolution, longrope2 or coordinates, for as many forward tokens.")
     ] = "descent",
     short: Annotated[
         float, typer.Option(help="The weight of tokens within the trained context, against 1 beyond it.")

@@ -180,10 +180,7 @@ def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
 
 
 def _split(
-    tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[TextOrIds],
-    first: int | None,
-    at_once: int,
+    tokenizer: PreTrainedTokenizerBase | None, documents: Iterable[TextOrIds], first: int | None, at_once: int
 ) -> Iterator[Tensor]:
     """Token ids of each document; of a text after the token ``first``. Holds ``at_once`` documents."""
     if isinstance(documents, str):

@@ -6,15 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ropepatch.doctor.case import (
-    DEFAULT_THETA,
-    ORIGINAL,
-    THETA_KEYS,
-    WITH_ORIGINAL,
-    Block,
-    Case,
-    positive,
-)
+from ropepatch.doctor.case import DEFAULT_THETA, ORIGINAL, THETA_KEYS, WITH_ORIGINAL, Block, Case, positive
 from ropepatch.doctor.findings import DROP, Edit, Finding, Key, shown
 from ropepatch.doctor.interpretation import same_rope
 from ropepatch.extension.forms import SCALING_KEYS

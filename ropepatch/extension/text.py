@@ -24,9 +24,8 @@ PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json h
 def plan_text(record: PlanRecord) -> str:
     """A plan as aligned plain text, without a trailing newline."""
     out = io.StringIO()
-    # force_jupyter: in a notebook rich would display the plan, and leave the text empty.
     plain: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
-    console = Console(file=out, width=WIDTH, force_jupyter=False, **plain)
+    console = Console(file=out, width=WIDTH, force_jupyter=False, **plain)  # or a notebook displays it all
     rope = _rope_before(record)
     revision = f" at {record['revision']}" if record["revision"] else ""
     console.print(

@@ -133,8 +133,7 @@ def fit(
         revision: The revision of a Hub id.
         device: Where the model is put.
         work: A folder for the state of a descent: the same call goes on from it after an interruption.
-        progress: Called with the name of each stage; gives a context manager around a callback that takes how
-            much is done and how much there is.
+        progress: As in `ropepatch.evaluation.measuring.measure`.
 
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.

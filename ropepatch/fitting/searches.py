@@ -48,13 +48,7 @@ class Improvement(NamedTuple):
 
 
 def run_search(
-    name: str,
-    problem: Problem,
-    starts: Sequence[Vector],
-    *,
-    budget: int,
-    seed: int,
-    windows: Sequence[int],
+    name: str, problem: Problem, starts: Sequence[Vector], *, budget: int, seed: int, windows: Sequence[int]
 ) -> Iterator[Improvement]:
     """Score what a strategy proposes, until the budget is spent or nothing is left to propose.
 

@@ -51,9 +51,7 @@ def mean_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Curve], Cu
 
 
 def plot_extrapolation(
-    curves: Mapping[str, Mapping[int, float]],
-    trained: int,
-    floor: Mapping[int, float] | None = None,
+    curves: Mapping[str, Mapping[int, float]], trained: int, floor: Mapping[int, float] | None = None
 ) -> Figure:
     """Train short, test long: the loss by length, a panel per family with all others in grey.
 

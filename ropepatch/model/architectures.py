@@ -63,9 +63,7 @@ STATE_THETA_LATELY = Exceptional(
     "transformers 4.34",
 )
 OPEN_RAMP = Exceptional(
-    frozenset({"gpt_oss"}),
-    "the published configuration itself says truncate: false",
-    "transformers 5.23",
+    frozenset({"gpt_oss"}), "the published configuration itself says truncate: false", "transformers 5.23"
 )
 
 # What readers do with it.

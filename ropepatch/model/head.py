@@ -157,8 +157,7 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
         before = vars(module).get("forward")  # of a loader that has put its own there
         if getattr(before, "shadows", module) is not module:
             raise RopepatchError(
-                "this model was copied while it was measured, and answers for the original",
-                hint="copy it again, before or after the measurement",
+                "this model was copied while it was measured", hint="copy it again, before or after that"
             )
         usual, thread = module.forward, get_ident()
 
@@ -179,10 +178,7 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block; afterwards every module is back in its own mode.
-
-    Another thread that would evaluate the same model, with an adapter or without, waits.
-    """
+    """Eval mode, for one thread at a time; afterwards every module is back in its own mode."""
     base = getattr(model, "get_base_model", lambda: model)()
     with held(base):
         training = [module for module in model.modules() if module.training]

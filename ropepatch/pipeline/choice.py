@@ -160,12 +160,7 @@ def choose(
     if fitted is not None and ranking.recommended == FIT:
         best, parameters = fitted.scaling.name, fitted.scaling.parameters()
     return Choice(
-        ranking=ranking,
-        method=best,
-        parameters=parameters,
-        results=results,
-        fitted=fitted,
-        left_out=left_out,
+        ranking=ranking, method=best, parameters=parameters, results=results, fitted=fitted, left_out=left_out
     )
 
 

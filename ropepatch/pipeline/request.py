@@ -19,16 +19,11 @@ from ropepatch.training.recipe import Recipe, read_recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call of `extend`.
+    """One call of `extend`, whose arguments these are once they are read.
 
     Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        revision: Branch, tag or commit of a Hub id.
         target: The context to reach, in tokens.
-        method: A name from `METHODS`, a scaling file, `fit` or `auto`.
-        parameters: Values for the parameters of the method.
         plan: The plan that the caller gave in place of a model; None where it is still to be made.
-        recipe: How the model is trained; None where it is not.
         suite: What is measured before and after; None for nothing.
         text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
         folder: The checkpoint to make.

@@ -44,8 +44,7 @@ def _some(content: Any) -> Any:
 
 
 RowSource = Annotated[
-    Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")],
-    Discriminator(_kind_of_source),
+    Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")], Discriminator(_kind_of_source)
 ]
 Windows = Annotated[Several[Length], BeforeValidator(_some, json_schema_input_type=Length | Several[Length])]
 Modules = Annotated[Several[Text] | Literal["all-linear"], expected("a list of names, or all-linear")]

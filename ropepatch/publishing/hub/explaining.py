@@ -9,17 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from huggingface_hub import constants, get_session
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is that of its httpx
-    HfHubHTTPError,
-    HTTPError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-)
-from huggingface_hub.utils import (  # type: ignore[attr-defined]
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled  # type: ignore[attr-defined]  # HTTPError is that of its httpx
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
 
