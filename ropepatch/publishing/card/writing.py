@@ -81,17 +81,16 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
 
 def card_text(model: Extended) -> str:
     """The card: the same for the same record and results, and no number that is in neither."""
-    record = model.record
     body = _template().render(
         marker=MARKER,
         model=model,
-        record=record,
-        trained=record.adaptation,
+        record=model.record,
+        trained=model.record.adaptation,
         has_tokenizer=bool(model.files & TOKENIZERS),
         paper=making.paper(model),
         headline=evidence.headline(model),
         engines=table(
-            ENGINES, [[plain(one.engine), plain(one.reads), plain(one.note)] for one in record.engines]
+            ENGINES, [[plain(one.engine), plain(one.reads), plain(one.note)] for one in model.record.engines]
         ),
         measured=[*evidence.parts(model)],
         old_context=[*evidence.old_context(model)],

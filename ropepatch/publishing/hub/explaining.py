@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from huggingface_hub import constants, get_session
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled  # type: ignore[attr-defined]  # HTTPError is that of its httpx
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import HTTPError as HttpxError  # type: ignore[attr-defined]  # that of its httpx
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from ropepatch.errors import RopepatchError
 
@@ -55,7 +56,7 @@ def talking(repo: str, token: str | None) -> Iterator[None]:
             # httpx's, of the way in which huggingface_hub hands it a file
             warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
             yield
-    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+    except (HttpxError, OSError, ValueError, RuntimeError) as error:
         message, hint = _explained(_cause(error), repo)
         raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
 
@@ -75,7 +76,7 @@ def _explained(error: BaseException, repo: str) -> tuple[str, str]:
         message, hint = ANSWERS.get(status, (f"the Hub answered {status} for {{repo}}", AGAIN))
         said = _line(error.server_message or "")
         return message.format(repo=repo) + (f": {said}" if said else ""), hint
-    if isinstance(error, HTTPError):
+    if isinstance(error, HttpxError):
         if type(error).__name__.endswith("Timeout"):
             return f"the Hub did not answer within {TIME_LIMIT:.0f} seconds", AGAIN
         if type(error).__name__ == "ConnectError":
