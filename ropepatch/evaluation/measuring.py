@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import glob
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
-from ropepatch.evaluation.processes import is_first_process
+from ropepatch.evaluation.processes import distribute, is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, read_result, slug
+from ropepatch.evaluation.store import claim_folder, remove_folders
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
@@ -155,7 +154,8 @@ def measure(
     Args:
         suite: What to measure.
         out: A folder for the results, one JSON file each. Those it holds already are not measured again, and
-            a text that was being read is taken up where it stopped.
+            a text that was being read is taken up where it stopped. Several processes may share it: each
+            measures what was not there when it began.
         revision: The branch, tag or commit of models from the Hub.
         device: Where the models are put.
         progress: Called with the name of each job; gives a context manager around a callback that takes how
@@ -274,8 +274,7 @@ def _run(
             yield _written(result, out, f"{job.place}-{FLOOR}")
         yield earlier.get(job.name) or _measured(job, out, progress)
         if out is not None and is_first_process():
-            for partial in out.glob(f".{glob.escape(job.name)}.*.partial"):
-                shutil.rmtree(partial, ignore_errors=True)
+            remove_folders(out / f".{job.name}")
 
 
 def _earlier(job: Job, file: Path) -> Result | None:
@@ -302,13 +301,20 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     env = environment(model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(job.request, env):016x}"
-    keep = None if out is None else out / f".{job.name}.{digest}.partial"
-    patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
-    began = time.perf_counter()
-    with patched, progress(name) as advance:
-        tables = job.measurement.run(model, subject.tokenizer, keep, advance)
-    seconds = round(time.perf_counter() - began, 2)
-    return _written(Result(**job.request, tables=tables, env=env, seconds=seconds), out, job.name)
+    with ExitStack() as held:
+        keep = None
+        if out is not None:  # the first process holds the folder of all
+
+            def claim(out: Path) -> Path:
+                return claim_folder(out / f".{job.name}", digest, held)
+
+            (keep,) = distribute([out], claim, key=lambda out: job.name, split=True)
+        patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
+        began = time.perf_counter()
+        with patched, progress(name) as advance:
+            tables = job.measurement.run(model, subject.tokenizer, keep, advance)
+        seconds = round(time.perf_counter() - began, 2)
+        return _written(Result(**job.request, tables=tables, env=env, seconds=seconds), out, job.name)
 
 
 def _written(result: Result, out: Path | None, name: str) -> Result:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
+import secrets
+import shutil
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -64,6 +69,49 @@ class LossStore:
                 save_file({"nll": nll}, partial, metadata={"sha256": _checksum(nll)})
         except (OSError, SafetensorError) as error:
             raise _disk_error(self._folder, error) from error
+
+
+def claim_folder(job: Path, digest: str, held: ExitStack) -> Path:
+    """A folder beside ``job`` for this process alone: one that a dead process left, or a new one.
+
+    Args:
+        job: The beginning of its name.
+        digest: Sixteen characters that tell apart what must not be resumed from one another.
+        held: No other process claims or removes the folder until it is closed.
+
+    Raises:
+        RopepatchError: The folder cannot be made or locked.
+    """
+    try:
+        while True:
+            for folder in _folders(job, digest):
+                if _lock(folder, held):
+                    return folder
+            job.with_name(f"{job.name}.{digest}-{secrets.token_hex(4)}.partial").mkdir()
+    except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
+        raise _disk_error(job.parent, error) from error
+
+
+def remove_folders(job: Path) -> None:
+    """Remove what was claimed for a job, with any digest, and no live process holds."""
+    for folder in _folders(job, "?" * 16):
+        with suppress(OSError, NotImplementedError), ExitStack() as held:
+            if _lock(folder, held):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(job: Path, digest: str) -> list[Path]:
+    return sorted(job.parent.glob(f"{glob.escape(job.name)}.{digest}-{'?' * 8}.partial"))
+
+
+def _lock(folder: Path, held: ExitStack) -> bool:
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, FileNotFoundError):  # a live process has it, or has just removed it
+        return False
+    held.callback(lock.release)
+    return folder.exists()
 
 
 def _checksum(nll: Tensor) -> str:

@@ -153,6 +153,28 @@ def test_a_suite_that_is_killed_ends_with_the_same_results(results, tmp_path, af
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
 
 
+def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results, tmp_path):
+    """In the middle of the first measurement another is killed and a third runs to its end."""
+    steps, others = count(), []
+
+    def partials():
+        return sorted(tmp_path.glob(".*.partial"))
+
+    def advance(done, total):
+        if next(steps) == 0:
+            live = partials()
+            interrupted(SUITE, tmp_path)
+            dead = set(partials()) - set(live)
+            others.extend(measure(SUITE, out=tmp_path))
+            assert len(live) == len(dead) == 1
+            assert partials() == live
+            assert list(live[0].glob("*.safetensors"))
+
+    first = list(measure(SUITE, out=tmp_path, progress=lambda name: nullcontext(advance)))
+    assert tables(first) == tables(others) == tables(results[0])
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
+
+
 def test_a_suite_without_a_model_says_so():
     with pytest.raises(RopepatchError, match="names no models"):
         measure(SUITE.model_copy(update={"models": ()}))

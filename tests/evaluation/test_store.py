@@ -1,17 +1,22 @@
 """A measurement that is killed goes on where it was."""
 
 import hashlib
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.store import LossStore
+from ropepatch.evaluation.store import LossStore, claim_folder, remove_folders
 
 
 class Killed(BaseException):
@@ -124,3 +129,80 @@ def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(llama, tmp
     with pytest.raises(RopepatchError, match="No space left on device"):
         perplexity(llama, None, tokens(9), keep=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+DIGEST = "0123456789abcdef"
+
+
+def claimed(job: Path, digest: str = DIGEST) -> Path:
+    """A folder that is claimed and given back."""
+    with ExitStack() as held:
+        return claim_folder(job, digest, held)
+
+
+def test_a_folder_is_of_one_at_a_time_and_claimed_again_when_it_is_free(tmp_path):
+    job = tmp_path / ".job [1]"
+    with ExitStack() as held:
+        first = claim_folder(job, DIGEST, held)
+        with ExitStack() as later:
+            second = claim_folder(job, DIGEST, later)
+            assert claimed(job, DIGEST[::-1]) not in (first, second)
+            remove_folders(job)
+            assert sorted(tmp_path.iterdir()) == sorted([first, second])
+        assert claimed(job) == second != first
+        remove_folders(job)
+        assert list(tmp_path.iterdir()) == [first]
+    assert claimed(job) == first
+    remove_folders(job)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_killed_process_is_free(tmp_path):
+    """It dies with the lock in its hands."""
+    killed = f"""
+import contextlib, os, pathlib
+from ropepatch.evaluation.store import claim_folder
+claim_folder(pathlib.Path({str(tmp_path / ".job")!r}), {DIGEST!r}, contextlib.ExitStack())
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", killed], env=os.environ, check=False)
+    assert done.returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert claimed(tmp_path / ".job") == left
+
+
+def test_the_folders_of_a_job_whose_name_goes_on_are_not_removed(tmp_path):
+    other = claimed(tmp_path / ".yarn-factor=8.5")
+    claimed(tmp_path / ".yarn-factor=8")
+    remove_folders(tmp_path / ".yarn-factor=8")
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_not_missed(tmp_path, monkeypatch):
+    """Another process ends between the making of a folder and its lock."""
+    job, acquire, removed = tmp_path / ".job", FileLock.acquire, []
+
+    def late(lock: FileLock, **options: object) -> object:
+        if not removed:
+            removed.append(Path(lock.lock_file).parent)
+            removed[0].rmdir()
+        return acquire(lock, **options)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with ExitStack() as held:
+        folder = claim_folder(job, DIGEST, held)
+        remove_folders(job)
+        assert len(removed) == 1
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_cannot_be_claimed_is_an_error(tmp_path, monkeypatch):
+    with pytest.raises(RopepatchError, match=r"cannot keep losses in .*absent"):
+        claimed(tmp_path / "absent" / ".job")
+
+    def unsupported(lock: FileLock, **options: object) -> None:
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr(FileLock, "acquire", unsupported)
+    with pytest.raises(RopepatchError, match="no locks here"):
+        claimed(tmp_path / ".job")
