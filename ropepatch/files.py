@@ -8,6 +8,7 @@ import os
 import reprlib
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,14 +132,43 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, a socket or a device, also behind a link, before it is opened: reading may never end.
+
+    Raises:
+        RopepatchError: It is one of them. What is missing or a folder is left to whoever opens it.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # missing, closed to us, too long a name, NUL
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise RopepatchError(
+            f"{path} is a pipe, a socket or a device, expected a regular file",
+            hint="write what it holds to a file first, or remove it",
+        )
+
+
+def read_text(path: Path, *, errors: str = "strict") -> str:
+    """The UTF-8 text of a regular file.
+
+    Raises:
+        RopepatchError: It is a pipe, a socket or a device.
+        OSError: It cannot be read.
+        ValueError: It is not UTF-8.
+    """
+    check_regular(path)
+    return path.read_text(encoding="utf-8", errors=errors)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-        RopepatchError: If the file is missing, unreadable, not JSON or not an object.
+        RopepatchError: If the file is missing, no regular file, unreadable, not JSON or not an object.
     """
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except FileNotFoundError:
         raise RopepatchError(
             f"no {path.name} in {path.parent}", hint="a checkpoint folder holds config.json and *.safetensors"

@@ -14,7 +14,8 @@ PACKAGE = Path(ropepatch.__file__).parent
 # A room may import the rooms on the lines above it; rooms on one line do not know each other.
 LAYERS = [
     {"errors"},
-    {"settings", "files"},
+    {"files"},
+    {"settings"},
     {"scaling"},
     {"data"},
     {"model"},

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import typer
 
 from ropepatch.errors import RopepatchError
+from ropepatch.files import read_text
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")]
 Settings = Annotated[
@@ -95,7 +96,7 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
             return {"true": True, "false": False}[text.lower()]
         if get_origin(kind) is tuple:
             is_file = text.endswith(".json")
-            numbers = json.loads(Path(text).read_text(encoding="utf-8")) if is_file else text.split(",")
+            numbers = json.loads(read_text(Path(text))) if is_file else text.split(",")
             return tuple(map(float, numbers))
         return kind(text)
     except (ValueError, KeyError, TypeError, OSError) as error:

@@ -17,6 +17,7 @@ from textwrap import shorten
 from typing import Any
 
 from ropepatch.errors import RopepatchError
+from ropepatch.files import check_regular
 
 SEPARATOR = b"<|endoftext|>"
 TOKEN_IDS = "input_ids"
@@ -122,6 +123,8 @@ def _open(source: str | Path, field: str, split: str) -> Iterator[Read]:
         if not path.is_dir():
             return _read_file(path, field)
         if _is_saved(path):
+            for file in path.rglob("*"):
+                check_regular(file)
             return _read_saved(path, field, split)
         return chain.from_iterable(_read_file(file, field) for file in _files_in(path))
 
@@ -132,6 +135,7 @@ def _local(source: str | Path) -> Path | None:
         raise RopepatchError("the source is an empty name", hint=EXPECTED)
     path = Path(source).expanduser()
     if path.exists():
+        check_regular(path)
         return path
     named = HUB_ID.fullmatch(str(source))
     if isinstance(source, Path) or not named or FILE_NAME.fullmatch(named["name"]):

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, Perplexity
-from ropepatch.files import json_text, parse_json, whole_file
+from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.settings import refusal, shown
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def read_result(file: Path) -> Result:
         RopepatchError: No such file, no result, one of another format, or a value of the wrong kind.
     """
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RopepatchError(
             f"{file} is not a result: {error}", hint="give a JSON file of a suite"

@@ -16,7 +16,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import verify, verify_trained
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.config import blueprint, load_config, text_config
-from ropepatch.model.source import Source, check_inside, find_source, stated_by_card
+from ropepatch.model.source import TEMPLATES, Source, check_inside, find_source, stated_by_card
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers
@@ -32,7 +32,6 @@ WRITTEN = {
     "evaluation.html",
 }
 NO_ROOM = "free some space, or use --link-weights on the file system of the source"
-TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 
 
 def extend(

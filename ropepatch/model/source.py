@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ropepatch.errors import RopepatchError
+from ropepatch.files import check_regular
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -18,6 +19,7 @@ CHECKPOINT_FILES = [
     *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"),
     *("LICENSE*", "NOTICE*", "README.md"),
 ]
+TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
 
     Raises:
-        RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
+        RopepatchError: If there is no such checkpoint, a file of it is a pipe or a device, or the Hub does
+            not hand it out.
     """
     name = "./tiny" if model == Path("tiny") else str(model)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
@@ -54,6 +57,7 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
         if revision is not None:
             message = f"{name} is a local folder, which has no revisions"
             raise RopepatchError(message, hint="leave --revision out")
+        check_files(folder)
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
             raise RopepatchError(
                 f"{name} holds a PEFT adapter, not a model",
@@ -66,6 +70,17 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
         raise RopepatchError(f"no folder {name}", hint=expected)
     return _from_hub(name, revision, CHECKPOINT_FILES if weights else CONFIG_FILES)
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder with a pipe, a socket or a device where we, transformers or PEFT would read a file.
+
+    Raises:
+        RopepatchError: With its path.
+    """
+    for pattern in (*CHECKPOINT_FILES, f"{TEMPLATES}/*.jinja"):
+        for file in sorted(folder.glob(pattern)):
+            check_regular(file)
 
 
 def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
@@ -112,10 +127,15 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
 
 
 def stated_by_card(folder: Path) -> dict[str, Any]:
-    """Of the card of a checkpoint (README.md) what whoever builds on it passes on: licence and language."""
+    """Of the card of a checkpoint (README.md) what whoever builds on it passes on: licence and language.
+
+    Raises:
+        RopepatchError: The card is a pipe, a socket or a device.
+    """
     from huggingface_hub.repocard import metadata_load
     from yaml import YAMLError
 
+    check_regular(folder / "README.md")
     try:
         metadata = metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, YAMLError, RecursionError):  # no card, or one that only people can read
@@ -129,13 +149,14 @@ def _are_texts(value: object) -> bool:
 
 
 def check_inside(file: Path, folder: Path) -> None:
-    """Refuse a file of a checkpoint folder that is a link to a place outside of it.
+    """Refuse a file of a checkpoint folder that is a link to a place outside of it, or no regular file.
 
     The Hub's cache links a snapshot's files to its own blobs; these are inside.
 
     Raises:
-        RopepatchError: Naming the link and where it leads.
+        RopepatchError: Naming the link and where it leads, or the file.
     """
+    check_regular(file)
     target, home = file.resolve(), folder.resolve()
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if not (target.is_relative_to(home) or target.parent == blobs):

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
+from ropepatch.files import check_regular, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -135,7 +135,9 @@ def read_header(file: Path) -> Header:
     Raises:
         SafetensorError: The file is truncated, damaged or something else.
         OSError: It cannot be read.
+        RopepatchError: It is a pipe, a socket or a device.
     """
+    check_regular(file)
     # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
     with safe_open(file, framework="np"), file.open("rb") as opened:  # the first of them checks the file
         begin = 8 + int.from_bytes(opened.read(8), "little")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import json_text, parse_json, whole_file
+from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.scaling import Scaling, check_parameters, make_scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Amount, Count, Settings, Several, Weight
@@ -169,7 +169,7 @@ def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFi
 def _read(file: str | Path) -> dict[str, Any]:
     """The mapping that a file holds, if it says that it is a scaling of our version."""
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
+        text = read_text(Path(file).expanduser())
         content = parse_json(text, each_key_once=True, parse_int=_whole_number)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, or no such ~user
         raise RopepatchError(f"{file} is not a scaling file: {error}", hint=HINT) from error

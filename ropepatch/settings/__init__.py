@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import RopepatchError
+from ropepatch.files import check_regular
 
 _short = reprlib.Repr()  # aliases make a short YAML file hold an endless value
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
@@ -52,8 +53,10 @@ def read_yaml(path: Path, what: str) -> Any:
     """What a YAML file holds; ``what`` says in errors what it should be.
 
     Raises:
-        RopepatchError: No such file, no YAML, a tag that is not of plain YAML, or a key that is given twice.
+        RopepatchError: No such file, a pipe or a device, no YAML, a tag that is not of plain YAML, or a key
+            that is given twice.
     """
+    check_regular(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except Exception as error:  # PyYAML passes on what int(), datetime() and others say to a hostile value

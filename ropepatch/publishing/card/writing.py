@@ -16,7 +16,7 @@ import jinja2
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
 from ropepatch.extension import record as records
-from ropepatch.files import whole_file
+from ropepatch.files import read_text, whole_file
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import evidence, making
 from ropepatch.publishing.card.extended import Extended
@@ -59,7 +59,7 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
     """
     card = folder / CARD
     try:
-        if card.exists() and MARKER not in card.read_text(encoding="utf-8", errors="replace"):
+        if card.exists() and MARKER not in read_text(card, errors="replace"):
             return []
         model = _read(folder, repo, revision)
         pictures = dict(_pictures(model)) if find_spec("matplotlib") else {}

@@ -1,0 +1,169 @@
+"""A pipe or a device in the place of a file is refused before it is opened: reading one may never end."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_folders import write_checkpoint
+
+from ropepatch import RopepatchError
+from ropepatch.cli.arguments import parse_settings
+from ropepatch.data.sources import local_files, stream_documents
+from ropepatch.doctor.diagnosis import diagnose
+from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.suites import Suite
+from ropepatch.extension.writing import copy_small_files
+from ropepatch.files import check_regular, read_json
+from ropepatch.model.source import find_source, stated_by_card
+from ropepatch.model.weights import read_header, read_headers
+from ropepatch.publishing.card.writing import write_card
+from ropepatch.scaling.file import read_scaling
+from ropepatch.training.recipe import Recipe
+
+REFUSED = "is a pipe, a socket or a device, expected a regular file"
+SINGLE = "model.safetensors"
+INDEX = f"{SINGLE}.index.json"
+OF_A_CHECKPOINT = [
+    *("config.json", SINGLE, "model-00001-of-00002.safetensors", INDEX, "tokenizer.json", "tokenizer.model"),
+    *(
+        "tokenizer_config.json",
+        "generation_config.json",
+        "ropepatch.json",
+        "adapter_config.json",
+        "README.md",
+    ),
+    *("merges.txt", "chat_template.jinja", "additional_chat_templates/tools.jinja"),
+]
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "json": ("config.json", read_json),
+    "header": (SINGLE, read_header),
+    "headers": (SINGLE, lambda file: read_headers(file.parent)),
+    "index": (INDEX, lambda file: read_headers(file.parent)),
+    "scaling": ("scaling.json", read_scaling),
+    "set": ("x.json", lambda file: parse_settings("custom", [f"divisors={file}"])),
+    "txt": ("a.txt", stream_documents),
+    "txt.gz": ("a.txt.gz", stream_documents),
+    "jsonl": ("a.jsonl", stream_documents),
+    "parquet": ("a.parquet", stream_documents),
+    "saved dataset": ("saved/data.arrow", lambda file: stream_documents(saved(file.parent))),
+    "local files": ("a.txt", local_files),
+    "licence": ("README.md", lambda file: stated_by_card(file.parent)),
+    "card": ("README.md", lambda file: write_card(file.parent)),
+    "templates": (
+        "additional_chat_templates/a.jinja",
+        lambda file: copy_small_files(file.parents[1], file.parents[1] / "out"),
+    ),
+    "recipe": ("recipe.yaml", Recipe.from_yaml),
+    "suite": ("suite.yaml", Suite.from_yaml),
+    "result": ("result.json", read_result),
+}
+
+
+def saved(folder: Path) -> Path:
+    (folder / "state.json").write_text("{}")
+    return folder
+
+
+class Pipe:
+    """A FIFO with a writer at its other end, who says nothing and hangs up: whoever opens it goes on."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.opened, self.over = place, 0, False
+        os.mkfifo(place)
+        self.writer = threading.Thread(target=self.serve, daemon=True)
+        self.writer.start()
+
+    def serve(self) -> None:
+        while True:
+            os.close(os.open(self.place, os.O_WRONLY))  # waits for a reader
+            if self.over:
+                return
+            self.opened += 1
+
+    def close(self) -> None:
+        self.over = True
+        reader = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK)
+        self.writer.join()
+        os.close(reader)
+
+
+@pytest.fixture(params=["pipe", "link to a pipe", "device"])
+def put(request) -> Iterator[Callable[[Path], None]]:
+    """Puts what is no regular file into a place; afterwards nobody may have opened the pipe."""
+    pipes = []
+
+    def put_there(place: Path) -> None:
+        place.parent.mkdir(exist_ok=True)
+        place.unlink(missing_ok=True)
+        if request.param == "device":
+            place.symlink_to("/dev/null")  # not /dev/zero, which would fill the memory if it were read
+        elif request.param == "pipe":
+            pipes.append(Pipe(place))
+        else:
+            pipes.append(Pipe(place.with_name(f"{place.name}.pipe")))
+            place.symlink_to(pipes[0].place.name)
+
+    yield put_there
+    for pipe in pipes:
+        pipe.close()
+    assert [pipe.opened for pipe in pipes] == [0] * len(pipes)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_opens_a_pipe_or_a_device(reader, put, tmp_path):
+    name, read = READERS[reader]
+    (tmp_path / "out").mkdir()
+    put(tmp_path / name)
+    with pytest.raises(RopepatchError, match=REFUSED) as caught:
+        read(tmp_path / name)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("find", [lambda folder: find_source(folder, weights=True), diagnose])
+@pytest.mark.parametrize("name", OF_A_CHECKPOINT)
+def test_a_checkpoint_with_a_pipe_or_a_device_is_refused_whole(name, find, put, tmp_path):
+    write_checkpoint(tmp_path / "model")
+    put(tmp_path / "model" / name)
+    with pytest.raises(RopepatchError, match=REFUSED):
+        find(tmp_path / "model")
+
+
+def test_an_endless_device_and_a_socket_are_told_from_files_folders_and_what_is_missing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("zero").symlink_to("/dev/zero")
+    Path("file").write_text("text")
+    Path("link").symlink_to("file")
+    Path("dangling").symlink_to("nowhere")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+        for name in ("zero", "/dev/zero", "socket"):
+            with pytest.raises(RopepatchError, match=REFUSED):
+                check_regular(Path(name))
+    for name in ("file", "link", "dangling", "missing", ".", "n" * 5000, "a\0b"):
+        check_regular(Path(name))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan model --to 256",
+        "doctor model --no-measure",
+        "plan tiny --to 4k --method model/config.json",
+        "eval tiny --text model/config.json",
+    ],
+)
+def test_no_command_waits_for_a_pipe(words, tmp_path):
+    write_checkpoint(tmp_path / "model")
+    (tmp_path / "model" / "config.json").unlink()
+    os.mkfifo(tmp_path / "model" / "config.json")
+    command = [sys.executable, "-m", "ropepatch", *words.split()]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"error: model/config.json {REFUSED}" in ended.stderr
