@@ -3,7 +3,7 @@
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
 # make sweep  run every test, as CI does
 # make lint   format, lint and types
-# make documents   rewrite the tables and figures of the documents from eval/results, and the schemas of recipes and suites
+# make documents   rewrite the tables and figures of the documents from eval/results, the schemas of recipes and suites, and the catalogue of the commands
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)

@@ -7,7 +7,9 @@ import pytest
 from pretraining_recipe import Recipe as PretrainingRecipe
 from readme import updating
 
+from ropepatch.cli import catalogue
 from ropepatch.evaluation.suites import Suite
+from ropepatch.files import json_text
 from ropepatch.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,3 +50,10 @@ def test_every_key_has_a_description(file):
     texts = dict(described(SCHEMAS[file].model_json_schema()))
     assert len(texts) > 10
     assert all(texts.values()), texts
+
+
+def test_what_commands_list_without_torch_is_what_the_registries_hold():
+    text = json_text(catalogue.compiled()) + "\n"
+    if updating():
+        catalogue.FILE.write_text(text, encoding="utf-8")
+    assert catalogue.FILE.read_text(encoding="utf-8") == text

@@ -6,8 +6,12 @@ import io
 import os
 import signal
 import sys
+from itertools import chain
+from types import ModuleType
+from typing import Any
 
 import typer
+import typer.core
 
 from ropepatch.cli import (
     compare,
@@ -23,22 +27,61 @@ from ropepatch.cli import (
     plot,
     push,
     recipes,
+    suites,
 )
 from ropepatch.errors import RopepatchError
 
+GROUPS = {  # with a line for each, of at most 60 characters
+    "Make": {
+        extend: "Write a checkpoint with a longer context",
+        fit: "Learn the frequencies of a target from text",
+        export: "Write a file for llama.cpp, or a folder for mlx-lm",
+        push: "Publish a checkpoint with its card on the Hub",
+    },
+    "Measure": {
+        evaluate: "Perplexity by length, passkeys, or a whole suite",
+        compare: "Rank scalings on a model, training-free",
+        plot: "Draw results as figures or a report",
+        demo: "See it all on the bundled model, in two minutes",
+    },
+    "Look before": {
+        plan: "Show what an extension would change; no weights read",
+        doctor: "Find what is wrong with a checkpoint's rope",
+    },
+    "List": {
+        methods: "Scaling methods, for --method",
+        encodings: "Position encodings, for `ropepatch.swap`",
+        recipes: "Trainings, for `extend --recipe`",
+        suites: "Measurements, for `eval --suite` and `extend --eval`",
+    },
+}
+
+
+class _Grouped(typer.core.TyperGroup):
+    """Lists the commands under their headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(_name(command), words) for command, words in commands.items()])
+
+
+def _name(command: ModuleType) -> str:
+    return "eval" if command is evaluate else command.__name__.rpartition(".")[2]
+
+
 app = typer.Typer(
     name="ropepatch",
+    cls=_Grouped,
     help="Give a LLaMA-family checkpoint a longer context; stock transformers loads the result.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-COMMANDS = extend, plan, evaluate, compare, fit, doctor, export, push, plot, methods, encodings, recipes, demo
-for _command in COMMANDS:
-    _name = _command.__name__.rpartition(".")[2]  # each module has a function of its name
-    app.command("eval" if _name == "evaluate" else _name, epilog=_command.EXAMPLES)(vars(_command)[_name])
+for _command in chain.from_iterable(GROUPS.values()):
+    _function = vars(_command)[_command.__name__.rpartition(".")[2]]  # each module has a function of its name
+    app.command(_name(_command), epilog=_command.EXAMPLES)(_function)
 
 
 def _version(wanted: bool) -> None:

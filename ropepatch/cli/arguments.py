@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from ropepatch.cli.catalogue import entries, find_entry
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_text
 
@@ -39,6 +41,62 @@ Out = Annotated[
     typer.Option("--out", help="A folder for the results; what it holds already is not measured again."),
 ]
 Report = Annotated[Path | None, typer.Option("--report", help="Write an HTML file with tables and figures.")]
+
+
+def complete(*kinds: str) -> Callable[[str], list[str]]:
+    """For the shell, the names of these kinds that begin with what is typed so far."""
+
+    def names(incomplete: str) -> list[str]:
+        from ropepatch.settings.shipped import SUITES, shipped_names
+
+        known = [
+            name for kind in kinds for name in (shipped_names(SUITES) if kind == "suites" else entries(kind))
+        ]
+        return [name for name in known if name.startswith(incomplete)]
+
+    return names
+
+
+def early(check: Callable[[str], object]) -> Callable[[Any], Any]:
+    """A callback that checks what was typed, each of several, before a command imports anything heavy."""
+
+    def checked(value: Any) -> Any:
+        for one in [] if value is None else [value] if isinstance(value, str) else value:
+            check(one)
+        return value
+
+    return checked
+
+
+@early
+def a_length(text: str) -> None:
+    """Refuse what is no length."""
+    from ropepatch.settings import relative_length
+
+    relative_length(text, trained=1)
+
+
+@early
+def a_method(name: str) -> None:
+    """Refuse what is no method; files are left to who reads them."""
+    if not name.endswith(".json") and name not in ("fit", "auto"):
+        find_entry("method", name)
+
+
+@early
+def a_recipe(name: str) -> None:
+    """Refuse what is no recipe."""
+    from ropepatch.settings.shipped import RECIPES, find_shipped
+
+    find_shipped(name, RECIPES, "recipe")
+
+
+@early
+def a_suite(name: str) -> None:
+    """Refuse what is no suite."""
+    from ropepatch.settings.shipped import SUITES, find_shipped
+
+    find_shipped(name, SUITES, "suite")
 
 
 def command_line() -> str:

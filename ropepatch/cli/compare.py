@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Out, Report, Revision, TextField, TextSource, TextSplit
+from ropepatch.cli.arguments import (
+    AsJson,
+    Model,
+    Out,
+    Report,
+    Revision,
+    TextField,
+    TextSource,
+    TextSplit,
+    a_length,
+)
 from ropepatch.pipeline.running import is_first
 
 EXAMPLES = """\b
@@ -20,7 +30,7 @@ Examples:
 
 def compare(
     model: Model,
-    to: Annotated[str, typer.Option(help="The target context, e.g. 8k.")],
+    to: Annotated[str, typer.Option(help="The target context, e.g. 8k.", callback=a_length)],
     methods: Annotated[
         str,
         typer.Option(

@@ -41,6 +41,7 @@ def demo(
     Training-free, offline, about a minute on two cores: the loss on tales it has not seen, beside the least
     loss that is possible, and the retrieval of passkeys.
     """
+    say_on_stderr(f"extending tiny to {TARGET} tokens with {METHOD}")  # before torch is imported
     from ropepatch.data.tiny.tales import held_out_tales
     from ropepatch.encodings.loading import load
     from ropepatch.evaluation.curves import LossCurve
@@ -51,7 +52,6 @@ def demo(
 
     folder = absent(out)
     with new_folder(folder) as partial:
-        say_on_stderr(f"extending tiny to {TARGET} tokens with {METHOD}")
         tiny_plan = plan("tiny", to=TARGET, method=METHOD)
         extended = extend(tiny_plan, partial / f"tiny-{METHOD}-2k")
         base, tokenizer = load("tiny")

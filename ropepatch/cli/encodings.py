@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson
+from ropepatch.cli.arguments import AsJson, complete
+from ropepatch.cli.catalogue import Entry, entries, find_entry
 from ropepatch.cli.listing import REQUIRED, print_table
 from ropepatch.files import json_text
 
 if TYPE_CHECKING:
-    from ropepatch.encodings.encoding import Encoding
-    from ropepatch.gallery.properties import Property
+    from ropepatch.gallery.properties import Properties, Property
 
 EXAMPLES = """\b
 Examples:
@@ -28,7 +27,12 @@ WIDTH = 140  # of the table of properties, which no narrower one holds
 
 def encodings(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="One encoding, with its parameters.")
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="One encoding, with its parameters.",
+            autocompletion=complete("encodings"),
+        ),
     ] = None,
     properties: Annotated[
         bool, typer.Option("--properties", help="Measure what holds of each on a small model.")
@@ -36,48 +40,37 @@ def encodings(
     as_json: AsJson = False,
 ) -> None:
     """List the position encodings that `ropepatch.swap` puts into a model, or describe one."""
-    from ropepatch.encodings.registry import ENCODINGS, find_encoding
-
-    chosen = [find_encoding(name)] if name else list(ENCODINGS.values())
+    chosen = [find_entry("encoding", name)] if name else list(entries("encodings").values())
     if as_json:
-        print(json_text([_described(kind, properties) for kind in chosen]))
+        measured = [{"properties": asdict(_measured(one))} if properties else {} for one in chosen]
+        print(json_text([one | more for one, more in zip(chosen, measured, strict=True)]))
     elif name:
         _print_one(chosen[0], properties)
     elif properties:
         _print_properties(chosen)
     else:
-        rows = [(kind.name, kind.family, kind.formula, kind.paper) for kind in chosen]
+        rows = [(one["encoding"], one["family"], one["formula"], one["paper"]) for one in chosen]
         print_table(("encoding", "family", "scores", "source"), rows)
 
 
-def _described(kind: type[Encoding], properties: bool) -> dict[str, Any]:
+def _measured(one: Entry) -> Properties:
+    from ropepatch.encodings.registry import ENCODINGS
     from ropepatch.gallery.properties import properties_of
 
-    described = {
-        "encoding": kind.name,
-        "family": kind.family,
-        "formula": kind.formula,
-        "paper": kind.paper,
-        "parameters": {
-            field.name: REQUIRED if field.default is MISSING else field.default for field in fields(kind)
-        },
-        "help": inspect.getdoc(kind),
-    }
-    return described | ({"properties": asdict(properties_of(kind))} if properties else {})
+    return properties_of(ENCODINGS[one["encoding"]])
 
 
-def _print_one(kind: type[Encoding], properties: bool) -> None:
-    from ropepatch.gallery.properties import MEANINGS, properties_of
-
-    described = _described(kind, False)
-    print(f"{kind.name} ({kind.paper}): {kind.formula}\n\n{described['help']}")
+def _print_one(one: Entry, properties: bool) -> None:
+    print(f"{one['encoding']} ({one['paper']}): {one['formula']}\n\n{one['help']}")
     settings = "".join(
         f", {parameter}={'...' if default == REQUIRED else repr(default)}"
-        for parameter, default in described["parameters"].items()
+        for parameter, default in one["parameters"].items()
     )
-    print(f"\nropepatch.swap(model, {kind.name!r}{settings})")
+    print(f"\nropepatch.swap(model, {one['encoding']!r}{settings})")
     if properties:
-        measured = properties_of(kind)
+        from ropepatch.gallery.properties import MEANINGS
+
+        measured = _measured(one)
         rows = [
             (_title(name), _word(one), _number(one), MEANINGS[name])
             for name, one in measured.findings().items()
@@ -87,15 +80,15 @@ def _print_one(kind: type[Encoding], properties: bool) -> None:
         print_table(("property", "", "number", "meaning"), rows, width=WIDTH)
 
 
-def _print_properties(kinds: list[type[Encoding]]) -> None:
+def _print_properties(chosen: list[Entry]) -> None:
     from ropepatch.gallery.identity_model import SHAPE
-    from ropepatch.gallery.properties import MEANINGS, properties_of
+    from ropepatch.gallery.properties import MEANINGS
 
     rows = []
-    for kind in kinds:
-        measured = properties_of(kind)
+    for one in chosen:
+        measured = _measured(one)
         words = map(_word, measured.findings().values())
-        rows.append([kind.name, *words, *(f"{getattr(measured, count):,}" for count in COUNTS)])
+        rows.append([one["encoding"], *words, *(f"{getattr(measured, count):,}" for count in COUNTS)])
     print_table(("encoding", *map(_title, MEANINGS)), rows, width=WIDTH, numbers=len(COUNTS))
     print()
     print_table(("", ""), [(_title(name), meaning) for name, meaning in MEANINGS.items()], width=WIDTH)

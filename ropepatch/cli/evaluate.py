@@ -15,6 +15,10 @@ from ropepatch.cli.arguments import (
     TextField,
     TextSource,
     TextSplit,
+    a_length,
+    a_method,
+    a_suite,
+    complete,
     parse_settings,
 )
 from ropepatch.errors import RopepatchError
@@ -37,7 +41,12 @@ def evaluate(
         str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder, a Hub id, or tiny.")
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Run a suite: its name, or a YAML file. See `eval/suites`.")
+        str | None,
+        typer.Option(
+            help="Run a suite: its name, or a YAML file. See `ropepatch suites`.",
+            callback=a_suite,
+            autocompletion=complete("suites"),
+        ),
     ] = None,
     text: TextSource = None,
     field: TextField = "text",
@@ -46,9 +55,16 @@ def evaluate(
         str | None, typer.Option(help="Tokens to read, e.g. 256,1k,4k; L/2, L, 2L ... --to if not given.")
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Also measure the model scaled so, in memory; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Also measure the model scaled so, in memory; repeatable.",
+            callback=a_method,
+            autocompletion=complete("methods"),
+        ),
     ] = None,
-    to: Annotated[str | None, typer.Option(help="The target context of --method, e.g. 32k.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The target context of --method, e.g. 32k.", callback=a_length)
+    ] = None,
     settings: Settings = None,
     windows: Annotated[
         int | None,

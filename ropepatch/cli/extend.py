@@ -17,7 +17,12 @@ from ropepatch.cli.arguments import (
     Settings,
     TextField,
     TextSource,
+    a_length,
+    a_method,
+    a_recipe,
+    a_suite,
     command_line,
+    complete,
     parse_settings,
     parse_share,
 )
@@ -44,19 +49,29 @@ def extend(
     model: Model,
     to: Annotated[
         str | None,
-        typer.Option(help="The target context, e.g. 32k; that of the recipe or scaling file if not given."),
+        typer.Option(
+            help="The target context: 32k, or 4x what it is; else that of the recipe or scaling file.",
+            callback=a_length,
+        ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
             help="See `ropepatch methods`; or a scaling file, `fit`, which learns one, or `auto`, which "
-            "chooses one. That of the recipe, or yarn, if not given."
+            "chooses one. That of the recipe, or yarn, if not given.",
+            callback=a_method,
+            autocompletion=complete("methods"),
         ),
     ] = None,
     settings: Settings = None,
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Train it at the new context; see `ropepatch recipes`."),
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Train it at the new context; see `ropepatch recipes`.",
+            callback=a_recipe,
+            autocompletion=complete("recipes"),
+        ),
     ] = None,
     max_short_loss_increase: Annotated[
         str | None,
@@ -67,7 +82,13 @@ def extend(
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option("--eval", metavar="SUITE", help="Measure before and after; see `eval/suites`."),
+        typer.Option(
+            "--eval",
+            metavar="SUITE",
+            help="Measure before and after; see `ropepatch suites`.",
+            callback=a_suite,
+            autocompletion=complete("suites"),
+        ),
     ] = None,
     text: TextSource = None,
     field: TextField = "text",

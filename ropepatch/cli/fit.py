@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Revision, TextField, TextSource, TextSplit, command_line
+from ropepatch.cli.arguments import (
+    AsJson,
+    Model,
+    Revision,
+    TextField,
+    TextSource,
+    TextSplit,
+    a_length,
+    command_line,
+)
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import WEIGHTS, bar, device
 
@@ -26,7 +35,7 @@ Examples:
 
 def fit(
     model: Model,
-    to: Annotated[str, typer.Option(help="The target context, e.g. 32k.")],
+    to: Annotated[str, typer.Option(help="The target context, e.g. 32k.", callback=a_length)],
     text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "train",

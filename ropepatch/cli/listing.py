@@ -24,7 +24,8 @@ def print_table(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
     for place, header in enumerate(headers):
         right = place >= len(headers) - numbers
-        table.add_column(header, overflow="fold", justify="right" if right else "left")
+        first = place == 0  # a name, which is copied
+        table.add_column(header, overflow="fold", justify="right" if right else "left", no_wrap=first)
     for row in rows:
         table.add_row(*row)
     Console(force_jupyter=False, highlight=False, markup=False, emoji=False, width=width).print(table)

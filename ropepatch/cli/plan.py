@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson, Model, Revision, Settings, parse_settings
+from ropepatch.cli.arguments import (
+    AsJson,
+    Model,
+    Revision,
+    Settings,
+    a_length,
+    a_method,
+    complete,
+    parse_settings,
+)
 from ropepatch.errors import RopepatchError
 
 EXAMPLES = """\b
@@ -20,23 +29,29 @@ Examples:
 def plan(
     model: Model,
     to: Annotated[
-        str | None, typer.Option(help="The target context, e.g. 32k; that of a scaling file if not given.")
+        str | None,
+        typer.Option(
+            help="The target context: 32k, or 4x what it is; that of a scaling file if not given.",
+            callback=a_length,
+        ),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="See `ropepatch methods`; or a scaling file, e.g. fitted.json.")
+        str,
+        typer.Option(
+            help="See `ropepatch methods`; or a scaling file, e.g. fitted.json.",
+            callback=a_method,
+            autocompletion=complete("methods"),
+        ),
     ] = "yarn",
     settings: Settings = None,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what an extension would change, from the configuration alone."""
+    if to is None and not method.endswith(".json"):
+        raise RopepatchError("--to is missing", hint="--to 32k is a length, --to 4x so many times today's")
     from ropepatch.extension.planning import plan as make_plan
-    from ropepatch.scaling.file import is_scaling_file
-    from ropepatch.settings import parse_length
 
     parameters = parse_settings(method, settings)
-    if to is None and not is_scaling_file(method):
-        raise RopepatchError("--to is missing", hint="--to 32k")
-    target = None if to is None else parse_length(to)
-    extension_plan = make_plan(model, to=target, method=method, revision=revision, **parameters)
+    extension_plan = make_plan(model, to=to, method=method, revision=revision, **parameters)
     print(extension_plan.to_json() if as_json else extension_plan)

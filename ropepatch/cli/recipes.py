@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ropepatch.cli.arguments import AsJson
+from ropepatch.cli.arguments import AsJson, a_recipe, complete
+from ropepatch.cli.catalogue import Entry, entries
+from ropepatch.cli.descriptions import describe_recipe
 from ropepatch.cli.listing import print_table
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
-
-if TYPE_CHECKING:
-    from ropepatch.training.recipe import Recipe
 
 EXAMPLES = """\b
 Examples:
@@ -24,35 +22,49 @@ Examples:
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One recipe, or a YAML file.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="One recipe, or a YAML file.",
+            callback=a_recipe,
+            autocompletion=complete("recipes"),
+        ),
+    ] = None,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="What --copy writes; NAME.yaml here if not given.")
     ] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy it, to change it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that `extend --recipe` trains by, print one, or copy one.
-
-    Tokens, memory and time are estimates for one GPU. `recipes/README.md` says what each key of a recipe is.
-    """
-    from ropepatch.training.recipe import read_recipe, recipe_file, recipe_names
+    """List the recipes that `extend --recipe` trains by, print one, or copy one."""
+    from ropepatch.settings.shipped import RECIPES, find_shipped
 
     if copy:
         if name is None:
             raise RopepatchError("--copy needs a recipe", hint="ropepatch recipes NAME --copy")
-        source = recipe_file(name)
-        read_recipe(name)
+        _find(name)
+        source = find_shipped(name, RECIPES, "recipe")
         _copy(source, file or Path(source.name))
         return
     if file is not None:
         raise RopepatchError(f"{file} without --copy", hint=f"ropepatch recipes {name} --copy {file}")
-    chosen = {recipe: read_recipe(recipe) for recipe in ([name] if name else recipe_names())}
+    chosen = [_find(name)] if name else list(entries("recipes").values())
     if as_json:
-        print(json_text(list(starmap(_described, chosen.items()))))
+        print(json_text(chosen))
     elif name:
-        print(recipe_file(name).read_text(encoding="utf-8"), end="")
+        print(find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8"), end="")
     else:
         _print_table(chosen)
+
+
+def _find(name: str) -> Entry:
+    found: Entry | None = entries("recipes").get(name)
+    if found is not None:
+        return found
+    from ropepatch.training.recipe import read_recipe
+
+    return describe_recipe(name, read_recipe(name))
 
 
 def _copy(source: Path, file: Path) -> None:
@@ -72,46 +84,21 @@ def _copy(source: Path, file: Path) -> None:
     print(f"{file}: change it, then ropepatch extend MODEL --recipe {file}")
 
 
-def _described(name: str, recipe: Recipe) -> dict[str, Any]:
-    from ropepatch.settings import relative_length
-    from ropepatch.training.estimates import SHAPES, estimate
-
-    shape = SHAPES.get(recipe.model)
-    trained = shape.max_position_embeddings if shape else None
-    return {
-        "recipe": name,
-        "model": recipe.model,
-        "from": trained,
-        "to": relative_length(recipe.to, trained) if trained else recipe.to,
-        "method": recipe.method.label,
-        "positions": recipe.positions.model_dump(mode="json"),
-        "trained": _trained(recipe),
-        "steps": recipe.max_steps,
-        "estimate": estimate(recipe, shape).to_dict() if shape else None,
-    }
-
-
-def _trained(recipe: Recipe) -> str:
-    lora = recipe.lora
-    if lora is None:
-        return "all weights"
-    parts = {"embeddings": lora.train_embeddings, "norms": lora.train_norms}
-    return ", ".join([f"LoRA r {lora.r}", *(part for part, chosen in parts.items() if chosen)])
-
-
-def _print_table(recipes: dict[str, Recipe]) -> None:
+def _print_table(recipes: list[Entry]) -> None:
     from ropepatch.settings import short_length
 
     rows = [
         (
-            row["recipe"],
-            row["model"],
-            f"{short_length(row['from'])} -> {short_length(row['to'])}",
-            row["method"],
-            row["positions"]["name"],
-            f"{row['estimate']['tokens'] / 1e6:.1f} M",
-            row["trained"],
+            one["recipe"],
+            f"{short_length(one['from'])} to {short_length(one['to'])}",
+            one["method"],
+            f"{one['steps']:,}",
+            f"{one['estimate']['tokens'] / 1e6:.1f} M",
+            f"{one['estimate']['total_gib']:.1f}",
+            f"{max(one['estimate']['h100_hours'], 0.1):.1f}",
         )
-        for row in starmap(_described, recipes.items())
+        for one in recipes
     ]
-    print_table(("recipe", "model", "context", "method", "positions", "tokens", "trained"), rows, width=140)
+    headers = ("recipe", "context", "method", "steps", "tokens", "GiB", "hours")
+    print_table(headers, rows, numbers=4)
+    print("\nGiB and hours: estimates for one H100. --json says more; `ropepatch recipes NAME` prints one.")

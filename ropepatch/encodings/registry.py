@@ -26,7 +26,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     )
 }
 
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "sin": "sinusoidal",
     "absolute": "learned",
     "rotary": "rope",
@@ -46,7 +46,7 @@ def find_encoding(name: str) -> type[Encoding]:
     Raises:
         RopepatchError: If there is none; with the nearest name and the list.
     """
-    return find_kind(name, ENCODINGS, "encoding", _OTHER_NAMES)
+    return find_kind(name, ENCODINGS, "encoding", OTHER_NAMES)
 
 
 def make_encoding(name: str, /, **parameters: Any) -> Encoding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
@@ -13,10 +12,10 @@ from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.tasks import TASKS, Task
-from ropepatch.files import shipped
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import check_method, method_label
 from ropepatch.settings import Length, OneOf, Settings, Several, Text, refuse_unknown, seed_of, shown
+from ropepatch.settings.shipped import SUITES, find_shipped
 
 
 def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -126,21 +125,13 @@ class Suite(Settings):
                 raise RopepatchError(f"two {key} are the same: {values}")
 
 
-def suite_names() -> list[str]:
-    """The suites that come with ropepatch."""
-    return sorted(file.stem for file in shipped("eval/suites").glob("*.yaml"))
-
-
 def read_suite(name: str) -> Suite:
     """A suite that comes with ropepatch, by its name, or that of a YAML file.
 
     Raises:
         RopepatchError: No such suite, no YAML, a key missing, or one unknown or of the wrong kind.
     """
-    if not name.endswith((".yaml", ".yml")):
-        refuse_unknown([name], suite_names(), "suite")
-    file = Path(name) if name.endswith((".yaml", ".yml")) else shipped("eval/suites") / f"{name}.yaml"
-    return Suite.from_yaml(file)
+    return Suite.from_yaml(find_shipped(name, SUITES, "suite"))
 
 
 def _short(value: Any) -> str:

@@ -80,7 +80,7 @@ class LengthDependent(Scaling):
 
 METHODS: dict[str, type[Scaling]] = {}  # by the name the user types; `ropepatch.scaling.named` lists them
 
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "pi": "linear",
     "ntk-aware": "ntk",
     "dynamic-ntk": "dynamic",
@@ -97,4 +97,4 @@ def find_method(name: str) -> type[Scaling]:
     Raises:
         RopepatchError: If there is none; with the nearest name and the list.
     """
-    return find_kind(name, METHODS, "method", _OTHER_NAMES)
+    return find_kind(name, METHODS, "method", OTHER_NAMES)

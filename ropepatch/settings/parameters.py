@@ -38,7 +38,7 @@ Divisors = Annotated[  # each leaves a frequency that float32 holds
     Field(min_length=1),
     expected("a tuple of numbers from 1e-30 to 1e30"),
 ]
-Kind = TypeVar("Kind", bound="Checked")
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,8 @@ class Checked:
             )
 
 
-def find_kind(
-    name: str, kinds: Mapping[str, type[Kind]], what: str, other_names: Mapping[str, str]
-) -> type[Kind]:
-    """The kind of that name.
+def find_kind(name: str, kinds: Mapping[str, Kind], what: str, other_names: Mapping[str, str]) -> Kind:
+    """What has that name.
 
     Raises:
         RopepatchError: If there is none; with the nearest name and the list.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, ConfigDict, Field, WrapValidator, with_config
@@ -13,9 +12,9 @@ from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, WrittenMethod, read_method
-from ropepatch.files import shipped
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
+from ropepatch.settings.shipped import RECIPES, find_shipped
 from ropepatch.training.positions import Positions
 from ropepatch.training.recipe_sections import Data, Fit, FrequencyTraining, Lora, Watch
 
@@ -115,30 +114,13 @@ class Recipe(Settings):
         return self.model_dump() | {"method": {"name": self.method.name} | self.method.parameters}
 
 
-def recipe_file(name: str) -> Path:
-    """The file of a recipe that comes with ropepatch, by its name, or a YAML file by its path.
-
-    Raises:
-        RopepatchError: No recipe of that name.
-    """
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    refuse_unknown([name], recipe_names(), "recipe")
-    return shipped("recipes") / f"{name}.yaml"
-
-
-def recipe_names() -> list[str]:
-    """The recipes that come with ropepatch."""
-    return sorted(file.stem for file in shipped("recipes").glob("*.yaml"))
-
-
 def read_recipe(name: str) -> Recipe:
     """A recipe that comes with ropepatch, by its name, or that of a YAML file.
 
     Raises:
         RopepatchError: No such recipe, no YAML, a key missing, or one unknown or of the wrong kind.
     """
-    return Recipe.from_yaml(recipe_file(name))
+    return Recipe.from_yaml(find_shipped(name, RECIPES, "recipe"))
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The command line as a user meets it: fast help, results on stdout, progress on stderr, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -307,3 +308,43 @@ def test_settings_take_the_types_of_the_method(tmp_path):
     }  # fmt: skip
     assert parse_settings("custom", ["divisors=1,2"]) == {"divisors": (1.0, 2.0)}
     assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {"divisors": (1.0, 2.5)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["methods"],
+        ["methods", "yarn", "--json"],
+        ["encodings"],
+        ["recipes", "tiny"],
+        ["suites"],
+        ["plan", "tiny"],
+        ["plan", "tiny", "--to", "2q"],
+        ["extend", "tiny", "--method", "yarm"],
+        ["extend", "tiny", "--recipe", "tinny"],
+        ["eval", "tiny", "--suite", "dmo"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_model_imports_no_torch(words):
+    code = (
+        f"import sys, ropepatch.cli\nsys.argv = ['ropepatch', *{words!r}]\n"
+        "try: ropepatch.cli.main()\n"
+        "except SystemExit: assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_shell_completes_names():
+    asked = {
+        "_ROPEPATCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": "ropepatch plan tiny --method yar",
+        "COMP_CWORD": "4",
+    }
+    code = "import sys, ropepatch.cli; sys.argv = ['ropepatch']; ropepatch.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["yarn"], done.stderr

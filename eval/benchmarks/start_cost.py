@@ -1,0 +1,88 @@
+"""What commands cost that need no model, and a plan, beside the imports that they do or do not need.
+
+    python eval/benchmarks/start_cost.py [--runs 5] [--json FILE]
+
+Every run is a process of its own; its time is the CPU time that the kernel counted. The baseline of what
+needs no model is `import torch`; that of a plan is the part of transformers that builds a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from reporting import environment, spread, table, write
+
+TORCH, MODELS = "import torch", "import torch, transformers.modeling_utils"
+COMMANDS = {  # with the exit code and the baseline
+    "--help": (0, TORCH),
+    "methods": (0, TORCH),
+    "encodings": (0, TORCH),
+    "recipes": (0, TORCH),
+    "suites": (0, TORCH),
+    "plan tiny --to 2q": (2, TORCH),
+    "extend tiny --to 2k --method yarm": (2, TORCH),
+    "extend tiny --recipe tinny": (2, TORCH),
+    "eval tiny --suite dmo": (2, TORCH),
+    "plan tiny --to 2k": (0, MODELS),
+}
+
+
+def cpu_seconds(arguments: list[str], expected: int = 0) -> float:
+    child = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != expected:
+        raise SystemExit(f"exit {child.returncode}, expected {expected}: {' '.join(arguments)}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def benchmark(runs: int) -> dict[str, Any]:
+    samples: dict[str, list[float]] = {name: [] for name in (TORCH, MODELS, *COMMANDS)}
+    for number in range(runs + 1):
+        for name, seconds in samples.items():
+            code, _ = COMMANDS.get(name, (0, ""))
+            arguments = ["-m", "ropepatch", *name.split()] if name in COMMANDS else ["-c", name]
+            sample = cpu_seconds(arguments, code)
+            if number:  # the first round fills the page cache
+                seconds.append(sample)
+    ratios = {
+        f"{name} / {baseline}": [a / b for a, b in zip(samples[name], samples[baseline], strict=True)]
+        for name, (_, baseline) in COMMANDS.items()
+    }
+    return {
+        "benchmark": "start_cost",
+        "n": runs,
+        "cpu_seconds": {name: spread(seconds) for name, seconds in samples.items()},
+        "ratio": {name: spread(found) for name, found in ratios.items()},
+        "environment": environment(),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    rows = [("median (min-max)", "CPU seconds")]
+    for part in ("cpu_seconds", "ratio"):
+        for name, values in result[part].items():
+            rows.append((name, f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"))
+    return table(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5, choices=range(2, 101), metavar="2..100")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    arguments = parser.parse_args()
+    result = benchmark(arguments.runs)
+    print(render(result))
+    if arguments.json:
+        write(arguments.json, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What a method, an encoding and a recipe are, as JSON-ready data for `--json`, tables and the catalogue."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.cli.listing import REQUIRED
+
+if TYPE_CHECKING:
+    from ropepatch.encodings.encoding import Encoding
+    from ropepatch.training.recipe import Recipe
+
+
+def describe_method(method: Any) -> dict[str, Any]:
+    """Of a method, with the defaults of its parameters, or of a scaling, with what they are."""
+    return {
+        "method": method.name,
+        "formula": method.formula,
+        "paper": method.paper,
+        "saved_as": method.saved_as,
+        "length_dependent": method.length_dependent,
+        "parameters": {
+            f.name: getattr(method, f.name, REQUIRED) for f in fields(method) if f.name != "factor"
+        },
+        "help": inspect.getdoc(method),
+    }
+
+
+def describe_encoding(kind: type[Encoding]) -> dict[str, Any]:
+    """Of an encoding, with the defaults of its parameters."""
+    return {
+        "encoding": kind.name,
+        "family": kind.family,
+        "formula": kind.formula,
+        "paper": kind.paper,
+        "parameters": {
+            field.name: REQUIRED if field.default is MISSING else field.default for field in fields(kind)
+        },
+        "help": inspect.getdoc(kind),
+    }
+
+
+def describe_recipe(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Of a recipe, what it does to a model, with an estimate where the shape of that model is known."""
+    from ropepatch.settings import relative_length
+    from ropepatch.training.estimates import SHAPES, estimate
+
+    shape = SHAPES.get(recipe.model)
+    trained = shape.max_position_embeddings if shape else None
+    return {
+        "recipe": name,
+        "model": recipe.model,
+        "from": trained,
+        "to": relative_length(recipe.to, trained) if trained else recipe.to,
+        "method": recipe.method.label,
+        "positions": recipe.positions.model_dump(mode="json"),
+        "trained": _trained(recipe),
+        "steps": recipe.max_steps,
+        "estimate": estimate(recipe, shape).to_dict() if shape else None,
+    }
+
+
+def _trained(recipe: Recipe) -> str:
+    lora = recipe.lora
+    if lora is None:
+        return "all weights"
+    parts = {"embeddings": lora.train_embeddings, "norms": lora.train_norms}
+    return ", ".join([f"LoRA r {lora.r}", *(part for part, chosen in parts.items() if chosen)])

@@ -1,0 +1,28 @@
+"""The YAML files that come with ropepatch: suites and recipes, by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ropepatch.files import shipped
+from ropepatch.settings import refuse_unknown
+
+SUITES, RECIPES = "eval/suites", "recipes"
+ENDINGS = (".yaml", ".yml")
+
+
+def shipped_names(folder: str) -> list[str]:
+    """The names of the YAML files in a folder of them."""
+    return sorted(file.stem for file in shipped(folder).glob("*.yaml"))
+
+
+def find_shipped(name: str, folder: str, what: str) -> Path:
+    """The YAML file of a name in a folder of them, or one by its own path.
+
+    Raises:
+        RopepatchError: Nothing of that name comes with ropepatch; ``what`` says what it should be.
+    """
+    if name.endswith(ENDINGS):
+        return Path(name)
+    refuse_unknown([name], shipped_names(folder), what)
+    return shipped(folder) / f"{name}.yaml"
