@@ -254,7 +254,7 @@ def _window(metadata: dict[str, Any]) -> int | None:
         return int(metadata["max_length"])
     if not metadata.get("pretrained"):
         return None
-    config = AutoConfig.from_pretrained(metadata["pretrained"], revision=_revision(metadata))
+    config = AutoConfig.from_pretrained(metadata["pretrained"], **_safely(metadata))
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -264,11 +264,12 @@ def _tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerBase:
         raise RopepatchError(
             "the task needs the model's tokenizer", hint='--metadata \'{"tokenizer": "FOLDER_OR_ID"}\''
         )
-    return AutoTokenizer.from_pretrained(name, revision=_revision(metadata))
+    return AutoTokenizer.from_pretrained(name, **_safely(metadata))
 
 
-def _revision(metadata: dict[str, Any]) -> str:
-    return str(metadata.get("revision") or "main")
+def _safely(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The revision asked for, and no code that comes with it; None would ask on stdin."""
+    return {"revision": str(metadata.get("revision") or "main"), "trust_remote_code": False}
 
 
 def _documents(task: str, text: str) -> list[str]:

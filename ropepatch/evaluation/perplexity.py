@@ -114,7 +114,7 @@ def perplexity(
     lengths: list[int] = []
     with evaluating(model):
         for block in _blocks(documents):
-            texts = token_ids(tokenizer, block, bos=bos == "document")
+            texts = token_ids(tokenizer, block, bos=bos == "document", length=length)
             checked = [
                 TokenizedDocument(index, _check_ids(ids, index, vocabulary, first)[:length])
                 for index, ids in enumerate(texts, start=len(lengths))

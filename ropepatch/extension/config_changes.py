@@ -62,7 +62,7 @@ def changed(raw: dict[str, Any], section: str | None, changes: dict[str, Any]) -
 def _distance_from_stock(survey: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
     """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
-        config = load_text_config(changed(survey.raw, survey.section, changes))
+        config = load_text_config(changed(survey.raw, survey.section, changes), survey.own_config)
         distance = stock_table(config, survey.site).distance(expected)
     except RopepatchError:
         return math.inf

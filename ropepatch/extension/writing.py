@@ -151,8 +151,14 @@ def source_of(plan: Plan, *, beside: Path) -> Source:
     """The checkpoint that a plan was made from.
 
     Raises:
-        RopepatchError: If it is gone, or the folder ``beside`` it lies within it.
+        RopepatchError: If it is gone, the plan is of a model with code of its own, or the folder ``beside``
+            it lies within it.
     """
+    if plan.survey.own_config is not None:
+        raise RopepatchError(
+            f"{plan.model} has code of its own, and stock transformers loads no checkpoint of it",
+            hint="patch and measure it in memory; to save, plan a checkpoint folder that needs no code",
+        )
     source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
     if beside.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an --out beside it")

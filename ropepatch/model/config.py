@@ -17,13 +17,20 @@ from ropepatch.model.stock import stock_code
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
-def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
+def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
     """The configuration object of a config.json.
+
+    Args:
+        raw: The content of config.json.
+        own: The class of the configuration, of a model in memory; None for that of transformers.
 
     Raises:
         RopepatchError: If transformers has no such architecture or does not accept the configuration.
     """
     model_type = raw.get("model_type")
+    if own is not None:
+        with stock_code("read the model's configuration"):
+            return own.from_dict(_decode_floats(raw))
     if model_type == NEEDS_ROPEPATCH:
         raise RopepatchError(
             "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
@@ -33,7 +40,7 @@ def load_config(raw: dict[str, Any]) -> PreTrainedConfig:
         if raw.get("auto_map"):
             raise RopepatchError(
                 f"model_type {model_type!r} asks for remote code (auto_map), which ropepatch does not run",
-                hint="use a model whose architecture is part of transformers",
+                hint="use a model whose architecture is part of transformers; one in memory can be patched",
             )
         raise RopepatchError(
             f"unknown model_type {model_type!r} in config.json",
@@ -53,9 +60,9 @@ def is_known(model_type: object) -> TypeGuard[str]:
     return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
-def load_text_config(raw: dict[str, Any]) -> PreTrainedConfig:
+def load_text_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
     """The configuration of the language model in a config.json; see `load_config`."""
-    return text_config(load_config(raw))
+    return text_config(load_config(raw, own))
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -98,7 +105,7 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config
-        model: PreTrainedModel = build(config)
+        model: PreTrainedModel = build(config, trust_remote_code=False)  # None would ask on stdin
     return model
 
 

@@ -194,6 +194,14 @@ def base_model(model: nn.Module) -> PreTrainedModel:
     raise RopepatchError(message, hint="pass what AutoModelForCausalLM returned")
 
 
+def is_stock(model: nn.Module) -> bool:
+    """Whether transformers has the model's classes, so that a checkpoint of it loads without others."""
+    base = base_model(model)
+    # a class that torch makes of a stock one, as fully_shard does, is none of the user's
+    first = next(kind for kind in type(base).__mro__ if not kind.__module__.startswith("torch."))
+    return all(kind.__module__.startswith("transformers.") for kind in (first, type(base.config)))
+
+
 def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
     """The frequencies and attention factors of the layer types that are not scaled."""
     if site.layer_type is None:

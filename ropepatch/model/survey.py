@@ -13,7 +13,15 @@ from ropepatch.files import read_json
 from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
 from ropepatch.model.legacy import check_agreement
 from ropepatch.model.record_file import read_config
-from ropepatch.model.rotary import RotarySite, check_table_rules, find_rotary, float32_on_cpu, read_rope
+from ropepatch.model.rotary import (
+    RotarySite,
+    base_model,
+    check_table_rules,
+    find_rotary,
+    float32_on_cpu,
+    is_stock,
+    read_rope,
+)
 from ropepatch.scaling.rope import Rope
 
 
@@ -27,6 +35,7 @@ class Survey:
         config: That part (or all), as transformers reads it.
         site: Where the rotary module is.
         rope: The rope now.
+        own_config: The class of the configuration, of a model in memory with code of its own.
     """
 
     raw: dict[str, Any] = field(compare=False)
@@ -34,6 +43,7 @@ class Survey:
     config: PreTrainedConfig = field(compare=False)  # it follows from `raw`
     site: RotarySite
     rope: Rope
+    own_config: type[PreTrainedConfig] | None = field(default=None, compare=False)
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -56,19 +66,20 @@ class Survey:
 
 @float32_on_cpu()
 def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
-    """Survey a config.json, through its model where that is loaded.
+    """Survey a config.json, through its model where that is loaded, with the classes that it has.
 
     Raises:
         RopepatchError: If the configuration contradicts itself, or its architecture is not supported.
     """
-    whole = load_config(raw)
+    own = None if model is None or is_stock(model) else type(base_model(model).config)
+    whole = load_config(raw, own)
     config = text_config(whole)
     check_rope_types(config)
     section = None if config is whole else "text_config"
     site = find_rotary(blueprint(whole) if model is None else model)
     rope = read_rope(config, site)
     check_table_rules(config, site)
-    return Survey(raw, section, config, site, rope)
+    return Survey(raw, section, config, site, rope, own)
 
 
 def survey_folder(folder: Path, *, swapped: bool = False) -> Survey:

@@ -1,4 +1,4 @@
-"""What stays on this machine: no command asks the network about a local folder, and none runs its code."""
+"""What stays on this machine: no command asks anybody about a local folder, and none runs its code."""
 
 import json
 import os
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from checkpoint_folders import edit_json, write_checkpoint
 
-# Every way out of the process is shut and noted down; HF_HUB_OFFLINE=0, or the library would not even try.
+# Every way out of the process, and stdin, is shut and noted down; HF_HUB_OFFLINE=0, or the library would not
+# even try.
 SHUT_IN = """
-import json, socket, sys
+import io, json, socket, sys
 
 attempts = []
 
@@ -23,6 +24,8 @@ def refuse(*arguments, **keywords):
 
 socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
 socket.getaddrinfo = socket.create_connection = refuse
+sys.stdin = io.TextIOWrapper(io.RawIOBase())
+sys.stdin.read = sys.stdin.readline = refuse
 
 from ropepatch.cli import main
 
@@ -83,15 +86,21 @@ def test_a_command_that_needs_the_network_is_seen_to_ask(place):
 
 def test_code_in_a_checkpoint_is_not_run_by_any_command(place):
     (place / "source" / "modeling.py").write_text("open('ran', 'w')\n")
-    edit_json(place / "source" / "config.json", auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    named = {f"Auto{kind}": "modeling.Model" for kind in ("Config", "Model", "ModelForCausalLM")}
+    edit_json(place / "source" / "config.json", auto_map=named)
+    tokenizer = {"auto_map": {"AutoTokenizer": ["modeling.Model", None]}}
+    edit_json(place / "source" / "tokenizer_config.json", **tokenizer)
     lines = [
         ["plan", "source", "--to", "256"],
         ["extend", "source", "--to", "256", "--out", "out"],
         ["eval", "source", "--text", "text.txt", "--windows", "1"],
+        ["compare", "source", "--to", "256", "--text", "text.txt", "--windows", "1", "--trials", "0"],
+        ["export", "source", "--gguf", "--out", "source.gguf"],
         ["doctor", "source"],
     ]
     outcome = shut_in(place, *lines)
-    assert outcome["codes"][:3] == [0, 0, 0]
+    assert outcome["codes"][:4] == [0, 0, 0, 0]
+    assert outcome["attempts"] == []
     assert "warning: config.json asks for remote code" in outcome["stdout"]
     assert not list(place.rglob("ran"))
     assert not (place / "out" / "modeling.py").exists()

@@ -1,0 +1,96 @@
+"""Models in memory with code of their own, loaded by the user: measured as any other, never written."""
+
+import builtins
+import sys
+
+import pytest
+import torch
+from checkpoint_folders import edit_json
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class MineConfig(LlamaConfig):
+    model_type = "mine"
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+"""
+
+
+@pytest.fixture
+def never_asked(monkeypatch):
+    """What read stdin; stays empty."""
+    asked = []
+
+    class Closed:
+        def __getattr__(self, name):
+            asked.append(name)
+            raise EOFError(name)
+
+    monkeypatch.setattr(sys, "stdin", Closed())
+    monkeypatch.setattr(builtins, "input", lambda *prompt: Closed().input)
+    return asked
+
+
+class OwnConfig(LlamaConfig):
+    """A user's, of an architecture that transformers does not have."""
+
+    model_type = "own"
+
+
+class OwnModel(LlamaForCausalLM):
+    """A user's."""
+
+    config_class = OwnConfig
+
+
+class OwnClassOnly(LlamaForCausalLM):
+    """A user's, with the configuration of LLaMA."""
+
+
+def loaded_with_trust(folder, monkeypatch):
+    (folder / "mine.py").write_text(CODE)
+    names = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    edit_json(folder / "config.json", model_type="mine", auto_map=names)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules")
+    return model
+
+
+KINDS = {
+    "remote code": loaded_with_trust,
+    "a user's classes": lambda folder, _: OwnModel.from_pretrained(
+        folder, config=OwnConfig.from_pretrained(folder)
+    ),
+    "a user's class": lambda folder, _: OwnClassOnly.from_pretrained(folder),
+}
+
+
+@pytest.mark.filterwarnings("ignore:You are using a model of type")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_model_with_code_of_its_own_is_measured_as_the_stock_one_and_never_written(
+    kind, tiny, tmp_path, monkeypatch, never_asked
+):
+    stock, tokenizer = tiny
+    stock.save_pretrained(tmp_path / "own")
+    model = KINDS[kind](tmp_path / "own", monkeypatch).eval()
+    planned = ropepatch.plan(model, to=512)
+    assert planned.changes == ropepatch.plan(stock, to=512).changes
+    measured = []
+    for one in (model, stock):
+        with ropepatch.patch(one, "yarn", to=512), torch.no_grad():
+            grid = ropepatch.passkey(one, tokenizer, lengths=[300], depths=[0.5], trials=1)
+            curve = ropepatch.perplexity(one, tokenizer, ["Ann has a red ball. " * 80], length=400)
+            measured.append((one(torch.arange(400)[None]).logits, curve.nll[0], grid))
+    (own, own_nll, own_grid), (other, nll, grid) = measured
+    assert torch.equal(own, other)
+    assert torch.equal(own_nll, nll)
+    assert own_grid == grid
+    with pytest.raises(RopepatchError, match="has code of its own"):
+        ropepatch.extend(planned, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert never_asked == []
