@@ -27,6 +27,7 @@ HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<confi
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
 HALF_A_PAIR = re.compile("[\\ud800-\\udfff]")  # of surrogates, which JSON can spell and is no character
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
+LARGEST = 2**30  # bytes of a document
 HOPELESS = 1000  # bad rows with no good one before them: a stream would be read to its end in vain
 EXPECTED = (
     "give a text or JSONL file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset id owner/name"
@@ -178,17 +179,21 @@ def _read_file(file: Path, field: str) -> Iterator[Read]:
 
 
 def _read_texts(file: Path) -> Iterator[Read]:
-    offset, lines = 0, list[bytes]()
+    offset, content = 0, bytearray()
     for line in chain(_read_lines(file), [SEPARATOR]):  # no marker reaches over the end of a line
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
-            text = b"".join([*lines, end])
+            content += end
+            begin, offset = offset, offset + len(content) + len(SEPARATOR)
             try:
-                yield _decode(text, file, offset).strip()
+                document: Read = _decode(content, file, begin).strip()
             except RopepatchError as bad:
-                yield bad
-            offset, lines = offset + len(text) + len(SEPARATOR), []
-        lines.append(rest)
+                document = bad
+            content = bytearray()  # a document may be all that memory holds
+            yield document
+        content += rest
+        if len(content) > LARGEST:
+            raise _too_long(file)
 
 
 def _read_objects(file: Path, field: str) -> Iterator[Read]:
@@ -221,12 +226,22 @@ def _object(text: str, place: str) -> dict[str, Any]:
 def _read_lines(file: Path) -> Iterator[bytes]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            yield from stream
+            while line := stream.readline(LARGEST + 1):
+                if len(line) > LARGEST:
+                    raise _too_long(file)
+                yield line
     except (OSError, EOFError, zlib.error) as error:
         raise RopepatchError(f"cannot read {file}: {error}", hint="copy it again") from error
 
 
-def _decode(content: bytes, file: Path, offset: int) -> str:
+def _too_long(file: Path) -> RopepatchError:
+    return RopepatchError(
+        f"{file} has a document of more than {LARGEST:,} bytes",
+        hint="is it text? put <|endoftext|> between the documents of a text file, or split the file",
+    )
+
+
+def _decode(content: bytes | bytearray, file: Path, offset: int) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

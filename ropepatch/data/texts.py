@@ -7,13 +7,13 @@ import logging
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ropepatch.data.pieces import pieces
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 AT_ONCE = 64  # texts that the tokenizer is given at one time; it splits them in parallel
+CHARACTERS = 2**20  # of these texts
 
 TextOrIds = str | Sequence[int] | Tensor
 
@@ -60,17 +61,23 @@ def read_documents(path: Path) -> list[str]:
 
 
 def token_ids(
-    tokenizer: PreTrainedTokenizerBase | None, documents: Iterable[TextOrIds], *, bos: bool = True
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[TextOrIds],
+    *,
+    bos: bool = True,
+    length: int | None = None,
 ) -> list[Tensor]:
     """Token ids [T] of each document, on the CPU.
 
     A text is split without special tokens and, with ``bos``, preceded by the tokenizer's
-    beginning-of-sequence token, if it has one; token ids are taken as they are.
+    beginning-of-sequence token, if it has one; token ids are taken as they are. A long text is split in
+    pieces, which give the same tokens, and with ``length`` not much farther than to so many of them.
 
     Raises:
-        RopepatchError: A bare text in place of documents, or a text without a tokenizer.
+        RopepatchError: A bare text in place of documents, a text without a tokenizer, one that has no Unicode
+            form, or one so long without a space that it cannot be split in pieces.
     """
-    return list(_split(tokenizer, documents, _bos(tokenizer) if bos else None, AT_ONCE))
+    return list(_split(tokenizer, documents, _bos(tokenizer) if bos else None, AT_ONCE, length))
 
 
 def first_documents(
@@ -97,7 +104,7 @@ def first_documents(
     """
     _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
-    for ids in _split(tokenizer, documents, _bos(tokenizer) if bos else None, 1):
+    for ids in _split(tokenizer, documents, _bos(tokenizer) if bos else None, 1, length):
         longest, read = max(longest, len(ids)), read + 1
         if len(ids) >= length:
             taken.append(ids[:length].clone())  # a view would keep the whole document
@@ -139,8 +146,8 @@ def windows(
     """
     _check_cut(length, count)
     stream = array("q")
-    for ids in _split(tokenizer, documents, first_token(tokenizer), AT_ONCE):
-        stream.extend(ids.tolist())
+    for ids in _parts(tokenizer, documents, first_token(tokenizer), AT_ONCE):
+        stream.extend(() if ids is None else ids.tolist())
     available = len(stream) // length
     if not available:
         raise RopepatchError(
@@ -180,27 +187,79 @@ def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
 
 
 def _split(
-    tokenizer: PreTrainedTokenizerBase | None, documents: Iterable[TextOrIds], first: int | None, at_once: int
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[TextOrIds],
+    first: int | None,
+    at_once: int,
+    length: int | None = None,
 ) -> Iterator[Tensor]:
-    """Token ids of each document; of a text after the token ``first``. Holds ``at_once`` documents."""
+    """Token ids of each document; of a text after the token ``first``."""
+    parts = []
+    for part in _parts(tokenizer, documents, first, at_once, length):
+        if part is not None:
+            parts.append(part)
+        else:
+            yield parts[0] if len(parts) == 1 else torch.cat(parts)
+            parts = []
+
+
+def _parts(
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[TextOrIds],
+    first: int | None,
+    at_once: int,
+    length: int | None = None,
+) -> Iterator[Tensor | None]:
+    """Token ids, some at a time, and None at the end of each document.
+
+    Holds ``at_once`` documents, or `CHARACTERS` of texts. A text with ``length`` tokens is read no farther.
+    """
     if isinstance(documents, str):
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
-    prefix = [] if first is None else [first]
-    remaining = iter(documents)
-    while batch := list(islice(remaining, at_once)):
-        encoded = _encode(tokenizer, [document for document in batch if isinstance(document, str)])
-        for document in batch:
-            if isinstance(document, str):
-                yield torch.tensor(prefix + next(encoded), dtype=torch.long)
+    latest, tokens = -1, 0  # of the document that was split last
+
+    def texts() -> Iterator[tuple[int, TextOrIds | None, bool]]:
+        for index, document in enumerate(documents):
+            if not isinstance(document, str):
+                yield index, document, False
+            elif tokenizer is None:
+                what = "documents are text, but tokenizer is None"
+                raise RopepatchError(what, hint="pass the model's tokenizer")
             else:
-                yield torch.as_tensor(document).cpu()
+                for number, piece in enumerate(pieces(tokenizer, document)):
+                    if number and latest == index and length is not None and tokens >= length:
+                        break
+                    yield index, piece, number == 0
+            yield index, None, False
+
+    remaining = texts()
+    while batch := _batch(remaining, at_once):
+        encoded = _encode(tokenizer, [piece for _, piece, _ in batch if isinstance(piece, str)])
+        for index, piece, begins in batch:
+            if not isinstance(piece, str):
+                yield None if piece is None else torch.as_tensor(piece).cpu()
+                continue
+            ids = ([first] if begins and first is not None else []) + next(encoded)
+            latest, tokens = index, len(ids) + (tokens if index == latest else 0)
+            yield torch.tensor(ids, dtype=torch.long)
+
+
+def _batch(
+    texts: Iterator[tuple[int, TextOrIds | None, bool]], documents: int
+) -> list[tuple[int, TextOrIds | None, bool]]:
+    """So many documents to their ends, or texts of `CHARACTERS`."""
+    batch: list[tuple[int, TextOrIds | None, bool]] = []
+    size = 0
+    while documents > 0 and size < CHARACTERS and (text := next(texts, None)) is not None:
+        batch.append(text)
+        size += len(text[1]) if isinstance(text[1], str) else 0
+        documents -= text[1] is None
+    return batch
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> Iterator[list[int]]:
-    if not texts:
+    if tokenizer is None or not texts:
         return iter(())
-    if tokenizer is None:
-        raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
     # verbose=False: no warning about texts longer than model_max_length, which are what we are here for.
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
     return map(list, encoded["input_ids"])

@@ -11,6 +11,7 @@ from dataset_server import DatasetHub, asked_elsewhere, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ropepatch.data import sources
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.errors import RopepatchError
 
@@ -509,3 +510,14 @@ def test_what_the_hub_does_not_give_is_one_error_with_a_hint(answers, question, 
 def test_a_hub_that_fails_in_the_middle_is_no_bad_row(answers, hub):
     assert "dead/test-0.parquet" in hub.read
     assert answers["dead, lenient"] == answers["dead"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("row", [b"\0" * 3000, b"word\n" * 600])
+def test_a_document_larger_than_memory_is_refused_before_it_is_read_whole(name, row, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGEST", 1000)
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(row) if name.endswith("gz") else row)
+    endless = "jsonl" not in name or b"\n" not in row
+    with pytest.raises(RopepatchError, match="document of more than 1,000 bytes" if endless else "not JSON"):
+        list(stream_documents(file))
