@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import reprlib
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.data.pieces import pieces
-from ropepatch.data.sources import stream_documents
+from ropepatch.data.sources import HALF_A_PAIR, stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 64  # texts that the tokenizer is given at one time; it splits them in parallel
 CHARACTERS = 2**20  # of these texts
+LONGEST_PATH = 4096
 
 TextOrIds = str | Sequence[int] | Tensor
 
@@ -218,14 +221,15 @@ def _parts(
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
     latest, tokens = -1, 0  # of the document that was split last
 
-    def texts() -> Iterator[tuple[int, TextOrIds | None, bool]]:
+    def texts() -> Iterator[tuple[int, str | Tensor | None, bool]]:
         for index, document in enumerate(documents):
             if not isinstance(document, str):
-                yield index, document, False
+                yield index, _given_ids(document, index), False
             elif tokenizer is None:
                 what = "documents are text, but tokenizer is None"
                 raise RopepatchError(what, hint="pass the model's tokenizer")
             else:
+                _check_text(document, index)
                 for number, piece in enumerate(pieces(tokenizer, document)):
                     if number and latest == index and length is not None and tokens >= length:
                         break
@@ -237,18 +241,44 @@ def _parts(
         encoded = _encode(tokenizer, [piece for _, piece, _ in batch if isinstance(piece, str)])
         for index, piece, begins in batch:
             if not isinstance(piece, str):
-                yield None if piece is None else torch.as_tensor(piece).cpu()
+                yield piece
                 continue
             ids = ([first] if begins and first is not None else []) + next(encoded)
             latest, tokens = index, len(ids) + (tokens if index == latest else 0)
             yield torch.tensor(ids, dtype=torch.long)
 
 
+def _check_text(text: str, index: int) -> None:
+    """Refuse what is no text that a tokenizer takes, and the name of a file in its place."""
+    if half := HALF_A_PAIR.search(text):
+        raise RopepatchError(
+            f"documents[{index}] holds half a character, {half[0]!r}, at {half.start()}",
+            hint="read it as UTF-8; .encode(errors='replace') finds a stand-in",
+        )
+    if len(text) < LONGEST_PATH and "\n" not in text:
+        with suppress(OSError, ValueError):  # too long for a name, or with a NUL
+            if Path(text).is_file():
+                raise RopepatchError(
+                    f"documents[{index}] is the name of a file, {text!r}: documents are texts",
+                    hint="pass what it holds: [Path(name).read_text()]",
+                )
+
+
+def _given_ids(document: Sequence[int] | Tensor, index: int) -> Tensor:
+    try:
+        return torch.as_tensor(document).cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise RopepatchError(
+            f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
+            hint="leave out what is empty",
+        ) from error
+
+
 def _batch(
-    texts: Iterator[tuple[int, TextOrIds | None, bool]], documents: int
-) -> list[tuple[int, TextOrIds | None, bool]]:
+    texts: Iterator[tuple[int, str | Tensor | None, bool]], documents: int
+) -> list[tuple[int, str | Tensor | None, bool]]:
     """So many documents to their ends, or texts of `CHARACTERS`."""
-    batch: list[tuple[int, TextOrIds | None, bool]] = []
+    batch: list[tuple[int, str | Tensor | None, bool]] = []
     size = 0
     while documents > 0 and size < CHARACTERS and (text := next(texts, None)) is not None:
         batch.append(text)

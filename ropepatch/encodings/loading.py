@@ -21,29 +21,49 @@ from ropepatch.model.survey import survey
 from ropepatch.model.weights import read_headers
 
 
-def load(model: str | Path, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A checkpoint with its tokenizer; on the CPU, in the dtype it asks for and in eval mode.
+def load(
+    model: str | Path,
+    revision: str | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A checkpoint with its tokenizer, in eval mode.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
         revision: The revision of a Hub id.
+        device: Where the model is put, such as `cuda`.
+        dtype: Of its weights, such as `torch.bfloat16` or `bfloat16`; None for the one that it asks for. The
+            frequencies stay in float32.
 
     Raises:
-        RopepatchError: If there is no such checkpoint, or transformers cannot load it.
+        RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
     """
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RopepatchError(
+            f"no device {str(device)!r} here: {reason}", hint="cpu is always there"
+        ) from error
     folder = find_source(model, revision, weights=True).folder
-    return load_checkpoint(folder), load_tokenizer(folder)
+    loaded: Any = load_checkpoint(folder, kind)
+    return loaded.to(device), load_tokenizer(folder)
 
 
-def load_checkpoint(folder: Path) -> PreTrainedModel:
+def load_checkpoint(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The model of a checkpoint folder; one that was saved with a swapped position encoding has it.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its record or weights are not whole.
     """
     if not needs_ropepatch(folder):
-        return load_model(folder)
-    model = load_model(folder, load_config(read_config(folder)))
+        return load_model(folder, dtype=dtype)
+    model = load_model(folder, load_config(read_config(folder)), dtype)
     _swap_again(model, folder)
     return model
 

@@ -195,5 +195,7 @@ class LossCurve:
 
 def check_length(length: int) -> None:
     """Refuse a length at which no token is scored."""
+    if not isinstance(length, int) or isinstance(length, bool):
+        raise RopepatchError(f"length must be a whole number of tokens, got {length!r}", hint="length=4096")
     if length < 2:
         raise RopepatchError(f"length must be at least 2 tokens, got {length}: the first is never scored")

@@ -99,6 +99,12 @@ class PasskeyGrid:
         reached = (length for length in self.lengths if self.at(length).accuracy >= threshold)
         return max(reached, default=None)
 
+    def __repr__(self) -> str:
+        lengths = self.lengths
+        span = f"{lengths[0]} to {lengths[-1]} tokens, " if lengths else ""
+        found, asked = (sum(getattr(cell, key) for cell in self.cells.values()) for key in ("correct", "n"))
+        return f"PasskeyGrid({span}{len(self.cells)} cells, {found} of {asked} found)"
+
     def __str__(self) -> str:
         depths = sorted({depth for _, depth in self.cells})
         rows = [("tokens", *(f"depth {depth:.2f}" for depth in depths), "all", "(95 %)")]

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ropepatch.data.prompts import Needle, Prompt, needle_prompt
 from ropepatch.data.templates import PasskeyTemplate, bundled
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.bars import advancing
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.prefixes import read_in_batches
 from ropepatch.model.head import evaluating, input_device
@@ -41,7 +42,7 @@ def passkey(
     seed: int = 0,
     tokens_per_batch: int = 2048,
     share_prefixes: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
 ) -> PasskeyGrid:
     """Ask for passkeys at every length and depth.
 
@@ -66,7 +67,7 @@ def passkey(
         share_prefixes: Whether what prompts have in common is read once where that is faster and changes
             nothing but rounding; takes memory for the keys and values of ``tokens_per_batch`` tokens, or of a
             single longer prompt.
-        progress: Called as (prompts read, prompts in all) after each batch.
+        progress: Called as (prompts read, prompts in all) after each batch. True for a bar.
 
     Raises:
         RopepatchError: An argument that is not as above, a prompt that cannot be made (see `needle_prompt`),
@@ -82,7 +83,7 @@ def passkey(
     _check_words(words, distractors, queries)
     total, done = len(tokens) * len(places) * trials, 0
     correct: Counter[tuple[int, float]] = Counter()
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), advancing(progress, "passkeys") as advance, torch.inference_mode():
         for length in tokens:
             cells = [(length, depth) for depth in places for _ in range(trials)]
             prompts = [
@@ -109,8 +110,8 @@ def passkey(
                 for row, said in batch.items():
                     correct[cells[row]] += said
                 done += len(batch)
-                if progress is not None:
-                    progress(done, total)
+                if advance is not None:
+                    advance(done, total)
     n = trials * queries
     read = {(length, depth): Passkey(correct[length, depth], n) for length in tokens for depth in places}
     return PasskeyGrid(read, words, seed, trials, distractors, queries)

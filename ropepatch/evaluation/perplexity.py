@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import chain, islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.bars import advancing
 from ropepatch.evaluation.batches import PADDING, Batch, Passage, TokenizedDocument, batched, key_of
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.loss_reader import LossReader
@@ -22,6 +24,8 @@ from ropepatch.model.head import evaluating, input_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 BLOCK = 256  # documents of an iterator that are held at a time
 
@@ -40,7 +44,7 @@ def perplexity(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    progress: Callable[[int, int | None], None] | None = None,
+    progress: Callable[[int, int | None], None] | bool | None = None,
 ) -> LossCurve:
     """Read documents and keep the loss of every scored token, in the order of the documents.
 
@@ -74,7 +78,7 @@ def perplexity(
             the same documents and is returned the same curve, to the bit that of one process with as many
             threads.
         progress: Called as (tokens read, tokens to read), both by this process, after each batch; how many
-            there are to read is None for an iterator.
+            there are to read is None for an iterator. True for a bar.
 
     Raises:
         RopepatchError: No documents, one of fewer than 2 tokens or none that the protocol reads, a token id
@@ -105,14 +109,14 @@ def perplexity(
         nonlocal tokens_read
         losses = _measure(batch, reader, store)
         tokens_read += _tokens(batch)
-        if progress is not None:
-            progress(tokens_read, tokens_in_all)
+        if advance is not None:
+            advance(tokens_read, tokens_in_all)
         return losses
 
     rows: list[Tensor] = []
     indices: list[int] = []
     lengths: list[int] = []
-    with evaluating(model):
+    with evaluating(model), advancing(progress, "tokens") as advance:
         for block in _blocks(documents):
             texts = token_ids(tokenizer, block, bos=bos == "document", length=length)
             checked = [
@@ -142,6 +146,8 @@ def perplexity(
             "tokens",
             hint="give longer documents, or a shorter window",
         )
+    if length is not None and max(lengths) < length:
+        logger.warning("no document has %d tokens: the longest has %d", length, max(lengths))
     return LossCurve(tuple(rows), tuple(indices))
 
 

@@ -70,6 +70,12 @@ class Fitted:
         plan = self.plan
         return write_scaling(file, plan.scaling, plan.rope, plan.target, fit=self.record)
 
+    def __repr__(self) -> str:
+        span = f"{self.plan.rope.original_max_position_embeddings} -> {self.plan.target} tokens"
+        gain = self.record.get("held_out", {}).get("gain")
+        found = "" if gain is None else f", gain {gain:.4f} nats per token"
+        return f"Fitted({self.plan.model}, {span}{found})"
+
     def __str__(self) -> str:
         held, window = self.record["held_out"], self.plan.rope.original_max_position_embeddings
         low, high = held["gain_interval"]

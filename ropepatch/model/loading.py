@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,17 +23,19 @@ from ropepatch.model.weights import foreign
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
-def load_model(folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """The model of a checkpoint folder, in the dtype of config.json, else of its weights, and in eval mode.
+def load_model(
+    folder: Path, config: PreTrainedConfig | None = None, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """The model of a checkpoint folder, in eval mode.
 
-    A `config` takes the place of config.json.
+    A `config` takes the place of config.json, and a `dtype` that of the one named there, else of the weights.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     hint = "mend config.json or the weights so that transformers loads them"
-    how = SAFELY | {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
+    how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
     if config is not None:
         how["config"] = config
     elif needs_ropepatch(folder):

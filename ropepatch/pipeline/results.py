@@ -66,6 +66,12 @@ class Results(tuple["Result", ...]):
         refuse_unknown([chosen], drawn, "figure")
         return inline(drawn[chosen])
 
+    def __repr__(self) -> str:
+        tasks = ", ".join(dict.fromkeys(result.task for result in self))
+        labels = list(dict.fromkeys(result.label for result in self))
+        shown = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
+        return f"Results({len(self)} of {tasks}: {shown})" if self else "Results(none)"
+
     def _repr_html_(self) -> str:
         return "".join(map(html_table, results_tables(self)))
 

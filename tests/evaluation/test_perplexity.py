@@ -3,14 +3,21 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_fits import fake_fits
 from loss_models import IgnoresPositions, Largest, WithoutPositions, build, expected, tokens
+from made_results import scoring
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+import ropepatch
+from ropepatch.data.templates import bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.fitting import fitting
+from ropepatch.pipeline.results import Results
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -283,3 +290,61 @@ def test_a_loss_that_is_not_finite_is_named_by_document_and_token(logit, message
     with pytest.raises(RopepatchError, match=message):
         perplexity(model, None, [[1, 2, 3], [1, 2, 3, 4, 5, 7, 6, 7]], chunk=2)
     assert not warnings_of(caplog)
+
+
+# What a notebook passes
+
+
+@pytest.mark.parametrize(
+    ("documents", "length", "message"),
+    [
+        (["half a \ud83d pair"], None, "documents[0] holds half a character, '\\ud83d', at 7"),
+        (["a text", None], None, "documents[1] must be a text or a list of token ids, got None"),
+        ([["a", "b"]], None, "documents[0] must be a text or a list of token ids, got ['a', 'b']"),
+        (["a text"], math.nan, "length must be a whole number of tokens, got nan"),
+        (["a text"], "1k", "length must be a whole number of tokens, got '1k'"),
+        ([__file__], None, "is the name of a file"),
+    ],
+)
+def test_what_is_no_document_or_length_is_refused_in_a_line(documents, length, message, llama, tokenizer):
+    with pytest.raises(RopepatchError) as refused:
+        perplexity(llama, tokenizer, documents, length=length)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value).partition("\nhint")[0]
+
+
+def test_a_curve_of_documents_that_are_all_shorter_than_the_length_says_so(llama, caplog):
+    perplexity(llama, None, [[1, 2, 3]], length=3)
+    assert caplog.messages == []
+    assert perplexity(llama, None, [[1, 2, 3], [4, 5]], length=8).at(3).num_tokens == 2
+    assert caplog.messages == ["no document has 8 tokens: the longest has 3"]
+
+
+def test_progress_true_is_a_bar(llama, capsys):
+    perplexity(llama, None, [[1, 2, 3]], progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "tokens" in shown.err
+    perplexity(llama, None, [[1, 2, 3]], progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_is_loaded_in_the_dtype_and_on_the_device_asked_for():
+    model, _ = ropepatch.load("tiny", dtype="bfloat16", device="cpu")
+    assert model.dtype == torch.bfloat16
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    for wrong in ({"dtype": "int8"}, {"dtype": "brain"}, {"device": "gpu"}, {"device": "mps:7"}):
+        with pytest.raises(RopepatchError, match=str(next(iter(wrong.values())))):
+            ropepatch.load("tiny", **wrong)
+
+
+def test_what_a_bare_name_shows_in_a_terminal_is_short(monkeypatch):
+    fake_fits(monkeypatch)
+    fitted = fitting.fit("tiny", to=1024, text=None)
+    cells = {(length, depth / 20): Passkey(1, 4) for length in (128, 4096) for depth in range(21)}
+    grid = PasskeyGrid(cells, bundled(distractors=0), 0, 4, 0, 1)
+    assert repr(grid) == "PasskeyGrid(128 to 4096 tokens, 42 cells, 42 of 168 found)"
+    assert repr(fitted) == "Fitted(tiny, 256 -> 1024 tokens)"
+    results = Results([scoring(f"method {number}", {}) for number in range(30)])
+    assert repr(results).startswith("Results(30 of lm-eval: method 0, ")
+    assert max(map(len, map(repr, (grid, fitted, results)))) < 300

@@ -1,0 +1,61 @@
+"""In a kernel, where rich and tqdm write otherwise, plans, tables, figures, bars and errors are as elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+import ropepatch
+
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+
+CELLS = [
+    "import ropepatch\nplan = ropepatch.plan('tiny', to=1024)\ntext = str(plan)\n"
+    "print(len(text), text == f'{plan}')",
+    "print(plan)",
+    "plan",
+    "model, tokenizer = ropepatch.load('tiny', device='cpu', dtype='float32')\n"
+    "curve = ropepatch.perplexity(model, tokenizer, ['Ann has a ball. ' * 40], length=200, progress=True)\n"
+    "curve",
+    "ropepatch.passkey(model, tokenizer, lengths=[128], trials=1, progress=True)",
+    "results = ropepatch.evaluate('tiny', methods=['yarn'], to=512, windows=1)\nresults",
+    "results.plot()",
+    "ropepatch.plan('tiny', to=1024, method='yarm')",
+]
+
+
+def test_a_notebook_shows_plans_tables_figures_bars_and_hints(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        allow_errors=True,
+        resources={"metadata": {"path": tmp_path}},
+    )
+    client.execute()
+    outputs = [cell.outputs for cell in notebook.cells]
+    text = str(ropepatch.plan("tiny", to=1024))
+    printed = [
+        "".join(out.text for out in cell if out.output_type == "stream" and out.name == "stdout")
+        for cell in outputs
+    ]
+    shown = [
+        [out.data for out in cell if out.output_type in ("display_data", "execute_result")]
+        for cell in outputs
+    ]
+    assert printed[:2] == [f"{len(text)} True\n", f"{text}\n"]
+    assert shown[:2] == [[], []]  # no cell of its own for each line
+    assert "256 -&gt; 1024" in shown[2][-1]["text/html"]
+    for cell in (3, 4, 5):
+        assert "text/html" in shown[cell][-1]
+        assert len(shown[cell][-1]["text/plain"]) < 300
+    for cell in (3, 4):  # letters on stderr, or a widget
+        bar = [out for out in outputs[cell] if "tokens" in str(out) or "passkeys" in str(out)]
+        assert bar, outputs[cell]
+    assert shown[6][-1]["image/png"]
+    (error,) = outputs[7]
+    assert error.ename == "RopepatchError"
+    assert "did you mean yarn" in "".join(error.traceback)
+    assert not list(Path(tmp_path).iterdir())
