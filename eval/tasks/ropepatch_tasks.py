@@ -17,6 +17,7 @@ from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.data.texts import read_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import trial_prompt
+from ropepatch.evaluation.tasks import doublings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ropepatch.data.prompts import Prompt
 
+SHORTEST = 256  # tokens, of the lengths that are asked for if none are given
 GAIN, LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
 
 Splits = dict[str, datasets.Dataset]
@@ -233,13 +235,13 @@ def key_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[s
 
 
 def _lengths(task: str, lengths: Sequence[int], metadata: dict[str, Any]) -> list[int]:
-    """The lengths, ascending, if the model's window holds them."""
-    if not lengths:
+    """The lengths, ascending, if the model's window holds them; 256 and its doublings up to it by default."""
+    limit = _window(metadata)
+    if not lengths and limit is None:
         raise RopepatchError(
             f"{task} needs max_seq_lengths", hint="--metadata '{\"max_seq_lengths\": [4096, 8192]}'"
         )
-    ordered = sorted({int(length) for length in lengths})
-    limit = _window(metadata)
+    ordered = sorted({int(length) for length in lengths or doublings(2 * min(SHORTEST, limit), limit)})
     if limit is not None and ordered[-1] > limit:
         raise RopepatchError(
             f"{task} asks for {ordered[-1]} tokens, but the model's max_length is {limit}",

@@ -18,6 +18,7 @@ from ropepatch.cli.arguments import (
     a_length,
     command_line,
 )
+from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import WEIGHTS, bar, device
 
@@ -85,10 +86,14 @@ def fit(
     from ropepatch.fitting import fit as learn
     from ropepatch.model.source import find_source
     from ropepatch.model.weights import read_headers
+    from ropepatch.pipeline.inputs import check_writable
     from ropepatch.settings import parse_length, short_length
 
     target = parse_length(to)
     place = absent(out or Path(f"{Path(model).name}-fit-{short_length(target)}"))
+    check_writable(place, "choose another --out")
+    if place.suffix == FILE and link_weights:
+        raise RopepatchError("--link-weights beside a scaling file, which has none", hint="leave it out")
     if place.suffix != FILE and not link_weights:
         check_room(read_headers(find_source(model, revision, weights=True).folder), place)
     work = place.with_name(f"{place.name}.fit")

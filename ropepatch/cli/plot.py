@@ -26,12 +26,20 @@ def plot(
 
     The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
     """
+    from ropepatch.errors import RopepatchError
     from ropepatch.evaluation.results import read_result
     from ropepatch.files import absent, new_folder
     from ropepatch.report.plots import figures, save_figure
 
     files = [Path(name) for name in results if name != GALLERY]
-    drawn = figures([read_result(file) for file in files]) if files else {}
+    measured = [read_result(file) for file in files]
+    try:
+        drawn = figures(measured) if files else {}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RopepatchError(
+            f"these results cannot be drawn: {type(error).__name__}: {error}",
+            hint="a file of them was changed by hand, or is of another version: measure again",
+        ) from error
     if GALLERY in results:
         from ropepatch.gallery.figures import plot_encoding_gallery
 

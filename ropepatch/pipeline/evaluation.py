@@ -6,14 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.results import Result, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
-from ropepatch.pipeline.inputs import in_tokens, model_name
+from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
@@ -158,6 +159,9 @@ def check_places(out: str | Path | None, report: str | Path | None = None) -> tu
         raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
     if folder is not None and folder.exists() and not folder.is_dir():
         raise RopepatchError(f"{folder} is a file", hint="--out is a folder")
+    for place, option in ((page, "--report"), (folder, "--out")):
+        if place is not None:
+            check_writable(place, f"choose another {option}")
     return folder, page
 
 
@@ -176,5 +180,18 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
     if report is not None and is_first():
         from ropepatch.report import write_report
 
-        feedback.say(f"report: {write_report(measured, report)}")
+        try:
+            feedback.say(f"report: {write_report(measured, report)}")
+        except (OSError, RopepatchError) as error:
+            raise RopepatchError(
+                f"no report: {error}", hint=f"the results are in {_kept(measured)}"
+            ) from error
     return Results(measured)
+
+
+def _kept(results: Sequence[Result]) -> Path:
+    """A new folder with results that were to be shown only."""
+    folder = Path(mkdtemp(prefix="ropepatch-results-"))
+    for number, result in enumerate(results):
+        result.write(folder / f"{number:03}-{result.task}-{slug(result.label)}.json")
+    return folder

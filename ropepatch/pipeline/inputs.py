@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from ropepatch.errors import RopepatchError
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.settings import Length, parse_length, relative_length
@@ -13,6 +15,20 @@ from ropepatch.settings import Length, parse_length, relative_length
 def model_name(model: str | os.PathLike[str]) -> str:
     """A model as a command line names it: a folder called tiny is not the bundled checkpoint."""
     return "./tiny" if model == Path("tiny") else os.fspath(model)
+
+
+def check_writable(place: Path, hint: str) -> None:
+    """Refuse a file or folder that could not be made, before the work that it is to hold.
+
+    Raises:
+        RopepatchError: With the reason, and the hint.
+    """
+    try:
+        folder = next(above for above in (place, *place.absolute().parents) if above.exists())
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RopepatchError(f"cannot write {place}: {error.strerror or error}", hint=hint) from error
 
 
 def in_tokens(length: Length, model: str, revision: str | None) -> int:

@@ -91,6 +91,7 @@ def read_request(
         )
     else:
         name, revision, target, method = plan.model, plan.revision, plan.target, plan.scaling.name
+    _check_text(text, suite, method)
     label = method_label(method)
     recipe_name = "recipe" if isinstance(recipe, Recipe) else Path(recipe or "").stem
     parts = filter(None, (Path(name).name, label, short_length(target), recipe_name))
@@ -107,6 +108,24 @@ def read_request(
         folder=Path(out or "-".join(parts)),
         label=f"{label} + {recipe_name}" if recipe_name else "adapted",
     )
+
+
+def _check_text(text: dict[str, Any], suite: Suite | None, method: str) -> None:
+    """Refuse a text that nothing reads, and a field or split of none."""
+    given = [
+        f"--{key}"
+        for key, unsaid in (("text", None), ("field", "text"), ("split", None))
+        if text.get(key, unsaid) != unsaid
+    ]
+    if given and suite is None and method not in (FIT, AUTO):
+        raise RopepatchError(
+            f"{', '.join(given)} beside --method {method}: nothing reads a text",
+            hint="--eval SUITE measures on it, --method fit and auto read it; else leave it out",
+        )
+    if given and text["text"] is None:
+        raise RopepatchError(
+            f"{' and '.join(given)} of --text, which is missing", hint="name the text, or leave it out"
+        )
 
 
 def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:

@@ -337,3 +337,9 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     assert len(rows) == 5 + 3 + 2
     for row in rows:
         assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(row["value"], rel=1e-5)
+
+
+def test_without_lengths_keys_are_asked_for_at_256_tokens_and_its_doublings_up_to_the_window(helpers):
+    for window, lengths in ((200, [200]), (600, [256, 512, 600])):
+        given = {"tokenizer": str(CHECKPOINT), "max_length": window, "depths": [0.5], "trials": 1}
+        assert helpers.passkey_trials(**given)["test"]["length"] == lengths

@@ -1,4 +1,4 @@
-"""In a kernel, where rich and tqdm write otherwise, plans, tables, figures, bars and errors are as elsewhere."""
+"""In a kernel, where rich and tqdm write otherwise, plans, tables, figures and bars are as elsewhere."""
 
 from pathlib import Path
 
