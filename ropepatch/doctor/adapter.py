@@ -93,5 +93,6 @@ def _without_record(case: Case, rope: Rope) -> Finding:
         "adapter-without-record",
         f"nothing says under which rope it was trained; the base {base.value} reads {window} tokens",
         f"{LOADED_ON_BASE}, which is right if it was trained so",
-        "none, if it was trained on the base as it is",
+        "none, if it was trained on the base as it is; else whoever has the patched model writes it down: "
+        "ropepatch.patch(...).record(folder)",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.model.config import text_config
@@ -22,9 +24,13 @@ from ropepatch.model.rotary import (
     float32_on_cpu,
     scaled_twin,
 )
+from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.survey import Survey, survey
+from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling import Scaling
 from ropepatch.settings import Length
+
+ADAPTER = "adapter_config.json"
 
 logger = logging.getLogger("ropepatch")
 
@@ -114,6 +120,30 @@ class Patch(Substitution[ScaledRope]):
         changes = _config_of(rope.plan, _checked(length))
         _set_config(text_config(self.model.config), changes)
         rope.hold(length)
+
+    def record(self, folder: str | Path) -> None:
+        """Write `ropepatch.json` into a folder in which another trainer saved an adapter of this model.
+
+        With it `ropepatch.load_adapter` loads the adapter under the rope that it was trained under, which an
+        adapter by itself does not hold. The record that is there is replaced.
+
+        Args:
+            folder: Holds adapter_config.json and the adapter's weights.
+
+        Raises:
+            RopepatchError: If there is no adapter in the folder, the base checkpoint is not found where the
+                model was loaded from, or the patch has been removed.
+        """
+        plan, place = self.plan, Path(folder)
+        if not (place / ADAPTER).is_file():
+            raise RopepatchError(f"{place} holds no {ADAPTER}", hint="save the adapter there first, by PEFT")
+        revision = None if Path(plan.model).is_dir() else plan.revision
+        source = find_source(plan.model, revision, weights=True).folder
+        origin: dict[str, Any] = {"base": stated_by_card(source)}
+        if records.exists(source):
+            origin["earlier"] = records.read(source)
+        weights = {"base_weights": fingerprint(read_headers(source))}
+        records.write(place, records.Record.of(plan, **weights | origin))
 
     def remove(self) -> None:
         """Put the same rotary module and the same configuration values back; a second time does nothing."""
