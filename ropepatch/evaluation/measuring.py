@@ -23,6 +23,7 @@ from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json
 from ropepatch.model.config import load_text_config
 from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.precision import in_place
 from ropepatch.model.record_file import swapped_encoding
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
@@ -71,11 +72,8 @@ class Subject:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model on its device."""
-        loaded: Any = load_checkpoint(self.source.folder)
-        loaded.to(self.device)
-        model: PreTrainedModel = loaded
-        return model
+        """The model on its device, in the precision in which that reads it fastest."""
+        return in_place(load_checkpoint(self.source.folder), self.device)
 
     def forget_model(self) -> None:
         """Free its memory; the model is loaded again if it is asked for."""

@@ -126,6 +126,7 @@ class Adaptation(Part):
         seconds: The time of all steps, over all sessions.
         device: The device on which it ran.
         gate: What it did to the old context.
+        precision: In which precision, and how that was chosen.
         frequencies: What it did to the rope, where that was trained.
     """
 
@@ -136,6 +137,7 @@ class Adaptation(Part):
     processes: Whole = 1
     seconds: Number | None = None
     device: Text | None = None
+    precision: dict[Text, Any] | None = None
     gate: Gate
     frequencies: LearnedRope | None = None
 
@@ -269,14 +271,8 @@ class Record(Part):
     @classmethod
     def of(cls, plan: Plan, **more: Any) -> Record:
         """The record of a plan and of the libraries that carry it out now, with further keys."""
-        import torch
-        import transformers
-
-        versions = {
-            "ropepatch": importlib.metadata.version("ropepatch"),
-            "transformers": transformers.__version__,
-            "torch": str(torch.__version__),
-        }
+        libraries = "ropepatch", "transformers", "torch"
+        versions = {library: importlib.metadata.version(library) for library in libraries}
         return cls.parse({"version": VERSION} | json.loads(plan.to_json()) | {"versions": versions} | more)
 
     @classmethod

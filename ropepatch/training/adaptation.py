@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from ropepatch.evaluation.measuring import Progress
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json, write_json
 from ropepatch.model.loading import load_model
+from ropepatch.model.precision import Precision, fastest
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.training.adapter import loraplus_optimizer, trainable
 from ropepatch.training.packed_attention import packed_attention
@@ -52,6 +55,7 @@ def adapt(
     *,
     max_short_loss_increase: float | None = None,
     say: Callable[[str], None] = lambda line: None,
+    progress: Progress = lambda name: nullcontext(lambda done, total: None),
 ) -> Adapted:
     """Train a model to read at the target of a plan, and write what came out.
 
@@ -66,6 +70,7 @@ def adapt(
         max_short_loss_increase: By how much the loss within the old context may rise, as a share; None for
             what the recipe says.
         say: Called with lines that tell how far it is.
+        progress: As in `ropepatch.evaluation.measuring.measure`, of the steps.
 
     Raises:
         RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is not there,
@@ -83,7 +88,7 @@ def adapt(
     run.state.wait_for_everyone()  # or a slow process would find what a fast one has just finished
     if not finished:
         with run.alone():
-            _finish(run, record, supply, limit, say)
+            _finish(run, record, supply, limit, say, progress)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
     gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
@@ -93,19 +98,28 @@ def adapt(
 
 
 def _finish(
-    run: Run, record: dict[str, Any], supply: Supply, limit: float, say: Callable[[str], None]
+    run: Run,
+    record: dict[str, Any],
+    supply: Supply,
+    limit: float,
+    say: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Train, or train on, and write what comes out."""
     for note in supply.notes:
         say(note)
 
-    def base_loss() -> float:
+    def measured() -> dict[str, Any]:
         say("measuring the base model within its context")
         model: Any = load_model(run.source.folder)
-        return _watcher(run, supply).short_loss(model.to(run.state.device))
+        stated = run.recipe.precision
+        precision = fastest(model) if stated is None else Precision(stated)
+        say(f"precision: {precision}")
+        base = _watcher(run, supply).short_loss(model.to(run.state.device))
+        return {"base": base, "precision": precision.to_dict()}
 
-    base = run.begin(record, base_loss)
-    _train(run, supply, say)
+    begun = run.begin(record, measured)
+    _train(run, supply, begun, say, progress)
     if run.state.is_main_process:
         recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
         say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
@@ -122,8 +136,9 @@ def _finish(
             "steps": recipe.max_steps,
             "tokens": supply.tokens,
             "processes": run.state.num_processes,
+            "precision": begun["precision"],
             **read_json(trained / COST),
-            "gate": records.Gate.of(base, now, limit).to_dict(),
+            "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
             **frequencies,
         }
         record = {"adaptation": adaptation, "base_weights": record["weights"]}
@@ -137,7 +152,9 @@ def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
     return Watcher(run.tokenizer, supply.pieces, run.trained, run.plan.target, trials, split)
 
 
-def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
+def _train(
+    run: Run, supply: Supply, begun: dict[str, Any], say: Callable[[str], None], progress: Progress
+) -> None:
     """Train from the last sound checkpoint on; leaves TRAINED and the history in the run's folder."""
     recipe, trained = run.recipe, run.folder / TRAINED
     done = damage(trained) is None
@@ -149,7 +166,9 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
     if last is not None:
         say(f"going on from {last.name}")
     set_seed(recipe.seed)  # of the adapter's first weights
-    arguments = training_arguments(recipe, run.folder, resumed=last is not None)
+    arguments = training_arguments(
+        recipe, run.folder, dtype=begun["precision"]["dtype"], resumed=last is not None
+    )
     mixed = arguments.bf16 or arguments.fp16
     loaded: Any = load_model(run.source.folder)
     patch(loaded, run.plan)
@@ -179,9 +198,9 @@ def _train(run: Run, supply: Supply, say: Callable[[str], None]) -> None:
         args=arguments,
         train_dataset=supply.batches,
         optimizers=(optimizer, None),
-        callbacks=[StepLines(say, supply.tokens / recipe.max_steps)],
+        callbacks=[steps := StepLines(say, supply.tokens / recipe.max_steps, begun["base"])],
     )
-    with no_progress_bars():
+    with no_progress_bars(), progress("training") as steps.advance:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if run.state.is_main_process:
         shutil.rmtree(trained, ignore_errors=True)

@@ -7,7 +7,7 @@ no [T, T] mask, and a loss that computes logits in chunks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ropepatch.settings import refuse_unknown
@@ -34,6 +34,13 @@ class DecoderShape:
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> DecoderShape | None:
+        """The size that a configuration states; None where it lacks one of the numbers."""
+        sizes: dict[str, Any] = {size.name: getattr(config, size.name, None) for size in fields(cls)}
+        sizes["qkv_bias"] = config.model_type == "qwen2"
+        return None if None in sizes.values() else cls(**sizes)
 
     @property
     def keys(self) -> int:
@@ -127,9 +134,9 @@ class Estimate:
 def estimate(recipe: Recipe, shape: DecoderShape, *, processes: int = 1) -> Estimate:
     """The cost of a recipe on a model.
 
-    Memory, in bytes: frozen weights take 2 in mixed precision (`bf16` or `fp16` in `trainer`), else 4; what
-    is trained takes 4, its gradient 4 and Adam's moments 8; a full fine-tune in mixed precision also keeps
-    copies of 2 that autocast makes. Activations: see `activation_bytes`.
+    Memory, in bytes: frozen weights take 2 in mixed precision, in which a recipe that states none is taken to
+    run, else 4; what is trained takes 4, its gradient 4 and Adam's moments 8; a full fine-tune in mixed
+    precision also keeps copies of 2 that autocast makes. Activations: see `activation_bytes`.
 
     Work, in FLOPs: a matrix product of [n, k] and [k, m] takes 2nkm; causal attention half of the full one,
     over whole rows, whatever documents are in them. Backward takes as much as forward for the inputs, and as
@@ -143,7 +150,7 @@ def estimate(recipe: Recipe, shape: DecoderShape, *, processes: int = 1) -> Esti
     Raises:
         RopepatchError: A window above `tokens_per_batch`, or target modules of another architecture.
     """
-    mixed = bool(recipe.trainer.get("bf16") or recipe.trainer.get("fp16"))
+    mixed = recipe.precision != "float32"
     windows, per_batch = recipe.data.lengths(shape.max_position_embeddings)
     batches = processes * recipe.trainer.get("gradient_accumulation_steps", 1)
     cycles, rest = divmod(recipe.max_steps, len(windows))
@@ -192,7 +199,7 @@ def activation_bytes(recipe: Recipe, shape: DecoderShape, tokens: int) -> int:
     number; the hidden states have 4 where the embeddings are trained, which are then float32. Without
     checkpointing all layers are held. The loss adds three float32 copies of a chunk of logits.
     """
-    mixed = bool(recipe.trainer.get("bf16") or recipe.trainer.get("fp16"))
+    mixed = recipe.precision != "float32"
     embeddings_trained = recipe.lora is None or recipe.lora.train_embeddings
     size = 2 if mixed else 4
     stream = 4 if embeddings_trained or not mixed else 2

@@ -17,10 +17,16 @@ class StepLines(TrainerCallback):
     Args:
         say: Called with each line.
         tokens_per_step: The tokens that all processes read in a step.
+        base: The loss of the base model within the old context.
+
+    Attributes:
+        advance: Called after every step with how many are taken, and how many there are.
     """
 
-    def __init__(self, say: Callable[[str], None], tokens_per_step: float) -> None:
+    def __init__(self, say: Callable[[str], None], tokens_per_step: float, base: float) -> None:
         self._say = say
+        self._base = base
+        self.advance: Callable[[int, int | None], None] = lambda done, total: None
         self._tokens = tokens_per_step
         self._began = self._seconds = self._logged = 0.0
         self._steps = 0
@@ -31,6 +37,7 @@ class StepLines(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
+        self.advance(state.global_step, state.max_steps)
         self._seconds += time.perf_counter() - self._began
         self._steps += 1
 
@@ -48,8 +55,10 @@ class StepLines(TrainerCallback):
                 f"{self._tokens / per_step:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
             )
         if "eval_short_loss" in logs:
+            short = logs["eval_short_loss"]
             keys = f", passkeys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
             self._say(
-                f"step {state.global_step}/{state.max_steps}, measured: loss {logs['eval_short_loss']:.4f} "
-                f"within the old context, {logs['eval_target_loss']:.4f} at the target{keys}"
+                f"step {state.global_step}/{state.max_steps}, measured: short-context loss "
+                f"{short:.4f} ({short / self._base - 1:+.2%} from the base model's {self._base:.4f}), "
+                f"at the target {logs['eval_target_loss']:.4f}{keys}"
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import PartialState, utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
@@ -26,13 +26,15 @@ from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.precision import FLOAT32
 from ropepatch.model.source import Source
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import seed_of
+from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.supply import RecipeReader, Supply
 
-RECORD = "run.json"  # in the folder of a run: what decides its outcome, and the base model's loss
+RECORD = "run.json"  # in the folder of a run: what decides its outcome, and what `begin` measures
 TRAINED = "trained"  # within it: what the last step left
 # Of a recipe, what the plan or the digest of the text says, or what changes no weight.
 NOT_DECISIVE: dict[str, Any] = {
@@ -69,23 +71,11 @@ class Run:
         Raises:
             RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
         """
-        if not plan.savable:
-            raise RopepatchError(
-                f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"
-            )
-        if plan.scaling.length_dependent:
-            raise RopepatchError(
-                f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
-                hint="adapt with a static method",
-            )
+        check_adaptable(plan)
         if recipe.frequencies and sharded():
             raise RopepatchError(
                 "frequencies cannot be trained where FSDP or DeepSpeed split the model",
                 hint="DDP takes them (recipes/accelerate/ddp.yaml); or leave frequencies out of the recipe",
-            )
-        if "quantization_config" in plan.survey.raw:
-            raise RopepatchError(
-                f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
             )
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):
@@ -199,12 +189,12 @@ class Run:
             if is_new and [path.name for path in self.folder.glob("*")] == [".lock"]:
                 shutil.rmtree(self.folder)
 
-    def begin(self, record: dict[str, Any], measure: Callable[[], float]) -> float:
-        """Put the run on record; the base model's loss within the old context, which is measured once.
+    def begin(self, record: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Put the run on record; what is measured once, before the first step.
 
         Args:
             record: What decides the weights.
-            measure: Measures it.
+            measure: Measures `base`, the loss of the base model within the old context, and `precision`.
 
         Raises:
             RopepatchError: The folder is of another run.
@@ -214,16 +204,17 @@ class Run:
             earlier = read_json(file)
             hint = "choose another --out, or remove that folder to start anew"
             check_resumed(f"{self.folder} is of another run", earlier, record, hint=hint)
-            return float(earlier["base"])
+            return {"precision": {"dtype": FLOAT32}} | earlier  # what a run of before had that stated none
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
             raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another --out")
-        base = measure()
+        begun: dict[str, Any] = record | measure()
+        [begun] = utils.broadcast_object_list([begun])  # two processes may measure two things
         if self.state.is_main_process:
             with whole_file(file) as partial:
-                write_json(partial, record | {"base": base})
+                write_json(partial, begun)
         self.state.wait_for_everyone()
-        return base
+        return begun
 
 
 def sharded() -> bool:

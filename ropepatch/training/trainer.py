@@ -187,8 +187,8 @@ def make_trainer(**arguments: Any) -> LongContextTrainer:
 
 
 @_one_line()
-def training_arguments(recipe: Recipe, folder: Path, *, resumed: bool) -> TrainingArguments:
-    """The arguments of a run in a folder.
+def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
+    """The arguments of a run in a folder, in a precision that the recipe states or leaves open.
 
     Raises:
         RopepatchError: transformers refuses them.
@@ -205,6 +205,8 @@ def training_arguments(recipe: Recipe, folder: Path, *, resumed: bool) -> Traini
         "remove_unused_columns": False,
         "save_strategy": "steps",
         "disable_tqdm": True,
+        "bf16": dtype == "bfloat16",
+        "fp16": dtype == "float16",
         "use_cpu": not torch.cuda.is_available(),
         "average_tokens_across_devices": True,
         "logging_nan_inf_filter": False,  # a loss that is no number must be seen

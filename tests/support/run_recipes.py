@@ -38,7 +38,13 @@ def small_recipe(**changes):
         ),
         "positions": "pose",
         "lora": Lora(r=4, lora_alpha=8, lora_dropout=0.1),
-        "trainer": {"max_steps": STEPS, "learning_rate": 1e-3, "save_steps": 2, "logging_steps": 1},
+        "trainer": {
+            "max_steps": STEPS,
+            "learning_rate": 1e-3,
+            "save_steps": 2,
+            "logging_steps": 1,
+            "bf16": False,
+        },
         "watch": Watch(every=3, windows=1, passkey_trials=0),
     }
     trainer = settings["trainer"] | changes.pop("trainer", {})

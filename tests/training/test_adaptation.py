@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -24,14 +25,15 @@ from run_recipes import (
 )
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
+from ropepatch.model.precision import Precision
 from ropepatch.model.source import TINY
-from ropepatch.training import progress, trainer
+from ropepatch.training import adaptation, progress, trainer
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import read_recipe
@@ -290,6 +292,26 @@ def test_an_adapter_is_refused_on_a_model_without_its_patch(adapter, target, pat
         ropepatch.load_adapter(adapter, model)
 
 
+def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(tmp_path):
+    model, _ = ropepatch.load("tiny")
+    handle = ropepatch.patch(model, "yarn", to=512)
+    adapted = trainable(model, Lora(r=4))
+    arguments = TrainingArguments(
+        str(tmp_path / "out"), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    rows = [{"input_ids": torch.arange(3, 403), "labels": torch.arange(3, 403)}]
+    other = Trainer(adapted, arguments, train_dataset=rows)
+    other.train()
+    with pytest.raises(RopepatchError, match=r"no adapter_config\.json"):
+        handle.record(tmp_path)
+    other.save_model()
+    handle.record(tmp_path / "out")
+    loaded, _ = ropepatch.load_adapter(tmp_path / "out")
+    assert torch.equal(logits(loaded), logits(adapted))
+    handle.remove()
+    assert not torch.equal(logits(loaded), logits(adapted))
+
+
 def test_an_adapter_is_refused_where_its_base_has_other_weights(tmp_path):
     source = shutil.copytree(TINY, tmp_path / "source")
     recipe = small_recipe(save="adapter", trainer={"max_steps": 1})
@@ -377,6 +399,30 @@ import ropepatch
 from ropepatch.training.adaptation import adapt
 adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)), sys.argv[1])
 """
+
+
+def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, monkeypatch):
+    recipe = small_recipe(trainer={"max_steps": 2}, watch=Watch(every=2, windows=1, passkey_trials=0))
+    open_ = recipe.model_copy(update={"trainer": {k: v for k, v in recipe.trainer.items() if k != "bf16"}})
+    lines, steps = [], []
+
+    @contextmanager
+    def bar(name):
+        yield lambda done, total: steps.append((name, done, total))
+
+    for dtype in ("bfloat16", "float32"):  # as on a machine with AMX, and on one without
+        monkeypatch.setattr(adaptation, "fastest", lambda model, dtype=dtype: Precision(dtype))
+        if dtype == "bfloat16":
+            interrupted(yarn(), open_, tmp_path / "out", "step_end", 1)
+        else:
+            adapt(yarn(), open_, tmp_path / "out", say=lines.append, progress=bar)
+    made = record_of(tmp_path / "out")["adaptation"]
+    assert made["precision"] == {"dtype": "bfloat16"}
+    assert steps == [("training", 1, 2), ("training", 2, 2)]
+    base = f"from the base model's {made['gate']['base']:.4f}"
+    measured = [line for line in lines if "measured" in line and "step" in line]
+    assert measured
+    assert all("short-context loss" in line and base in line for line in measured)
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""In which precision a machine computes a model fastest: bfloat16 is for GPUs and for processors with AMX."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+LARGEST = 512  # tokens of a measured pass, and rows and columns of its matrices: more rank no differently
+CLEARLY = 0.9  # of the time of float32 at most, or float32 is taken, which rounds less
+Shapes = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision, and what was measured to choose it.
+
+    Args:
+        dtype: `float32`, `bfloat16` or `float16`.
+        seconds: Of a forward and backward pass through one layer's matrices, by dtype; None where the
+            precision was not chosen by a measurement.
+        threads: Of the processor that was measured.
+        flops: Floating-point operations of what was measured.
+    """
+
+    dtype: str
+    seconds: dict[str, float] | None = None
+    threads: int | None = None
+    flops: float = field(default=0.0, repr=False)
+
+    def rate(self, dtype: str) -> float | None:
+        """Floating-point operations per second, in products of matrices; None where not measured."""
+        return self.flops / self.seconds[dtype] if self.seconds and dtype in self.seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready data, of what is known."""
+        known = {"dtype": self.dtype, "seconds": self.seconds, "threads": self.threads}
+        return {key: value for key, value in known.items() if value is not None}
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return self.dtype
+        times = ", ".join(f"{dtype} {1000 * took:.1f} ms" for dtype, took in self.seconds.items())
+        return f"{self.dtype}, the faster on this CPU ({times}, for one layer's matrices)"
+
+
+def fastest(model: nn.Module) -> Precision:
+    """The precision to train a model in: of a GPU bfloat16 if it has it, of a CPU what is measured as faster.
+
+    The model may be on the meta device. It takes some tenths of a second, once for each shape of a model.
+    """
+    if torch.cuda.is_available():
+        return Precision(BFLOAT16 if torch.cuda.is_bf16_supported() else FLOAT32)
+    shapes, threads = _matrices(model), torch.get_num_threads()
+    seconds = dict(_measured(shapes, threads))
+    dtype = BFLOAT16 if seconds[BFLOAT16] < CLEARLY * seconds[FLOAT32] else FLOAT32
+    flops = sum(6.0 * LARGEST * rows * columns for rows, columns in shapes)
+    return Precision(dtype, seconds, threads, flops)
+
+
+def in_place(model: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:
+    """A model where it is to be read: on a CPU that is slower in bfloat16, one of bfloat16 in float32.
+
+    Never the other way round, as that would round its weights; and never where float32 would take more than
+    half of the memory.
+    """
+    model.to(device)  # type: ignore[arg-type]
+    on_cpu, dtype = torch.device(device).type == "cpu", model.dtype
+    if not on_cpu or dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
+        return model
+    needed = 4 * sum(weight.numel() for weight in model.parameters())
+    if 2 * needed > _memory() or fastest(model).dtype == BFLOAT16:
+        return model
+    whole: PreTrainedModel = model.float()  # type: ignore[no-untyped-call]
+    return whole
+
+
+def _memory() -> int:
+    """Of this machine, in bytes; 0 where it does not say."""
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _matrices(model: nn.Module) -> Shapes:
+    """Outputs and inputs of the linear layers, without that of the head."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head)
+    sizes = ((layer.out_features, layer.in_features) for layer in layers)
+    return frozenset((min(rows, LARGEST), min(columns, LARGEST)) for rows, columns in sizes)
+
+
+@cache
+def _measured(shapes: Shapes, threads: int) -> tuple[tuple[str, float], ...]:
+    """Seconds of a pass in either precision; the fastest of three, after one that does not count."""
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
+        weights = [torch.rand(shape, dtype=torch.float32, requires_grad=True) for shape in sorted(shapes)]
+        inputs = [torch.rand(LARGEST, weight.shape[1], dtype=torch.float32) for weight in weights]
+
+        def run(mixed: bool) -> float:
+            began = time.perf_counter()
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                for weight, tokens in zip(weights, inputs, strict=True):
+                    out = nn.functional.linear(tokens.requires_grad_(), weight)
+                    torch.autograd.grad(out.sum(), [tokens, weight])
+            return time.perf_counter() - began
+
+        return tuple(
+            (dtype, min([run(mixed) for _ in range(4)][1:]))
+            for dtype, mixed in ((FLOAT32, False), (BFLOAT16, True))
+        )
