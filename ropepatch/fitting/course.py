@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -154,23 +155,52 @@ def starts_of(problem: Problem, settings: FitSettings) -> dict[str, Vector]:
     return {name: project(start, settings.shape, settings.keep) for name, start in starts.items()}
 
 
-def screened(problem: Problem, starts: dict[str, Vector], settings: FitSettings) -> dict[str, Vector]:
+def screened(
+    problem: Problem,
+    starts: dict[str, Vector],
+    settings: FitSettings,
+    *,
+    until: float = math.inf,
+    advance: Callable[[int, int | None], None] = lambda done, total: None,
+) -> dict[str, Vector]:
     """The starts in the order in which they read the text to learn from, the best first.
 
     All are tried on as much as half a step reads, and the best of these on as much as two steps do.
+
+    Args:
+        problem: What scores them.
+        starts: The starts; after the time that is given, those that are not yet tried are left out.
+        settings: The seed of the windows.
+        until: That time, by `time.perf_counter`.
+        advance: Called with how many windows are read, and how many there are.
     """
     generator = torch.Generator().manual_seed(seed_of("screen", settings.seed) % 2**63)
     windows = torch.randperm(problem.num_windows, generator=generator).tolist()
-    order = list(starts)
-    for count, places in ((max(1, batch_of(problem) // 2), SCREENED), (2 * batch_of(problem), None)):
-        scores = {name: problem.score(starts[name], windows[:count]) for name in order}
-        finite = [name for name in order if math.isfinite(scores[name])]
+    order, done = list(starts), 0
+    few, many = max(1, batch_of(problem) // 2), 2 * batch_of(problem)
+    total = few * len(order) + many * min(SCREENED, len(order))
+    for count, places in ((few, SCREENED), (many, None)):
+        scores = dict[str, float]()
+        for name in order:
+            if scores and time.perf_counter() > until:
+                break
+            scores[name] = problem.score(starts[name], windows[:count])
+            done += count
+            advance(done, total)
+        finite = [name for name in scores if math.isfinite(scores[name])]
         order = sorted(finite, key=scores.__getitem__)[:places]
     return {name: starts[name] for name in order}
 
 
-def begin(problem: Problem, held_out: Problem, settings: FitSettings) -> Course:
-    """The course before its first step.
+def begin(
+    problem: Problem,
+    held_out: Problem,
+    settings: FitSettings,
+    *,
+    until: float = math.inf,
+    advance: Callable[[int, int | None], None] = lambda done, total: None,
+) -> Course:
+    """The course before its first step; `screened` says what `until` and `advance` are.
 
     Raises:
         RopepatchError: An unknown method among those that are named, or no loss that is finite.
@@ -180,7 +210,9 @@ def begin(problem: Problem, held_out: Problem, settings: FitSettings) -> Course:
     if settings.init == "auto":
         more = mixtures(methods, count=MIXTURES, seed=settings.seed)
         starts |= {name: project(start, settings.shape, settings.keep) for name, start in more.items()}
-    racing = list(screened(problem, starts, settings))[: RACERS if _race(settings) else 1]
+    racing = list(screened(problem, starts, settings, until=until, advance=advance))[
+        : RACERS if _race(settings) else 1
+    ]
     if not racing:
         raise RopepatchError(
             "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
@@ -217,6 +249,16 @@ def proceed(problem: Problem, held_out: Problem, settings: FitSettings, course: 
         over = racer.step >= settings.steps or course.unchanged >= PATIENCE
         course = replace(course, spent=earlier + problem.spent + held_out.spent, finished=alone and over)
         yield course
+
+
+def stopped(held_out: Problem, course: Course) -> Course:
+    """A course that goes no further, with its last vectors judged."""
+    before = held_out.spent
+    judged = {(row["start"], row["step"]) for row in course.history}
+    for name, racer in course.racers.items():
+        if racer.step and (name, racer.step) not in judged:
+            course = _checked(course, name, _judged(held_out, racer.averaged))
+    return replace(course, spent=course.spent + held_out.spent - before)
 
 
 def _decided(course: Course) -> Course:

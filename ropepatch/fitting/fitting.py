@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -9,6 +10,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+
+import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
@@ -25,6 +28,7 @@ from ropepatch.fitting.course import (
     proceed,
     starts_of,
     steps_in_all,
+    stopped,
 )
 from ropepatch.fitting.examples import Material, read_material
 from ropepatch.fitting.objective import Objective
@@ -33,6 +37,7 @@ from ropepatch.fitting.searches import run_search
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.precision import in_place
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
@@ -41,6 +46,7 @@ from ropepatch.scaling.searched import CustomDivisors
 
 STATE = "fit.json"  # in the work folder
 SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
+STARTING = 3  # of a budget of time, one part in so many goes to the starts
 JUDGED = 30  # of the best vectors of a search, the last so many: as often as a descent is judged
 
 
@@ -78,22 +84,28 @@ class Fitted:
 
     def __str__(self) -> str:
         held, window = self.record["held_out"], self.plan.rope.original_max_position_embeddings
-        low, high = held["gain_interval"]
+        (low, high), gain, behind = held["gain_interval"], held["gain"], held["after"] - held["own_window"]
+        methods = "the best published method" if self.record["init"] == "auto" else "the best of its starts"
+        stopped = f", stopped after {self.record['minutes']:g} min" if self.record.get("stopped") else ""
         divisors = ", ".join(f"{divisor:.3g}" for divisor in self.scaling.divisors)
         return "\n".join(
             [
                 f"{self.plan.model}: {window} -> {self.plan.target} tokens",
+                f"{_better(gain)} than {methods} ({self.record['start']}), 95 % {low:.3f} to {high:.3f}; "
+                f"{_better(-behind)} than the model as it is, through its own window",
+                "loss of windows that decided nothing, nats per token: "
+                f"{held['before']:.4f} -> {held['after']:.4f} ({held['windows']} windows); "
+                f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",
                 f"divisors, fastest pair first: {divisors}",
                 f"attention factor: {self.scaling.attention_factor:.4g}",
-                "loss of windows that decided nothing, nats per token: "
-                f"{held['before']:.4f} ({self.record['start']}) -> {held['after']:.4f}, "
-                f"gain {held['gain']:.4f} (95 % interval {low:.4f} to {high:.4f}, "
-                f"{held['windows']} windows)",
-                f"the model as it is, through its own window: {held['own_window']:.4f}",
-                f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",
-                f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, {self.record['seconds']:.0f} s",
+                f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, "
+                f"{self.record['seconds']:.0f} s{stopped}",
             ]
         )
+
+
+def _better(gain: float) -> str:
+    return f"{abs(gain):.3f} nats/token {'worse' if gain < 0 else 'better'}"
 
 
 def fit(
@@ -114,6 +126,7 @@ def fit(
     revision: str | None = None,
     device: str = "cpu",
     work: Path | None = None,
+    minutes: float | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
 ) -> Fitted:
     """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
@@ -139,6 +152,8 @@ def fit(
         revision: The revision of a Hub id.
         device: Where the model is put.
         work: A folder for the state of a descent: the same call goes on from it after an interruption.
+        minutes: The descent ends after about so much time, over all calls, with the best until then; a third
+            of it is for the starts. None to end as `steps` says, which does not depend on the machine.
         progress: As in `ropepatch.evaluation.measuring.measure`.
 
     Raises:
@@ -153,6 +168,11 @@ def fit(
         keep=keep,
         seed=seed,
     )
+    if minutes is not None and (search != "descent" or not 0 < minutes < math.inf):
+        raise RopepatchError(
+            f"minutes must be a number above 0, and of a descent, got {minutes} for {search}",
+            hint="leave it out: a search is given as many forward tokens as the steps of a descent",
+        )
     began = time.perf_counter()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RopepatchError("a fit runs in one process", hint="start it without torchrun or accelerate")
@@ -177,10 +197,12 @@ def fit(
     loaded: Any = load_model(source.folder)
     material.check_ids(loaded.config.get_text_config().vocab_size)
     request = _request(source, to, material, settings)
-    with reading(loaded.to(device), survey) as module:
+    with reading(_placed(loaded, device, work), survey) as module:
         bench = FitBench(loaded, tokenizer, module, survey, material, settings)
-        course, seconds = _run(bench, settings, request, work, progress, began)
+        budget = math.inf if minutes is None else 60 * minutes
+        course, seconds = _run(bench, settings, request, work, progress, began, budget)
         record = request | {
+            **({} if minutes is None else {"minutes": minutes, "stopped": not course.finished}),
             "start": course.first.start,
             "found": {"start": course.best.start, "step": course.best.step},
             "decided_by": {
@@ -196,6 +218,14 @@ def fit(
         }
     scaling = course.best.point.scaling(to / window)
     return Fitted(plan_scaling(survey, source.name, source.revision, scaling, to), record)
+
+
+def _placed(model: Any, device: str, work: Path | None) -> Any:
+    """The model on its device, in the precision in which the fit of a work folder began."""
+    if work is None or not (work / STATE).exists():
+        return in_place(model, device)
+    whole = read_json(work / STATE).get("dtype") == str(torch.float32)
+    return (model.float() if whole else model).to(device)
 
 
 def _request(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
@@ -219,8 +249,9 @@ def _run(
     work: Path | None,
     progress: Progress,
     began: float,
+    budget: float,
 ) -> tuple[Course, float]:
-    """The course to its end, and the seconds it took since it began, over all calls.
+    """The course to its end, or that of a budget in seconds, and those it took since it began, in all calls.
 
     Raises:
         RopepatchError: The work folder holds another fit.
@@ -232,8 +263,9 @@ def _run(
         check_resumed(f"{file} is of another fit", state.get("asked", {}), request, hint=hint)
         course, began = Course.from_dict(state["course"]), began - state["seconds"]
     else:
-        with progress("starts"):
-            course = begin(bench.train, bench.held_out, settings)
+        with progress("starts") as advance:
+            until = began + budget / STARTING
+            course = begin(bench.train, bench.held_out, settings, until=until, advance=advance)
     if settings.search != "descent":
         return _searched(bench, settings, course, progress), time.perf_counter() - began
     with progress("fit") as advance:
@@ -243,9 +275,17 @@ def _run(
                 seconds = time.perf_counter() - began
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(file) as partial:
-                    state = {"asked": request, "course": now.to_dict(), "seconds": seconds}
+                    state = {
+                        "asked": request,
+                        "course": now.to_dict(),
+                        "seconds": seconds,
+                        "dtype": str(bench.model.dtype),
+                    }
                     write_json(partial, state, indent=None)
             course = now
+            if not now.finished and time.perf_counter() > began + budget:
+                course = stopped(bench.held_out, now)
+                break
     return course, time.perf_counter() - began
 
 

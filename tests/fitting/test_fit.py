@@ -1,8 +1,10 @@
 """`ropepatch.fit` and `ropepatch fit`: from a checkpoint to frequencies that stock transformers reads."""
 
+import itertools
 import json
 import shutil
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from ropepatch.cli import app
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
-from ropepatch.fitting import Objective, course, examples, published
+from ropepatch.fitting import Objective, course, examples, fitting, published
 from ropepatch.fitting.problem import Problem
 
 TO = 320
@@ -70,8 +72,12 @@ def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, l
     start = ropepatch.make_scaling(fitted.record["start"], factor=TO / 256)
     assert held["before"] == pytest.approx(loss(start, "unseen"), abs=1e-5)
     assert held["gain"] == pytest.approx(held["before"] - held["after"], abs=1e-6)
-    assert f"gain {held['gain']:.4f} (95 % interval {held['gain_interval'][0]:.4f}" in str(fitted)
-    assert "tiny: 256 -> 320 tokens" in str(fitted)
+    first, second = str(fitted).splitlines()[:2]
+    assert first == "tiny: 256 -> 320 tokens"
+    assert second.startswith(
+        f"{held['gain']:.3f} nats/token better than the best published method ({fitted.record['start']}), "
+        f"95 % {held['gain_interval'][0]:.3f} to {held['gain_interval'][1]:.3f}; "
+    )
 
 
 def test_no_published_method_reads_the_windows_that_decide_better(fitted, loss):
@@ -88,6 +94,30 @@ def test_no_published_method_reads_the_windows_that_decide_better(fitted, loss):
 def test_the_same_seed_finds_the_same_and_another_does_not(fitted):
     assert ropepatch.fit("tiny", to=TO, steps=6).scaling == fitted.scaling
     assert ropepatch.fit("tiny", to=TO, steps=6, init="yarn", seed=1).scaling != fitted.scaling
+
+
+def test_a_budget_of_time_ends_starts_and_descent_with_the_best_until_then(monkeypatch):
+    told = []
+
+    @contextmanager
+    def heard(name):
+        yield lambda done, total: told.append((name, done, total))
+
+    ticks = itertools.count()  # a second between two looks at the clock
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    for module in (fitting, course):
+        monkeypatch.setattr(module, "time", clock)
+    found = ropepatch.fit("tiny", to=TO, steps=1000, minutes=1, progress=heard)
+    starts = [(done, total) for name, done, total in told if name == "starts"]
+    steps = [(done, total) for name, done, total in told if name == "fit"]
+    assert starts == sorted(starts)
+    assert 0 < starts[0][0] < starts[-1][0] < starts[-1][1]  # a part of what it would have read
+    assert 0 < steps[-1][0] < 60 < steps[-1][1]
+    record = found.record
+    assert (record["minutes"], record["stopped"]) == (1, True)
+    assert record["decided_by"]["after"] <= record["decided_by"]["before"]
+    assert record["history"][-1]["step"] == steps[-1][0]  # where it stopped it was judged
+    assert "stopped after 1 min" in str(found)
 
 
 class StoppedError(Exception):
@@ -167,6 +197,8 @@ def test_kept_pairs_are_kept_and_monotone_divisors_do_not_fall():
         ({"to": TO, "search": "luck"}, "luck"),
         ({"to": TO, "init": "nonsense"}, "unknown method 'nonsense'"),
         ({"to": TO, "init": "dynamic"}, "follows the length"),
+        ({"to": TO, "minutes": 0}, "minutes must be a number above 0"),
+        ({"to": TO, "minutes": 1, "search": "evolution"}, "of a descent, got 1 for evolution"),
         ({"to": TO, "keep": 16}, "keep must be below the 16 rotary pairs of tiny, got 16"),
     ],
 )
