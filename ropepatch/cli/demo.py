@@ -11,7 +11,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson
 from ropepatch.cli.listing import print_table
-from ropepatch.pipeline.running import bar, device, say_on_stderr
+from ropepatch.pipeline.running import bar, device, interruptible, say_on_stderr
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +51,8 @@ def demo(
     from ropepatch.files import absent, json_text, new_folder, write_json
 
     folder = absent(out)
-    with new_folder(folder) as partial:
+    nothing = "nothing is kept; the same command starts anew"
+    with interruptible(say_on_stderr, lambda: nothing), new_folder(folder) as partial:
         tiny_plan = plan("tiny", to=TARGET, method=METHOD)
         extended = extend(tiny_plan, partial / f"tiny-{METHOD}-2k")
         base, tokenizer = load("tiny")

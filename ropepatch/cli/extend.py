@@ -110,7 +110,14 @@ def extend(
         str | None,
         typer.Option(metavar="REPO", help="Push it to the Hub with its card; see `ropepatch push`."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan and what the recipe will do, and write nothing; exit 2 if the recipe cannot "
+            "run here. `fit` and `auto` search first, which takes its time.",
+        ),
+    ] = False,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,7 +191,9 @@ class _Screen:
     def show_last(self, extension: Extension) -> None:
         """Print what is known when all is done: the plan of a dry run, or what was pushed."""
         if not extension.record:
-            print(extension.plan.to_json() if self.as_json else extension.plan)
+            print(extension.to_json() if self.as_json else extension.outcome())
+            if extension.forecast and extension.forecast.obstacles:
+                raise extension.forecast.obstacles[0]
         elif extension.pushed and self.record is not None:
             self.record |= {"pushed": pushed_data(extension.pushed)}
             if not self.as_json:

@@ -20,7 +20,7 @@ from ropepatch.cli.arguments import (
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import WEIGHTS, bar, device
+from ropepatch.pipeline.running import WEIGHTS, bar, device, interruptible, say_on_stderr
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -49,8 +49,18 @@ def fit(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of gradient descent.")] = 100,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="End after about so much time with the best until then; a third is for the starts."
+        ),
+    ] = None,
     init: Annotated[
-        str, typer.Option(help="Methods to start from, separated by commas; auto tries all and mixtures.")
+        str,
+        typer.Option(
+            help="Methods to start from, separated by commas, yarn say, which is quick; auto tries all and "
+            "mixtures."
+        ),
     ] = "auto",
     search: Annotated[
         str, typer.Option(help="descent; or evolution, longrope2 or coordinates, for as many forward tokens.")
@@ -87,6 +97,7 @@ def fit(
     from ropepatch.model.source import find_source
     from ropepatch.model.weights import read_headers
     from ropepatch.pipeline.inputs import check_writable
+    from ropepatch.pipeline.kept import kept_by_fit
     from ropepatch.settings import parse_length, short_length
 
     target = parse_length(to)
@@ -97,25 +108,27 @@ def fit(
     if place.suffix != FILE and not link_weights:
         check_room(read_headers(find_source(model, revision, weights=True).folder), place)
     work = place.with_name(f"{place.name}.fit")
-    fitted = learn(
-        model,
-        to=target,
-        text=text,
-        field=field,
-        split=split,
-        steps=steps,
-        init=init,
-        search=search,
-        objective=Objective(short=short, keys=keys, needles=needles, lengths=lengths),
-        shape=shape,
-        keep=keep,
-        seed=seed,
-        revision=revision,
-        device=device(),
-        work=work,
-        progress=bar,
-    )
-    _write(fitted, place, link_weights=link_weights)
+    with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
+        fitted = learn(
+            model,
+            to=target,
+            text=text,
+            field=field,
+            split=split,
+            steps=steps,
+            init=init,
+            search=search,
+            objective=Objective(short=short, keys=keys, needles=needles, lengths=lengths),
+            shape=shape,
+            keep=keep,
+            seed=seed,
+            revision=revision,
+            device=device(),
+            work=work,
+            minutes=minutes,
+            progress=bar,
+        )
+        _write(fitted, place, link_weights=link_weights)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         print(json_text(fitted.record | {"out": str(place)}))

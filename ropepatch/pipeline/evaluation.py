@@ -16,7 +16,7 @@ from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Progress, Say, bar, is_first, say_on_stderr
+from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.settings import Length
 
@@ -141,7 +141,15 @@ def measured(
     folder, page = check_places(out, report)
     device, progress = device or best_device(), feedback.progress
     results = measuring.measure(suite, out=folder, revision=revision, device=device, progress=progress)
-    return reported(results, page, feedback)
+    with interruptible(feedback.say, lambda: _kept(folder)):
+        return reported(results, page, feedback)
+
+
+def _kept(folder: Path | None) -> str:
+    """What is left of an interrupted measurement."""
+    if folder is None:
+        return "nothing is kept; with --out DIR the same command would go on"
+    return f"every result that is finished is kept in {folder}; the same command goes on"
 
 
 def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:

@@ -16,7 +16,9 @@ from ropepatch.evaluation.summaries import summary
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
+from ropepatch.files import json_text
 from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
+from ropepatch.pipeline.kept import kept
 from ropepatch.pipeline.learned import Learned, planned
 from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results, inline
@@ -28,10 +30,14 @@ from ropepatch.pipeline.running import (
     Show,
     bar,
     device,
+    interruptible,
     is_first,
+    num_processes,
     say_on_stderr,
 )
+from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
+from ropepatch.training.forecast import Forecast, forecast, other_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +62,7 @@ class Extension:
         results: What was measured before and after.
         gate: The loss within the old context before and after the training; None where nothing was trained.
         pushed: What was pushed to the Hub; None for nothing.
+        forecast: After a dry run with a recipe, what the training will do.
     """
 
     folder: Path
@@ -64,6 +71,7 @@ class Extension:
     results: Results = field(default=Results(), repr=False)
     gate: records.Gate | None = None
     pushed: Pushed | None = None
+    forecast: Forecast | None = field(default=None, repr=False)
 
     def __fspath__(self) -> str:
         return os.fspath(self.folder)
@@ -94,13 +102,25 @@ class Extension:
         return inline(plot_wavelengths(Rescaling.of(self.plan.rope, self.plan.scaling, self.plan.target)))
 
     def outcome(self) -> str:
-        """From where to where, by what, and what stock transformers made of it, in a line or two."""
+        """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""
+        if not self.record:
+            return "\n\n".join(map(str, filter(None, (self.plan, self.forecast))))
         window = self.plan.rope.original_max_position_embeddings
         lines = [f"{self.folder}: {window} -> {self.plan.target} tokens, {self.plan.scaling.name}"]
         if verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             lines.append(f"reloaded with stock transformers: {proof}")
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready data: the record; after a dry run the plan, and with a recipe its `training`."""
+        if self.record:
+            return self.record
+        return self.plan.to_dict() | ({"training": self.forecast.to_dict()} if self.forecast else {})
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json_text(self.to_dict())
 
     def _repr_html_(self) -> str:
         gate = [] if self.gate is None else [str(self.gate)]
@@ -156,7 +176,8 @@ def extend(
         link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
             rewrites one of them in place also changes the source.
         push: A repository on the Hub; its name and your token are tried before the work.
-        dry_run: Find the method and plan, and write nothing.
+        dry_run: Find the method, which `fit` and `auto` search for, plan, tell what a recipe will do, and
+            write nothing.
         revision: Branch, tag or commit of a Hub id.
         record: What `ropepatch.json` says beside what it says by itself.
         say: Takes lines that tell how far it is.
@@ -193,30 +214,41 @@ def extend(
         from ropepatch.publishing.hub import check_repo
 
         check_repo(push)
-    plan, learned = planned(request, feedback, keep=not dry_run)
-    if dry_run:
-        return Extension(request.folder, plan, {})
-    if request.plan is None and plan.savable:
-        for warning in plan.warnings:
-            say(f"warning: {warning}")
-    request.check_suite(plan)
-    extras = dict(record or {})
-    if request.recipe is None:
-        with feedback.progress(WEIGHTS) as advance:
-            folder = writing.extend(
-                plan,
-                request.folder,
-                link_weights=link_weights,
-                progress=advance,
-                record=(learned.record if learned else {}) | extras,
-            )
-        extension = _finished(request, plan, folder, learned, feedback)
-    else:
-        extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback)
-    show(extension)
-    if extension.gate is not None:
-        say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
-    return replace(extension, pushed=_pushed(extension, push, feedback)) if push and is_first() else extension
+    if dry_run and request.method in (FIT, AUTO):
+        say(f"--method {request.method} is searched for before there is a plan; nothing of it is kept")
+    with interruptible(say, lambda: kept(request, dry_run=dry_run)):
+        extras = dict(record or {})
+        plan, learned = planned(request, feedback, keep=not dry_run)
+        if dry_run:
+            request.check_suite(plan)
+            return Extension(request.folder, plan, {}, forecast=_forecast(request, plan))
+        if request.plan is None and plan.savable:
+            for warning in plan.warnings:
+                say(f"warning: {warning}")
+        if request.recipe is not None:
+            for warning in other_model(plan, request.recipe):
+                say(f"warning: {warning}")
+        request.check_suite(plan)
+        if request.recipe is None:
+            with feedback.progress(WEIGHTS) as advance:
+                folder = writing.extend(
+                    plan,
+                    request.folder,
+                    link_weights=link_weights,
+                    progress=advance,
+                    record=(learned.record if learned else {}) | extras,
+                )
+            extension = _finished(request, plan, folder, learned, feedback)
+        else:
+            extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback)
+        show(extension)
+        if extension.gate is not None:
+            say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
+        return (
+            replace(extension, pushed=_pushed(extension, push, feedback))
+            if push and is_first()
+            else extension
+        )
 
 
 def _trained(
@@ -242,12 +274,20 @@ def _trained(
         request.folder,
         max_short_loss_increase=max_short_loss_increase,
         say=feedback.say,
+        progress=feedback.progress,
     )
     extension = _finished(request, plan, adapted.folder, learned, feedback)
     record = records.read(adapted.folder)
     if is_first() and (before is None or record.evaluation != before.evaluation):
         record = records.amend(adapted.folder, **extras)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
+
+
+def _forecast(request: Request, plan: Plan) -> Forecast | None:
+    """What the recipe will do, in as many processes as there are."""
+    if request.recipe is None:
+        return None
+    return forecast(plan, request.recipe, request.folder, processes=num_processes())
 
 
 def _finished(

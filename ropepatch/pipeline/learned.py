@@ -84,8 +84,7 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     source = find_source(request.model, request.revision, weights=True)
     weights = fingerprint(read_headers(source.folder))
     terms = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
-    absolute = request.folder.expanduser().absolute()
-    work = absolute.with_name(f"{absolute.name}.{FIT}")
+    work = work_folder(request)
     record = _remembered(terms, request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
         if num_processes() > 1:
@@ -106,6 +105,12 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     )
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
+
+
+def work_folder(request: Request) -> Path:
+    """Where a search keeps what it needs to go on."""
+    absolute = request.folder.expanduser().absolute()
+    return absolute.with_name(f"{absolute.name}.{FIT}")
 
 
 def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:

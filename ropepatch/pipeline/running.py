@@ -65,6 +65,18 @@ def bar(name: str) -> Iterator[Advance]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+@contextmanager
+def interruptible(say: Say, kept: Callable[[], str]) -> Iterator[None]:
+    """A line on what is kept where the user interrupts the block; the innermost block says it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"interrupted: {kept()}")
+            say(error.__notes__[0])
+        raise
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
     """How a long call speaks.

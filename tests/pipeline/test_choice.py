@@ -146,6 +146,9 @@ def test_extend_with_auto_shows_why_on_stderr(fits, measures, run_here, tmp_path
     plan = json.loads(done.stdout)
     assert (plan["method"], plan["parameters"]["attention_factor"]) == ("custom", 1.1)
     assert plan["parameters"]["divisors"] == list(DIVISORS)
+    assert done.stderr.startswith(
+        "--method auto is searched for before there is a plan; nothing of it is kept"
+    )
     assert RULE in done.stderr
     assert "Take fit: 8.000 nats per token less" in done.stderr
 

@@ -180,6 +180,23 @@ def test_a_dry_run_prints_the_plan_in_which_the_command_line_goes_before_the_rec
     assert sorted(place.iterdir()) == before
 
 
+def test_a_dry_run_tells_what_the_training_then_does(place, run_at, done):
+    line = ("extend", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
+    told = json.loads(run_at(*line, "--json").stdout)["training"]
+    made = json.loads((place / "out" / "ropepatch.json").read_text())["adaptation"]
+    assert {key: told[key] for key in ("steps", "tokens", "recipe")} == {
+        key: made[key] for key in ("steps", "tokens", "recipe")
+    }
+    assert made["precision"] == {"dtype": "float32"}
+    (place / "flash.yaml").write_text(
+        (place / "six.yaml").read_text().replace("attention: sdpa", "attention: flash_attention_2")
+    )
+    refused = run_at("extend", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run")
+    assert refused.returncode == 2
+    assert "training\n  steps" in refused.stdout
+    assert refused.stderr.startswith("error: transformers cannot use flash_attention_2")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

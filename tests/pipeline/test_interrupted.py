@@ -1,0 +1,83 @@
+"""What an interrupted call says, and that it is true."""
+
+import itertools
+import os
+import signal
+
+import pytest
+from run_recipes import write_recipe_and_suite
+
+import ropepatch
+from ropepatch.fitting import fitting
+from ropepatch.training import adaptation
+
+EVAL = ["eval", "tiny", "--windows", "1", "--lengths", "64", "--method", "yarn", "--to", "512"]
+FIT = ["fit", "tiny", "--to", "512", "--steps", "4", "--init", "yarn", "--out", "fitted.json"]
+EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Ctrl-C before a call of a function, by its number."""
+
+    def at(place, name, number):
+        calls, function = itertools.count(), getattr(place, name)
+
+        def counted(*words, **options):
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGINT)
+            return function(*words, **options)
+
+        monkeypatch.setattr(place, name, counted)
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "name", "number", "line"),
+    [
+        (FIT, fitting, "begin", 0, "nothing is kept; the same command starts anew"),
+        (
+            FIT,
+            fitting,
+            "write_json",
+            1,
+            "fitted.json.fit keeps the descent; the same command goes on from it",
+        ),
+        (
+            EXTEND,
+            adaptation,
+            "make_trainer",
+            0,
+            "out.run keeps step 0 of 6; the same command goes on from it",
+        ),
+        (
+            EXTEND,
+            adaptation,
+            "save_adaptation",
+            0,
+            "out.run keeps step 6 of 6; the same command goes on from it",
+        ),
+        (["demo", "--out", "shown"], ropepatch.extension.writing, "extend", 0, "nothing is kept; the same"),
+        (
+            [*EVAL, "--out", "out"],
+            ropepatch.evaluation.measuring,
+            "in_place",
+            0,
+            "finished is kept in out; the",
+        ),
+        (EVAL, ropepatch.evaluation.measuring, "in_place", 0, "nothing is kept; with --out DIR"),
+    ],
+    ids=["starts", "descent", "training", "saving", "demo", "eval with --out", "eval"],
+)
+def test_ctrl_c_says_in_one_line_what_is_kept(
+    run_here, tmp_path, interrupt, words, place, name, number, line
+):
+    write_recipe_and_suite(tmp_path)
+    interrupt(place, name, number)
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 130
+    said = [told for told in done.stderr.splitlines() if told.startswith("interrupted: ")]
+    assert len(said) == 1
+    assert line in said[0]
+    assert not (tmp_path / "shown").exists()
