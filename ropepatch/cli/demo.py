@@ -41,6 +41,9 @@ def demo(
     Training-free, offline, about a minute on two cores: the loss on tales it has not seen, beside the least
     loss that is possible, and the retrieval of passkeys.
     """
+    from ropepatch.files import absent, json_text, new_folder, write_json
+
+    folder = absent(out)
     say_on_stderr(f"extending tiny to {TARGET} tokens with {METHOD}")  # before torch is imported
     from ropepatch.data.tiny.tales import held_out_tales
     from ropepatch.encodings.loading import load
@@ -48,9 +51,7 @@ def demo(
     from ropepatch.evaluation.results import environment
     from ropepatch.extension.planning import plan
     from ropepatch.extension.writing import extend
-    from ropepatch.files import absent, json_text, new_folder, write_json
 
-    folder = absent(out)
     nothing = "nothing is kept; the same command starts anew"
     with interruptible(say_on_stderr, lambda: nothing), new_folder(folder) as partial:
         tiny_plan = plan("tiny", to=TARGET, method=METHOD)
