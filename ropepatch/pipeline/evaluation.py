@@ -141,11 +141,11 @@ def measured(
     folder, page = check_places(out, report)
     device, progress = device or best_device(), feedback.progress
     results = measuring.measure(suite, out=folder, revision=revision, device=device, progress=progress)
-    with interruptible(feedback.say, lambda: _kept(folder)):
+    with interruptible(feedback.say, lambda: kept_by_suite(folder)):
         return reported(results, page, feedback)
 
 
-def _kept(folder: Path | None) -> str:
+def kept_by_suite(folder: Path | None) -> str:
     """What is left of an interrupted measurement."""
     if folder is None:
         return "nothing is kept; with --out DIR the same command would go on"
