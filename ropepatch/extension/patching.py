@@ -25,6 +25,7 @@ from ropepatch.model.rotary import (
     scaled_twin,
 )
 from ropepatch.model.source import find_source, stated_by_card
+from ropepatch.model.softmax import softmax_scales
 from ropepatch.model.survey import Survey, survey
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling import Scaling
@@ -51,10 +52,13 @@ class ScaledRope(RotarySubstitute):
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
 
-    def __init__(self, stock: nn.Module, plan: Plan, length: int, before: dict[str, Any]) -> None:
+    def __init__(
+        self, stock: nn.Module, plan: Plan, length: int, before: dict[str, Any], softmax: dict[str, float]
+    ) -> None:
         super().__init__(stock)
         self.plan = plan
-        self.before = before
+        self.before = before  # values of the configuration
+        self.softmax = softmax  # the scale of attention modules by their names, before too
         self.hold(length)
 
     @float32_on_cpu()
@@ -118,7 +122,9 @@ class Patch(Substitution[ScaledRope]):
         if not rope.plan.scaling.length_dependent:
             raise _static(rope.plan)
         changes = _config_of(rope.plan, _checked(length))
+        scales = _softmax_of(self.model, changes)
         _set_config(text_config(self.model.config), changes)
+        _set_softmax(self.model, scales)
         rope.hold(length)
 
     def record(self, folder: str | Path) -> None:
@@ -152,6 +158,7 @@ class Patch(Substitution[ScaledRope]):
         rope = self._substitute
         self.model.set_submodule(self.path, rope.stock)
         _set_config(text_config(self.model.config), rope.before)
+        _set_softmax(self.model, rope.softmax)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
     def _active(self) -> ScaledRope:
@@ -200,9 +207,12 @@ def patch(
     before = {key: getattr(config, key, ABSENT) for key in changes}
     path = surveyed.site.path
     stock = base.get_submodule(path)
-    rope = ScaledRope(stock, plan, reach, before)
+    scales = _softmax_of(base, changes)
+    softmax = {name: _scale(base.get_submodule(name)) for name in scales}
+    rope = ScaledRope(stock, plan, reach, before, softmax)
     rope.train(stock.training)
     _set_config(config, changes)
+    _set_softmax(base, scales)
     base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
     return Patch(base, path, rope)
@@ -255,6 +265,24 @@ def _config_of(plan: Plan, length: int) -> dict[str, Any]:
     keys = "rope_parameters", "original_max_position_embeddings", "head_dim"
     values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": reach}
     return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
+
+
+def _softmax_of(model: PreTrainedModel, changes: dict[str, Any]) -> dict[str, float]:
+    """The softmax scales that the rope to come asks for; none where they do not follow it."""
+    ropes = changes["rope_parameters"]
+    pair = any(rope.get("mscale_all_dim") for rope in (ropes, *ropes.values()) if isinstance(rope, dict))
+    return softmax_scales(model.config, ropes, type(model)) if pair else {}
+
+
+def _scale(module: Any) -> float:
+    scale: float = module.scaling
+    return scale
+
+
+def _set_softmax(model: PreTrainedModel, scales: dict[str, float]) -> None:
+    for name, scale in scales.items():
+        module: Any = model.get_submodule(name)
+        module.scaling = scale
 
 
 def _set_config(config: PreTrainedConfig, values: dict[str, Any]) -> None:

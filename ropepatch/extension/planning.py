@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import html
 import json
+import math
 import operator
 import os
 from collections.abc import Iterator
@@ -222,8 +223,23 @@ def plan(
 def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scaling, to: int) -> Plan:
     """The plan of one scaling; see `plan`."""
     saved, changes = find_changes(survey, scaling, to)
+    _check_softmax(survey, scaling.at(survey.rope, to))
     warnings = tuple(_warnings(survey, scaling, to))
     return Plan(name, revision, survey, scaling, to, changes, saved, warnings)
+
+
+def _mscale_all_dim(scaling: Scaling) -> float:
+    return getattr(scaling, "mscale_all_dim", None) or 0.0
+
+
+def _check_softmax(survey: Survey, scaling: Scaling) -> None:
+    """Refuse a softmax scale that no rope type would carry into the saved checkpoint."""
+    if _mscale_all_dim(scaling) and not scaling.native(survey.rope) and survey.ties_softmax:
+        raise RopepatchError(
+            f"{survey.config.model_type} multiplies its softmax scale by mscale_all_dim, which only "
+            "rope type yarn carries, and it cannot hold these settings",
+            hint="leave mscale and mscale_all_dim out, or ramp, on a base checkpoint that is not yet scaled",
+        )
 
 
 def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
@@ -246,6 +262,9 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         )
     if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
+    if (k := _mscale_all_dim(scaling)) and survey.ties_softmax:
+        m = 0.1 * k * math.log(scaling.factor) + 1
+        yield f"{config.model_type} multiplies all logits by {m * m:.4f} as well (mscale_all_dim = {k:g})"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
     yield from (row.reason for row in (LOCAL_ONLY, NORMALISED) if config.model_type in row)

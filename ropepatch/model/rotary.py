@@ -281,11 +281,6 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     plain = Rope(2 * len(table.inv_freq), theta, window)
     if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
-    if parameters.get("mscale_all_dim"):
-        raise RopepatchError(
-            f"{config.model_type} ties its softmax scale to the rope scaling it already has (mscale_all_dim)",
-            hint="start from the unscaled base checkpoint",
-        )
     return Rope(plain.rotary_dim, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
 
+from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
 from ropepatch.model.legacy import check_agreement
@@ -22,6 +24,7 @@ from ropepatch.model.rotary import (
     is_stock,
     read_rope,
 )
+from ropepatch.model.softmax import ties_softmax
 from ropepatch.scaling.rope import Rope
 
 
@@ -58,6 +61,11 @@ class Survey:
         size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return size
 
+    @cached_property
+    def ties_softmax(self) -> bool:
+        """Whether attention multiplies its softmax scale by `mscale_all_dim`, as DeepSeek's does."""
+        return ties_softmax(load_config(self.raw), self.site)
+
     @property
     def rotates_partly(self) -> bool:
         """Whether some dimensions of each head do not rotate."""
@@ -79,6 +87,11 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     site = find_rotary(blueprint(whole) if model is None else model)
     rope = read_rope(config, site)
     check_table_rules(config, site)
+    if rope.is_scaled and site.of(config.rope_parameters).get("mscale_all_dim") and ties_softmax(whole, site):
+        raise RopepatchError(
+            f"{config.model_type} ties its softmax scale to the rope scaling it already has (mscale_all_dim)",
+            hint="start from the unscaled base checkpoint",
+        )
     return Survey(raw, section, config, site, rope, own)
 
 

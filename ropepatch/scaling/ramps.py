@@ -89,7 +89,8 @@ class YaRN(Scaling):
             instead of frequencies (PoSE's form).
         attention_factor: Multiplies cos and sin; None for 0.1 ln s + 1.
         mscale: With `mscale_all_dim`, DeepSeek's temperature: the ratio of 0.1 k ln s + 1 at these two k.
-        mscale_all_dim: See `mscale`.
+        mscale_all_dim: See `mscale`. Attention of DeepSeek's kind multiplies all of its logits by the square
+            of 0.1 k ln s + 1 at this k as well; LLaMA's does not.
     """
 
     name = "yarn"
@@ -111,6 +112,8 @@ class YaRN(Scaling):
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
         both = (self.mscale is None) == (self.mscale_all_dim is None)
         self._require(both, "mscale", "given together with mscale_all_dim")
+        once = self.mscale is None or self.attention_factor is None
+        self._require(once, "mscale", f"left out beside attention_factor = {self.attention_factor}")
 
     @property
     def temperature(self) -> float:
@@ -168,7 +171,9 @@ class YaRN(Scaling):
             "attention_factor": float(self.temperature),
         }
         usual = self._mscale(1.0)
-        if usual != 1 and not math.isclose(self.temperature, usual, rel_tol=1e-9):
+        if self.mscale:
+            parameters |= {"mscale": float(self.mscale), "mscale_all_dim": float(self.mscale_all_dim or 0)}
+        elif usual != 1 and not math.isclose(self.temperature, usual, rel_tol=1e-9):
             # SGLang and mlx-lm ignore attention_factor, which precedes these two wherever it is read.
             parameters |= {"mscale": (self.temperature - 1) / (usual - 1), "mscale_all_dim": 0.0}
         return parameters if self.truncate else parameters | {"truncate": False}

@@ -183,12 +183,11 @@ def test_stock_transformers_has_no_more_to_warn_of_than_two_keys_of_other_engine
         {"attention_factor": 1.0},
         {"attention_factor": 0.7},
         {"attention_factor": 1.5, "truncate": False},
-        {"mscale": 0.707, "mscale_all_dim": 1.2},
     ],
     ids=str,
 )
 def test_an_unusual_temperature_of_yarn_is_said_in_both_ways_and_the_usual_one_in_one(parameters):
-    usual = {"mscale": 1.0, "mscale_all_dim": 1e-300}
+    usual = {"attention_factor": 0.1 * math.log(4) + 1}
     for other in (
         make_scaling("yarn", factor=4, **usual),
         make_scaling("yarn", factor=1, attention_factor=1.2),
@@ -243,6 +242,9 @@ def test_the_native_parameters_are_the_documented_ones():
     )
     yarn = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0} | scaled | theta
     assert first("yarn") == yarn | {"attention_factor": pytest.approx(a["attention_factor"])}
+    pair = {"mscale": 0.5, "mscale_all_dim": 1.0}
+    ratio = {"attention_factor": pytest.approx((0.05 * math.log(4) + 1) / (0.1 * math.log(4) + 1))}
+    assert first("yarn", **pair) == yarn | pair | ratio
     none = {"attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
     assert first("yarn", truncate=False, attention_factor=1) == yarn | none | {"truncate": False}
     assert first("dynamic") == {"rope_type": "dynamic", "factor": 1.0} | theta
