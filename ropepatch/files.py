@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
+import re
 import reprlib
 import secrets
 import shutil
@@ -103,10 +105,13 @@ def shipped(folder: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / folder
 
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 def parse_json(
     text: str, *, each_key_once: bool = False, parse_int: Callable[[str], int] | None = None
 ) -> Any:
-    """What a text says in JSON, which knows no NaN and no infinity.
+    """What a text says in JSON, which knows no NaN and no infinity, of numbers and texts that can be written.
 
     Args:
         text: The text.
@@ -118,7 +123,19 @@ def parse_json(
         RecursionError: It is nested too deep.
     """
     hook = _each_key_once if each_key_once else None
-    return json.loads(text, parse_constant=_refuse, object_pairs_hook=hook, parse_int=parse_int)
+    content = json.loads(
+        text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=hook, parse_int=parse_int
+    )
+    if SURROGATE.search(text):
+        json.dumps(content, ensure_ascii=False).encode()  # a lone half of a pair is no text, and raises
+    return content
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{reprlib.repr(digits)} is too large a number")
+    return number
 
 
 def _refuse(constant: str) -> NoReturn:

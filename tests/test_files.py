@@ -18,7 +18,7 @@ from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import copy_small_files
-from ropepatch.files import check_regular, read_json
+from ropepatch.files import check_regular, parse_json, read_json
 from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.weights import read_header, read_headers
 from ropepatch.publishing.card.writing import write_card
@@ -167,3 +167,13 @@ def test_no_command_waits_for_a_pipe(words, tmp_path):
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert f"error: model/config.json {REFUSED}" in ended.stderr
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "-1e999", r'"\ud800"', r'{"\uDFFF": 1}'])
+def test_what_cannot_be_written_again_is_refused_when_it_is_read(text, tmp_path):
+    with pytest.raises(ValueError, match=r"is not JSON|too large a number|surrogates not allowed"):
+        parse_json(text)
+    (tmp_path / "config.json").write_text(f'{{"x": {text}}}')
+    with pytest.raises(RopepatchError, match=r"cannot read .*config\.json"):
+        read_json(tmp_path / "config.json")
+    assert parse_json(r'["\ud83d\ude00", 1e300, 0.1]') == ["\U0001f600", 1e300, 0.1]

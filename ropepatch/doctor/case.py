@@ -14,6 +14,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import read_json
+from ropepatch.model.rotary import SEQUENCE, stated_window
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
 DEFAULT_THETA = 10_000.0
@@ -183,7 +184,12 @@ class Case:
             and (self.window or 0) <= LEFT_BEHIND * original
             and (factor := positive(block.values.get("factor")))
         ]
-        return max([*scaled, self.window or 0]) or None
+        linear = [
+            stated_window(int(self.window), factor, self.stated.get(SEQUENCE)) or 0
+            for block in self.blocks
+            if block.kind == "linear" and self.window and (factor := positive(block.values.get("factor")))
+        ]
+        return max([*scaled, *linear, self.window or 0]) or None
 
     @cached_property
     def pairs(self) -> int | None:

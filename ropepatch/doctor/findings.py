@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any, Literal
 
+from ropepatch.errors import printable
+
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
@@ -142,7 +144,7 @@ class Finding:
             "remedy": self.remedy,
             "--fix": "mends it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
         }
-        body = "".join(f"\n  {name:<8}{line}" for name, line in lines.items() if line)
+        body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
         return f"{self.severity}: {self.code}{body}"
 
 

@@ -32,7 +32,12 @@ NUMBERS = (
     ORIGINAL,
 )
 MSCALES = ("mscale", "mscale_all_dim")
-ABOVE_ONE = (*THETA_KEYS, *WINDOW_KEYS)
+LOCAL_THETA = "rope_local_base_freq"  # Gemma 3's base of the sliding layers
+ABOVE_ONE = (*THETA_KEYS, *WINDOW_KEYS, LOCAL_THETA)
+SHARES = ("partial_rotary_factor", "rotary_pct")
+# Far above whatever is published, and far below what computes.
+AT_MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys((*WINDOW_KEYS, ORIGINAL), 1e10)
+AT_MOST |= {"factor": 1e6, "attention_factor": 100.0}
 ABOVE_ZERO = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", ORIGINAL)
 
 
@@ -60,11 +65,12 @@ def factor_against_lengths(case: Case, block: Block) -> Iterator[Finding]:
     """Factor x original window that is not the window."""
     key, original, window = block.at("factor"), case.original(block), case.window
     factor = number(key.value)
-    if block.kind not in ("yarn", "longrope") or not factor or not original or not window:
+    if block.kind not in WITH_ORIGINAL or not factor or not original or not window:
         return
     ratio, reach = window / original, factor * original
     # Beside an attention factor transformers computes nothing from LongRoPE's factor.
     unused = block.kind == "longrope" and block.number("attention_factor") is not None
+    unused |= block.kind == "llama3"  # chosen by hand: Llama 3.1 reads 16 times its window by factor 8
     contradiction = ""
     if ratio < 1 - ROUNDING:
         contradiction = f"the window ({window:g}) is below {ORIGINAL} ({original:g})"
@@ -178,7 +184,7 @@ def broken_numbers(case: Case) -> Iterator[Finding]:
         least = -10 / math.log(factor) if factor > 1 else 0.0
         for name in NUMBERS:
             yield from _broken_number(block.at(name), least if name in MSCALES else 0.0)
-    for name in filter(None, (case.window_key, case.theta_key, ORIGINAL)):
+    for name in filter(None, (case.window_key, case.theta_key, ORIGINAL, LOCAL_THETA, *SHARES)):
         yield from _broken_number(case.at(name))
 
 
@@ -198,11 +204,43 @@ def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
             meant=(key.set(meant),) if meant else None,
         )
     elif value < min(above, 0) or (key.name in (*ABOVE_ZERO, *ABOVE_ONE) and value <= above):
+        yield _impossible(key, f"above {above:g}")
+    elif value > AT_MOST.get(key.name, value):
+        yield _impossible(key, f"of at most {AT_MOST[key.name]:g}")
+
+
+def _impossible(key: Key, expected: str) -> Finding:
+    problem, why = f"{key.name} is {shown(key.value)}", "no rope has such a value"
+    return key.error("impossible-value", problem, why, f"write a number {expected}")
+
+
+def broken_shapes(case: Case) -> Iterator[Finding]:
+    """A rope that is no object, and a switch that is neither on nor off."""
+    keys: list[tuple[Key, type, str]]
+    keys = [(case.at(name), dict, "an object, or null") for name in ("rope_scaling", "rope_parameters")]
+    keys += [(block.at("truncate"), bool, "true or false") for block in case.blocks]
+    for key, kind, expected in keys:
+        if key.value is not None and not isinstance(key.value, kind):
+            yield key.error(
+                "impossible-value",
+                f"{key.name} is {shown(key.value)}",
+                "readers stop at it, or silently take something else",
+                f"write {expected}",
+            )
+
+
+def sections(case: Case, block: Block) -> Iterator[Finding]:
+    """The shares of time, height and width in the rotary pairs, of a model that sees pictures."""
+    key = block.at("mrope_section")
+    shares = key.value
+    if not isinstance(shares, list) or not all(type(share) is int for share in shares) or not case.pairs:
+        return
+    if sum(shares) != case.pairs:
         yield key.error(
             "impossible-value",
-            f"{key.name} is {shown(key.value)}",
-            "no rope has such a value",
-            f"write a number above {above:g}",
+            f"mrope_section sums to {sum(shares)}, the model has {case.pairs} rotary pairs",
+            "readers rotate other pairs by height and width than the model was trained with, or stop",
+            "take the sections of this very model",
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ropepatch.doctor.diagnosis import Diagnosis, mended
+from ropepatch.doctor.checks import mended
+from ropepatch.doctor.diagnosis import Diagnosis
 from ropepatch.doctor.findings import CONFIG
 from ropepatch.doctor.tensors import read_shards
 from ropepatch.errors import RopepatchError

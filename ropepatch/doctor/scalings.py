@@ -10,6 +10,7 @@ from ropepatch.doctor.case import Block, Case, number, positive
 from ropepatch.doctor.findings import DROP, Finding, shown
 from ropepatch.extension.forms import SCALING_KEYS
 from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
+from ropepatch.model.rotary import SEQUENCE, stated_window
 
 BETAS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 BETA_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
@@ -193,14 +194,35 @@ def unread_attention_factor(case: Case, block: Block) -> Iterator[Finding]:
 
 
 def linear_in_vllm(case: Case, block: Block) -> Iterator[Finding]:
-    """Linear scaling, by which vLLM multiplies the window."""
-    key, factor = block.at("factor"), block.number("factor")
-    if block.kind == "linear" and factor and factor > 1 and case.window:
+    """Linear scaling whose window may be the one before it, by which vLLM multiplies it."""
+    key, factor, window = block.at("factor"), block.number("factor"), case.window
+    if block.kind != "linear" or not factor or factor <= 1 or not window:
+        return
+    stated = stated_window(int(window), factor, case.stated.get(SEQUENCE))
+    if stated and stated > window:
+        return  # both readings are told apart, and vLLM takes the right one
+    yield key.remark(
+        "linear-multiplied",
+        f"vLLM takes max_position_embeddings x factor = {window * factor:g} for the window",
+        "it may serve more than the model reads, if max_position_embeddings is extended already "
+        "(deepseek-coder); of Vicuna and LongChat it is the window before scaling, and vLLM is right"
+        if not stated
+        else f"it serves more than the model reads: {SEQUENCE} says {stated}",
+        f"pass --max-model-len {window:g} to vLLM, if that is the extended window; "
+        f'"{SEQUENCE}": {window:g} or {window * factor:g} in config.json says which it is',
+    )
+
+
+def dual_chunks(case: Case) -> Iterator[Finding]:
+    """Qwen's dual chunk attention, which is another way to read far."""
+    key = case.at("dual_chunk_attention_config")
+    if key.value is not None:
         yield key.remark(
-            "linear-multiplied",
-            f"vLLM takes max_position_embeddings x factor = {case.window * factor:g} for the window",
-            "it may serve more than the model reads, if max_position_embeddings is extended already",
-            f"pass --max-model-len {case.window:g} to vLLM, if that is the extended window",
+            "dual-chunk-attention",
+            "beyond a chunk the model was made to read by dual chunk attention",
+            "transformers ignores the key and rotates by the distance itself; vLLM obeys it where its dual "
+            "chunk backend is chosen, and then a scaling of the rope comes on top",
+            "extend the rope or chunk the attention: drop the key from a checkpoint that is scaled",
         )
 
 

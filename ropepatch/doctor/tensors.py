@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ropepatch.doctor.case import Case, positive
-from ropepatch.doctor.findings import Finding, Key, Mend
+from ropepatch.doctor.findings import Finding, Key, Mend, shown
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
@@ -29,6 +29,8 @@ FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older ch
 HALF = {"BF16": "bfloat16", "F16": "float16"}
 WEIGHT_MAP = Key(INDEX, ("weight_map",))
 COPY_AGAIN = "copy the index and the files again"
+FLOATS = {"F64", "F32", "F16", "BF16"}
+SAMPLE = 1 << 17  # numbers, of either end of a tensor
 FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
 Headers = dict[str, dict[str, str]]  # of every file, the dtype of every tensor in it
 
@@ -43,6 +45,39 @@ def weight_findings(case: Case) -> list[Finding]:
     if not any(finding.severity == "error" for finding in findings):
         findings += [*_misfit(case), *_saved_frequencies(case, headers)]
     return findings
+
+
+def not_finite(weights: Weights) -> Iterator[Finding]:
+    """Tensors with a NaN or an infinity, by the first and the last `SAMPLE` numbers of each."""
+    bad = []
+    for file, names in _by_file(weights).items():
+        with safe_open(file, framework="pt") as tensors:
+            bad += [name for name in names if not _is_finite(tensors.get_slice(name))]
+    if bad:
+        yield Finding(
+            "weights-not-finite",
+            "error",
+            f"{bad[0]} holds a NaN or an infinity{_and_more(bad)}",
+            "whatever the model reads, it answers NaN",
+            "download the file again; of a model that was trained here an earlier state is whole, perhaps",
+            file=weights.tensors[bad[0]].file.name,
+        )
+
+
+def _by_file(weights: Weights) -> dict[Path, list[str]]:
+    names: dict[Path, list[str]] = {}
+    for name, entry in sorted(weights.tensors.items()):
+        if entry.dtype in FLOATS and 0 not in entry.shape:
+            names.setdefault(entry.file, []).append(name)
+    return names
+
+
+def _is_finite(tensor: Any) -> bool:
+    """Of a slice, by its first and its last rows."""
+    shape = tensor.get_shape()
+    rows = max(1, SAMPLE * shape[0] // math.prod(shape)) if shape else 1
+    ends = (tensor[:rows], tensor[-rows:]) if shape else (tensor[...],)
+    return all(bool(end.isfinite().all()) for end in ends)
 
 
 def readable(case: Case) -> Weights | None:
@@ -87,14 +122,19 @@ def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]
         yield _wrong_index(problem, remedy=again)
         return
     missing = sorted({*places.values()} - headers.keys())
-    for name in missing:
-        if not (folder / name).exists():
-            yield WEIGHT_MAP.error(
-                "shard-missing",
-                f"{INDEX} names {name}, which is not there",
-                "the checkpoint does not load, or its tensors are made up at random",
-                "download the checkpoint again; every shard is needed",
-            )
+    outside = [name for name in missing if Path(name).name != name]
+    if outside:
+        yield _wrong_index(
+            f"it names {shown(outside[0])}, which is not a file beside it{_and_more(outside)}",
+            remedy=COPY_AGAIN,
+        )
+    if absent := [name for name in missing if name not in outside and not is_there(folder / name)]:
+        yield WEIGHT_MAP.error(
+            "shard-missing",
+            f"{INDEX} names {shown(absent[0])}, which is not there{_and_more(absent)}",
+            "the checkpoint does not load, or its tensors are made up at random",
+            "download the checkpoint again; every shard is needed",
+        )
     tensors = {tensor for tensors in shards.values() for tensor in tensors}
     misplaced = sorted(name for name, file in places.items() if file in headers and name not in headers[file])
     unlisted = sorted(tensors - places.keys())
@@ -105,6 +145,18 @@ def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]
     elif unlisted:
         problem = f"{unlisted[0]} is in the files and not in the index"
         yield _wrong_index(problem, len(unlisted), remedy=remedy)
+
+
+def _and_more(names: list[str]) -> str:
+    return f", and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def is_there(file: Path) -> bool:
+    """Whether a file exists; one whose name no disk can hold does not."""
+    try:
+        return file.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _incomplete(shards: Headers) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.forms import SavedRope, saved_ropes
+from ropepatch.model.architectures import SCALED_BY_DEFAULT
 from ropepatch.model.config import load_text_config
 from ropepatch.model.legacy import legacy_keys
-from ropepatch.model.rotary import float32_on_cpu, other_tables, stock_table
+from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, other_tables, stock_table
 from ropepatch.model.survey import Survey
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Frequencies
@@ -19,11 +21,14 @@ from ropepatch.scaling.rope import Frequencies
 def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope | None, dict[str, Any]]:
     """The first way to save that stock transformers computes to the bit, and what config.json says for it."""
     saved, distance = None, math.inf
-    for saved in saved_ropes(scaling, survey.rope, survey.site.of(survey.config.rope_parameters), to):
+    nulls = {"rope_scaling"} if survey.config.model_type in SCALED_BY_DEFAULT else set()
+    for saved in _forms(survey, scaling, to):
         changes = _changes_of(survey, saved.rope_parameters, to)
         for older in (legacy_keys(survey.stated, saved.rope_parameters), {"rope_scaling": None}):
             candidate = changes | {
-                key: value for key, value in older.items() if value is not None or key in survey.stated
+                key: value
+                for key, value in older.items()
+                if value is not None or key in survey.stated.keys() | nulls
             }
             distance = min(distance, _distance_from_stock(survey, candidate, saved.frequencies))
             if distance == 0:
@@ -35,6 +40,14 @@ def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope |
         f"(off by {distance:.1e} at best)",
         hint="please report the model type: stock transformers must agree before anything is written",
     )
+
+
+def _forms(survey: Survey, scaling: Scaling, to: int) -> Iterator[SavedRope]:
+    """The ways to say a scaling; last the ones for a share of each head that the default rope ignores."""
+    current = survey.site.of(survey.config.rope_parameters)
+    yield from saved_ropes(scaling, survey.rope, current, to)
+    if "partial_rotary_factor" in current:
+        yield from saved_ropes(scaling, survey.rope, current | {"partial_rotary_factor": 1.0}, to)
 
 
 def _changes_of(survey: Survey, parameters: dict[str, Any], to: int) -> dict[str, Any]:
@@ -49,6 +62,8 @@ def _changes_of(survey: Survey, parameters: dict[str, Any], to: int) -> dict[str
     if key in parameters or hasattr(config, key):
         # The top level wins over the nested key in transformers 5, and is the only one some engines read.
         changes[key] = parameters.get(key, window)
+    if SEQUENCE in survey.stated:  # vLLM and FastChat serve no more than it says
+        changes[SEQUENCE] = reach
     if getattr(config, "head_dim", 0) is None:
         changes["head_dim"] = config.hidden_size // config.num_attention_heads
     return changes

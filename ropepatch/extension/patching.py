@@ -17,6 +17,7 @@ from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
+    SEQUENCE,
     RotarySubstitute,
     Substitution,
     base_model,
@@ -262,7 +263,7 @@ def _config_of(plan: Plan, length: int) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
     _, changes = plan.saved_at(length)
     reach = length if plan.scaling.length_dependent else plan.target
-    keys = "rope_parameters", "original_max_position_embeddings", "head_dim"
+    keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE
     values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": reach}
     return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
 

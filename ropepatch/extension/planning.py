@@ -23,13 +23,16 @@ from ropepatch.extension.forms import SavedRope
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.architectures import LOCAL_ONLY, NORMALISED
-from ropepatch.model.rotary import RotarySite, base_model, float32_on_cpu
+from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_folder
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
+from ropepatch.scaling.method import find_method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import Length, relative_length
+
+PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,7 +186,8 @@ def plan(
         to: The target context: tokens, `32k`, or `4x` for four times L; None for that of a scaling file.
         method: A name from `METHODS`, or a scaling file, `fitted.json`; see `ropepatch.scaling.file`.
         revision: Of a Hub id.
-        **parameters: The method's own parameters; `factor` replaces target / L.
+        **parameters: The method's own parameters; `factor` replaces target / L. On a model that is already
+            scaled yarn's ramp is "rotations" unless it is given.
 
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
@@ -209,13 +213,16 @@ def plan(
     if file:
         file.check(surveyed.rope, name, tokens)
     if tokens <= window:
-        stated = getattr(surveyed.config, "max_position_embeddings", None) == window
-        source_of = "max_position_embeddings" if stated else "factor x original_max_position_embeddings"
+        keys = "max_position_embeddings", SEQUENCE
+        stating = (key for key in keys if getattr(surveyed.config, key, None) == window)
+        source_of = next(stating, "factor x original_max_position_embeddings")
         raise RopepatchError(
             f"{name} already covers {window} tokens ({source_of}); nothing to extend to {tokens}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
-    scaling = file.scaling if file else make_scaling(method, **{"factor": tokens / window} | parameters)
+    composing = find_method(method).composing if surveyed.rope.is_scaled and not file else {}
+    given = {"factor": tokens / window, **composing} | parameters
+    scaling = file.scaling if file else make_scaling(method, **given)
     return plan_scaling(surveyed, name, revision, scaling, tokens)
 
 
@@ -226,6 +233,28 @@ def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scali
     _check_softmax(survey, scaling.at(survey.rope, to))
     warnings = tuple(_warnings(survey, scaling, to))
     return Plan(name, revision, survey, scaling, to, changes, saved, warnings)
+
+
+def _errors(raw: dict[str, Any]) -> tuple[str, ...]:
+    from ropepatch.doctor.checks import config_errors  # a look upward: one judge of config.json
+
+    return config_errors(raw)
+
+
+def _by_default(scaling: Scaling) -> str:
+    """With which parameters a method composes where it has others for that."""
+    values = [f"{key}={value}" for key, value in scaling.composing.items() if getattr(scaling, key) == value]
+    return f" ({', '.join(values)})" if values else ""
+
+
+def _other_window(survey: Survey) -> int | None:
+    """L by the other reading of a linear checkpoint, if its configuration leaves it open."""
+    parameters = survey.site.of(survey.config.rope_parameters)
+    factor, window = parameters.get("factor", 1), survey.rope.original_max_position_embeddings
+    if parameters.get("rope_type") != "linear" or survey.site.layer_type or factor <= 1:
+        return None  # by layer type ropes are younger than the habit
+    stated = stated_window(survey.config.max_position_embeddings, factor, getattr(survey.config, SEQUENCE, 0))
+    return None if stated else int(factor * window)
 
 
 def _mscale_all_dim(scaling: Scaling) -> float:
@@ -245,14 +274,30 @@ def _check_softmax(survey: Survey, scaling: Scaling) -> None:
 def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     config, rope = survey.config, survey.rope
     window = rope.original_max_position_embeddings
+    doubled = _other_window(survey)
     if rope.is_scaled:
         yield (
-            f"the model is already scaled: L = {window} is the window it reads now, "
-            f"and {scaling.name} is applied on top of the frequencies it carries"
+            f"the model is already scaled: L = {window} is {'taken for ' * bool(doubled)}the window it reads "
+            f"now, and {scaling.name} is applied on top of the frequencies it carries{_by_default(scaling)}"
         )
-    if scaling.factor * window < to:
-        reach = scaling.factor * window
-        yield f"factor {scaling.factor:g} reaches {reach:.0f} tokens, not the target of {to}"
+    if doubled:
+        yield (
+            f"L = {window} is max_position_embeddings, which is the window after linear scaling "
+            f"(deepseek-coder) or before it (Vicuna, LongChat: then L = {doubled}); say which by "
+            f'"{SEQUENCE}": {window} or {doubled} in config.json'
+        )
+    if round(scaling.factor * window) != to:
+        verb = "reaches" if scaling.factor * window < to else "is for"
+        yield f"factor {scaling.factor:g} {verb} {scaling.factor * window:.0f} tokens, not the target of {to}"
+    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in _errors(survey.raw))
+    base = getattr(scaling, "rope_theta", None)
+    if base and base <= rope.rope_theta:
+        yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it reads no farther"
+    if to > PUBLISHED * window:
+        yield (
+            f"{to} tokens are {to / window:g} times the window: without training nothing published reads "
+            f"beyond {PUBLISHED} times (LongRoPE 8, ChunkLlama 20); train it, or measure before you use it"
+        )
     if scaling.length_dependent:
         yield (
             "stock engines change the frequencies as the sequence grows, "

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ropepatch.errors import printable
 from ropepatch.model.legacy import LEGACY_KEYS
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.scaling.bands import bands
@@ -29,7 +30,7 @@ def plan_text(record: PlanRecord) -> str:
     rope = _rope_before(record)
     revision = f" at {record['revision']}" if record["revision"] else ""
     console.print(
-        f"{record['model']}{revision} ({record['model_type']}): "
+        f"{printable(record['model'])}{revision} ({printable(record['model_type'])}): "
         f"{rope.original_max_position_embeddings} -> {record['target']} tokens"
     )
     parameters = "".join(
@@ -49,7 +50,7 @@ def plan_text(record: PlanRecord) -> str:
         console.print("engines and the rope type they read")
         console.print(_engine_table(record))
     for warning in record["warnings"]:
-        console.print(f"warning: {warning}")
+        console.print(f"warning: {printable(warning)}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
 
 
@@ -118,4 +119,4 @@ def _short(value: Any) -> str:
         return f"[{value[0]:.4g}, {value[1]:.4g}, ... {value[-1]:.4g}] ({len(value)} numbers)"
     if isinstance(value, float):
         return f"{value:.6g}" if value != int(value) else f"{value:.1f}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return printable(value if isinstance(value, str) else json.dumps(value))

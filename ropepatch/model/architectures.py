@@ -72,6 +72,11 @@ REFUSED_BY_4 = Exceptional(
     "transformers 4 wants other keys in rope_scaling than it does elsewhere",
     "transformers 4.57.6",
 )
+SCALED_BY_DEFAULT = Exceptional(
+    frozenset({"apertus", "gpt_oss"}),
+    "transformers 4 scales the rope of a configuration without rope_scaling; null says that it is not scaled",
+    "transformers 4.57.6",
+)
 IGNORED_BY_4 = Exceptional(
     frozenset({"nemotron"}), "transformers 4 does not look at rope_scaling", "transformers 4.57.6"
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from ropepatch.scaling.rope import Frequencies, Rope
 
 GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
 MAX_PAIRS = 1 << 15
+SEQUENCE = "max_sequence_length"  # FastChat's name of the window after scaling
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,9 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
             f"this model's rope ({kind}) already follows the sequence length: nothing fixed to extend",
             hint="start from the checkpoint it was made from, or set one static rope first",
         )
+    for key, value in parameters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RopepatchError(f"{key} must be a finite number, got {value}", hint="mend config.json")
     table = stock_table(config, site)
     window = _window(config, parameters)
     theta = parameters["rope_theta"]
@@ -285,7 +290,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
-    """L: the tokens the model reads now; Qwen's YaRN configurations leave max_position_embeddings behind."""
+    """L: the tokens the model reads now; Qwen's YaRN and Vicuna leave max_position_embeddings behind."""
     window = getattr(config, "max_position_embeddings", None)
     if not isinstance(window, int):
         raise RopepatchError(
@@ -295,7 +300,18 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
     if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
         scaled = parameters["factor"] * parameters["original_max_position_embeddings"]
         return max(window, int(scaled))
+    if parameters.get("rope_type") == "linear":
+        return stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None)) or window
     return window
+
+
+def stated_window(window: int, factor: float, max_sequence_length: object) -> int | None:
+    """The window of a linear checkpoint, if its `max_sequence_length` says it.
+
+    Its max_position_embeddings is that window (deepseek-coder), or the one before scaling (Vicuna, LongChat).
+    """
+    stated = max_sequence_length if type(max_sequence_length) is int else 0
+    return stated if window <= stated <= factor * window else None
 
 
 def _holds_frequencies(module: nn.Module) -> bool:

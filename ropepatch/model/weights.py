@@ -134,14 +134,17 @@ def read_header(file: Path) -> Header:
 
     Raises:
         SafetensorError: The file is truncated, damaged or something else.
-        OSError: It cannot be read.
+        OSError: It cannot be read, or mapped into this memory.
         RopepatchError: It is a pipe, a socket or a device.
     """
     check_regular(file)
     # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
-    with safe_open(file, framework="np"), file.open("rb") as opened:  # the first of them checks the file
-        begin = 8 + int.from_bytes(opened.read(8), "little")
-        content: dict[str, Any] = json.loads(opened.read(begin - 8))
+    try:
+        with safe_open(file, framework="np"), file.open("rb") as opened:  # the first of them checks the file
+            begin = 8 + int.from_bytes(opened.read(8), "little")
+            content: dict[str, Any] = json.loads(opened.read(begin - 8))
+    except MemoryError:  # under a limit of the address space
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(file)) from None
     metadata = content.pop("__metadata__", None)
     tensors = {
         name: TensorEntry(file, entry["dtype"], tuple(entry["shape"]), begin + entry["data_offsets"][0])

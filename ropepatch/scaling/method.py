@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError
@@ -27,6 +29,7 @@ class Scaling(Checked, ABC):
     paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
     length_dependent: ClassVar[bool] = False
+    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults on a rope that is already scaled
     factor: FromOne
 
     @abstractmethod

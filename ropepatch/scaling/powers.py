@@ -30,7 +30,11 @@ def ntk_theta(rope: Rope, factor: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Unscaled(Scaling):
-    """The model's own frequencies, whatever the target: the baseline of every comparison."""
+    """The model's own frequencies, whatever the target: the baseline of every comparison.
+
+    Those of a model that is already scaled are saved as longrope, whose float32 division can round the last
+    bit another way; patched and reloaded are equal all the same.
+    """
 
     name = "none"
     formula = "θ_i"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,8 @@ def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Te
 @dataclass(frozen=True, kw_only=True)
 class NTKByParts(Scaling):
     """Interpolate by the number of rotations inside the window (YaRN paper, Definition 2).
+
+    The authors' repository has a class LlamaPartNTKScaled of another formula, with a band of NTK in addition.
 
     Args:
         alpha: At most this many rotations: divided by s.
@@ -85,8 +88,9 @@ class YaRN(Scaling):
         beta_slow: Pairs with at most this many are divided by s.
         truncate: Round the bounds of the index ramp outwards to whole pairs, as the released code does.
         ramp: "index", linear in the pair's index (released code, every published checkpoint); "rotations",
-            linear in rotations (paper, equations 18 to 22); "wavelength", the index ramp over wavelengths
-            instead of frequencies (PoSE's form).
+            linear in rotations (paper, equations 18 to 22; taken for a model that is already scaled, whose
+            frequencies it reads); "wavelength", the index ramp over wavelengths instead of frequencies
+            (PoSE's form).
         attention_factor: Multiplies cos and sin; None for 0.1 ln s + 1.
         mscale: With `mscale_all_dim`, DeepSeek's temperature: the ratio of 0.1 k ln s + 1 at these two k.
         mscale_all_dim: See `mscale`. Attention of DeepSeek's kind multiplies all of its logits by the square
@@ -97,6 +101,7 @@ class YaRN(Scaling):
     formula = "(1−γ_i)·θ_i + γ_i·θ_i/s, γ a ramp over i; a = 0.1·ln s + 1"
     paper = "arXiv:2309.00071"
     saved_as = "yarn"
+    composing = MappingProxyType({"ramp": "rotations"})
 
     beta_fast: float = 32.0
     beta_slow: float = 1.0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling, find_method
+from ropepatch.scaling.powers import AdjustedBase
 from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
-from ropepatch.settings.parameters import FromZero, FromZeroToOne, Positive, WholeFromOne, required
+from ropepatch.settings.parameters import AboveOne, FromZero, FromZeroToOne, Positive, WholeFromOne, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +91,18 @@ class _OverAnother(Scaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = find_method(self.over)
-        plain = not (inner.length_dependent or issubclass(inner, _OverAnother)) and required(inner) == [
-            "factor"
-        ]
-        self._require(plain, "over", "a static method that needs no parameters")
+        plain = not (inner.length_dependent or issubclass(inner, _OverAnother))
+        needs = {*required(inner)} - {"factor", *self._given}
+        self._require(plain and not needs, "over", "a static method that needs no more parameters")
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """Parameters of the other method."""
+        return {}
 
     def _inner(self, rope: Rope) -> Frequencies:
         try:
-            return find_method(self.over)(factor=self.factor).frequencies(rope)
+            return find_method(self.over)(factor=self.factor, **self._given).frequencies(rope)
         except RopepatchError as error:
             raise RopepatchError(
                 f"{self.name} over {self.over}: {error}", hint="use --set over=ntk"
@@ -106,6 +113,9 @@ class _OverAnother(Scaling):
 class Resonance(_OverAnother):
     """Round every wavelength to whole tokens, after another method (Wang et al. 2024).
 
+    The released code repeats one table, so that a period is exact at any position. A stock rope multiplies
+    positions by float32 frequencies: there cos is off by about 2e-3 at position 20,000, and more beyond.
+
     Args:
         over: The method whose wavelengths are rounded, with its default parameters.
     """
@@ -113,6 +123,8 @@ class Resonance(_OverAnother):
     name = "resonance"
     formula = "2π / round(2π/θ′_i), θ′ of another method"
     paper = "arXiv:2403.00071"
+
+    composing = MappingProxyType({"over": "ntk"})
 
     over: str = "yarn"
 
@@ -128,7 +140,9 @@ class ClippedRope(_OverAnother):
     """Fade the slowest pairs to zero, after another method (CoPE, clipped RoPE).
 
     Args:
-        over: The method whose slowest pairs are faded, with its default parameters.
+        over: The method whose slowest pairs are faded, with its default parameters; the authors train over
+            "abf".
+        rope_theta: The base b' of `over=abf`.
         pairs: How many of them.
         hard: Stop them all instead of fading along a half cosine.
     """
@@ -140,6 +154,16 @@ class ClippedRope(_OverAnother):
     over: str = "ntk"
     pairs: WholeFromOne = 20
     hard: bool = False
+    rope_theta: AboveOne | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = self.rope_theta is not None and self.over != AdjustedBase.name
+        self._require(not unused, "rope_theta", f"left out with over={self.over}")
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
 
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inner = self._inner(rope)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 
 STOPPED = 1e30  # the divisor of a pair that does not rotate: infinity is not JSON, and cos is 1 all the same
+LARGEST_BASE = 1e30  # powers of a larger one leave the range of numbers
 
 
 class Frequencies(NamedTuple):
@@ -60,9 +61,9 @@ class Rope:
                 f"rotary dimension must be even and at least 2, got {self.rotary_dim}",
                 hint="rotary dimension = head_dim * partial_rotary_factor: check both in config.json",
             )
-        if not (self.rope_theta > 1 and math.isfinite(self.rope_theta)):
+        if not 1 < self.rope_theta <= LARGEST_BASE:
             raise RopepatchError(
-                f"rope_theta must be a number above 1, got {self.rope_theta}",
+                f"rope_theta must be a number above 1 and at most {LARGEST_BASE:g}, got {self.rope_theta}",
                 hint="LLaMA uses 10000.0; look it up in the model's own card",
             )
         if self.original_max_position_embeddings < 2:

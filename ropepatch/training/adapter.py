@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from ropepatch.extension.patching import active, patch
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
 from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import check_files, find_source
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.training.recipe_sections import Lora
@@ -134,7 +136,8 @@ def load_adapter(
 
     Args:
         folder: The adapter's folder: adapter_config.json, its weights and ropepatch.json.
-        model: The base model, already patched with the same plan; None to load and patch it.
+        model: The base model with the same rope, patched with the same plan or loaded from the extended
+            checkpoint; None to load and patch it.
         base: The base checkpoint, if it is not where the adapter was trained.
 
     Returns:
@@ -142,8 +145,13 @@ def load_adapter(
 
     Raises:
         RopepatchError: If the folder is no such adapter, PEFT is missing, the base has other weights than the
-            adapter was trained on, or the model given has no patch or another one.
+            adapter was trained on, or the model given has another rope.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise RopepatchError(
+            f"load_adapter takes the adapter's folder first, got {type(folder).__name__}",
+            hint="ropepatch.load_adapter(folder, model)",
+        )
     place = Path(folder)
     record = records.read(place)
     if not (place / "adapter_config.json").is_file() or record.base_weights is None:
@@ -169,18 +177,22 @@ def load_adapter(
 
 
 def _check_rope(model: PreTrainedModel, record: Record) -> None:
-    trained_under = f"the adapter was trained under {record.method} to {record.target} tokens"
     handle = active(model)
     if handle is None:
-        raise RopepatchError(
-            f"{trained_under}; this model has no patch",
-            hint="leave the model out, or ropepatch.patch(model, plan) it first",
+        base = base_model(model)
+        site = find_rotary(base)
+        rotary: Any = base.get_submodule(site.path)
+        inv_freq, a = (getattr(rotary, site.attribute(name)) for name in ("inv_freq", "attention_scaling"))
+        has, hint = (
+            "its own rope, which is another",
+            "leave the model out, or ropepatch.patch(model, plan) it first",
         )
-    plan, frequencies = handle.plan, handle.plan.frequencies()
-    if frequencies.inv_freq.tolist() != record.inv_freq or (
-        frequencies.attention_factor != record.attention_factor
-    ):
+    else:
+        inv_freq, a = handle.plan.frequencies()
+        has = f"{handle.plan.scaling.name} to {handle.plan.target}"
+        hint = "remove that patch, or leave the model out"
+    if inv_freq.tolist() != record.inv_freq or a != record.attention_factor:
         raise RopepatchError(
-            f"{trained_under}; this model has {plan.scaling.name} to {plan.target}",
-            hint="remove that patch, or leave the model out",
+            f"the adapter was trained under {record.method} to {record.target} tokens; this model has {has}",
+            hint=hint,
         )

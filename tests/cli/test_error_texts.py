@@ -189,7 +189,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "rope factor zero": (EXTEND, rope(**(LINEAR | {"factor": 0.0}))),
     "rope parameters a list": (EXTEND, config(rope_parameters=[1])),
     "rope already dynamic": (EXTEND, rope(**(LINEAR | {"rope_type": "dynamic"}))),
-    "rope already yarn": (EXTEND, rope(**YARN)),
+    "rope already yarn": (f"{EXTEND} --set ramp=index", rope(**YARN)),
     "rope_theta contradictory": (EXTEND, config(rope_theta=500000.0)),
     "rope_type contradictory": (EXTEND, config(rope_scaling=LINEAR)),
     "type contradictory": (EXTEND, config(rope_scaling={"type": "linear", "factor": 2.0})),

@@ -30,7 +30,8 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, mend
 from ropepatch.doctor.case import Case
-from ropepatch.doctor.diagnosis import CHECKS, by_severity, check, mended
+from ropepatch.doctor.checks import CHECKS, check, mended
+from ropepatch.doctor.diagnosis import by_severity
 from ropepatch.doctor.interpretation import same_rope
 from ropepatch.doctor.rope_types import KNOWN_TYPES
 from ropepatch.model.config import is_known
@@ -206,11 +207,12 @@ def test_nothing_is_found_in_the_checkpoints_at_hand(shared, template):
 
 def test_every_check_has_a_fault_that_it_alone_names(damaged, monkeypatch):
     """Each check is left out in turn: some planted fault is then not named."""
-    silent = {"linear_in_vllm", "record_differs"}  # a remark, and a file that these originals do not have
+    # remarks, and a file that these originals do not have
+    silent = {"linear_in_vllm", "dual_chunks", "record_differs"}
     named = [one for one in damaged if one.code in codes(one.files)]
     for left_out in CHECKS:
         others = [one for one in CHECKS if one is not left_out]
-        monkeypatch.setattr("ropepatch.doctor.diagnosis.CHECKS", others)
+        monkeypatch.setattr("ropepatch.doctor.checks.CHECKS", others)
         missed = any(one.code not in codes(one.files) for one in named)
         assert missed == (left_out.__name__ not in silent), left_out.__name__
 
@@ -310,10 +312,23 @@ def test_a_finding_is_a_block_that_says_what_where_why_and_what_to_do(tmp_path, 
     assert lines[6] == "  --fix   leaves it to you"
 
 
+def test_dual_chunk_attention_and_both_readings_of_a_linear_window_are_remarks(tmp_path):
+    chunks = changed("Llama-3.1-8B", dual_chunk_attention_config={"chunk_size": 262144})
+    assert [one.code for one in diagnose(write(tmp_path / "a", chunks), measure=False).findings] == [
+        "dual-chunk-attention"
+    ]
+    linear = {"type": "linear", "factor": 4.0}
+    for n, (stated, remarks) in enumerate([(None, 1), (16_384, 0), (4096, 1)]):
+        vicuna = changed("Llama-2-7b", rope_scaling=linear, max_sequence_length=stated)
+        findings = diagnose(write(tmp_path / str(n), vicuna), measure=False).findings
+        assert [one.code for one in findings] == ["linear-multiplied"] * remarks
+        assert all(("max_sequence_length says 4096" in one.why) == (stated == 4096) for one in findings)
+
+
 def test_the_json_is_a_list_of_objects(tmp_path, run_here):
     source = write(tmp_path / "model", SOUND["Llama-3.1-8B"])
     config = (source / "config.json").read_text()
-    (source / "config.json").write_text(config.replace('"factor": 8.0', '"factor": 1e999'))
+    (source / "config.json").write_text(config.replace('"factor": 8.0', '"factor": 1e45'))
     result = run_here("doctor", source, "--no-measure", "--json")
     (finding,) = json.loads(result.stdout)
     assert finding["code"] == "not-a-number"

@@ -167,6 +167,39 @@ def test_weights_that_no_index_makes_whole_are_named_and_cannot_be_mended(sharde
     assert problem in finding.problem
 
 
+PLACES = ["../../etc/passwd", "/etc/passwd", "sub/model-00001-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_index_that_leaves_the_folder_is_wrong(sharded, place):
+    edit_json(sharded / INDEX, weight_map=index(sharded) | {"lm_head.weight": place})
+    (finding,) = [one for one in diagnose(sharded, measure=False).findings if one.severity == "error"]
+    assert finding.code == "index-wrong"
+    assert place in finding.problem
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_shards_that_are_missing_are_one_finding_also_of_names_that_no_disk_holds(sharded, count):
+    names = [f"{'x' * 5000 if count == 1 else n}.safetensors" for n in range(count)]
+    edit_json(sharded / INDEX, weight_map=index(sharded) | dict(zip(map(str, names), names, strict=True)))
+    diagnosis = diagnose(sharded, measure=False)
+    assert [one.code for one in diagnosis.findings if one.severity == "error"] == ["shard-missing"]
+    assert ("99999 more" in str(diagnosis)) == (count > 1)
+    assert len(str(diagnosis)) < 3000
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", [0, -1])
+def test_weights_that_are_no_numbers_are_an_error(folder, value, where):
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    name = sorted(tensors)[1]
+    tensors[name].flatten()[where] = value
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert codes(folder, measure=True) == ["weights-not-finite"]
+    assert name in diagnose(folder).findings[0].problem
+    assert codes(folder) == []  # without a measurement no tensor is read
+
+
 @pytest.mark.parametrize("keep", [0, 4, 2000])
 def test_a_file_that_was_cut_is_named(folder, keep):
     weights = (folder / "model.safetensors").read_bytes()

@@ -2,14 +2,17 @@
 
 import html
 import json
+import shutil
 
 import pytest
 from methods import example
 from transformers import Gemma3TextConfig, LlamaConfig
 
 import ropepatch
+from ropepatch import RopepatchError
 from ropepatch.extension.planning import plan_scaling
 from ropepatch.extension.text import plan_text
+from ropepatch.model.source import TINY
 from ropepatch.model.survey import survey
 from ropepatch.scaling import METHODS
 
@@ -71,3 +74,17 @@ def test_plans_of_the_same_model_are_equal():
     plan = ropepatch.plan("tiny", to=1024)
     assert plan == ropepatch.plan("tiny", to=1024)
     assert plan != ropepatch.plan("tiny", to=512)
+
+
+def test_names_and_values_of_strangers_can_neither_move_the_cursor_nor_fill_the_screen(tmp_path):
+    folder = tmp_path / "evil\x1b[2J\nfolder\u202e"
+    shutil.copytree(TINY, folder)
+    plan = ropepatch.plan(folder, to=1024)
+    for text in (str(plan), str(ropepatch.diagnose(folder, measure=False))):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert r"evil\x1b[2J\nfolder\u202e" in text
+    (folder / "config.json").write_text(json.dumps({"model_type": "\x1b" * 10_000_000}))
+    with pytest.raises(RopepatchError, match="unknown model_type") as error:
+        ropepatch.plan(folder, to=1024)
+    assert len(str(error.value)) < 5000
+    assert str(error.value).isprintable()

@@ -139,7 +139,7 @@ def test_on_an_extended_checkpoint_linear_composes(source, out, tmp_path):
     torch.testing.assert_close(made.frequencies().inv_freq, expected, rtol=1e-6, atol=0)
     assert read(out / "ropepatch.json")["earlier"] == read(once / "ropepatch.json")
     with pytest.raises(RopepatchError, match="already scaled"):
-        ropepatch.plan(once, to=4 * TARGET, method="yarn")
+        ropepatch.plan(once, to=4 * TARGET, method="yarn", ramp="index")
 
 
 # --- what the files say ---

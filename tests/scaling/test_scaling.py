@@ -45,6 +45,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cope", {"over": "yarn", "pairs": 5}),
     ("cope", {"pairs": 1}),
     ("cope", {"hard": True}),
+    ("cope", {"over": "abf", "rope_theta": 1e7}),  # as its authors train it
     ("dynamic", {"form": "transformers"}),
     ("dynamic-yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
     ("dynamic-yarn", {"ramp": "rotations"}),
@@ -359,7 +360,8 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     ("giraffe-truncated", "cutoff"): [0.0, -5.0, math.inf],
     ("p-rope", "partial"): [-0.1, 1.5, math.nan],
     ("resonance", "over"): ["dynamic", "cope", "longrope"],
-    ("cope", "over"): ["resonance", "longrope-switch"],
+    ("cope", "over"): ["resonance", "longrope-switch", "abf"],
+    ("cope", "rope_theta"): [1.0, 1e7],
     ("cope", "pairs"): [0],
     ("custom", "divisors"): [(), (1.0, 0.0), (1.0, math.inf)],
     ("custom", "attention_factor"): [0.0, math.inf],

@@ -319,6 +319,18 @@ def value_impossible(choose: Choose, files: Files) -> None:
         files.config["rope_theta"] = choose([0, 1, 1.0, -10000.0])
 
 
+@fault("impossible-value")
+def switch_impossible(choose: Choose, files: Files) -> None:
+    change(of_kind(files, "yarn"), truncate=choose([10_000, "yes"]))
+
+
+@fault("impossible-value")
+def sections_impossible(choose: Choose, files: Files) -> None:
+    scaling = files.config.get("rope_scaling") or {}
+    need("mrope_section" in scaling)
+    scaling["mrope_section"][choose([0, 1, 2])] += choose([-1, 20])
+
+
 @fault("mscale-alone")
 def mscale_alone(choose: Choose, files: Files) -> None:
     ropes = of_kind(files, "yarn")

@@ -178,8 +178,15 @@ def resonance(g: Geometry, s: float, over: str = "yarn") -> Table:
         return 2 * np.pi / np.round(2 * np.pi / theta), a
 
 
-def cope(g: Geometry, s: float, over: str = "ntk", pairs: int = 20, hard: bool = False) -> Table:
-    theta, a = ORACLES[over](g, s)
+def cope(
+    g: Geometry,
+    s: float,
+    over: str = "ntk",
+    pairs: int = 20,
+    hard: bool = False,
+    rope_theta: float | None = None,
+) -> Table:
+    theta, a = ORACLES[over](g, s, **({"rope_theta": rope_theta} if over == "abf" else {}))
     n = min(pairs, g.d // 2)
     return theta * np.append(np.ones(g.d // 2 - n), cope_mask(n, hard)), a
 
@@ -411,6 +418,7 @@ SABOTAGE: list[tuple[str, str, dict[str, Any], Callable[..., Table]]] = [
     ("cope: linear fade", "cope", {}, cope_with(lambda g: ones_then(g, np.linspace(1, 0, 20)))),
     ("cope: last pair never stops", "cope", {}, cope_with(
         lambda g: ones_then(g, cope_mask(21)[:20]))),
+    ("cope: over ntk for abf", "cope", {"over": "abf", "rope_theta": 1e7}, lambda g, s, **p: cope(g, s)),
     ("cope: hard for soft", "cope", {}, lambda g, s: cope(g, s, hard=True)),
     ("cope: soft for hard", "cope", {"hard": True}, lambda g, s, hard: cope(g, s)),
     ("custom: multiplied", "custom", {"divisors": LONG["long_factor"], "attention_factor": 1.2},

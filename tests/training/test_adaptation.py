@@ -283,7 +283,16 @@ def test_an_adapter_goes_on_a_model_with_its_patch(adapter):
     assert torch.equal(logits(patched), logits(loaded))
 
 
-@pytest.mark.parametrize(("target", "patch"), [(None, "no patch"), (1024, "yarn to 1024")])
+def test_an_adapter_goes_on_the_extended_checkpoint_which_has_the_same_rope(adapter, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(ropepatch.extend(yarn(), tmp_path / "out").folder)
+    with pytest.raises(RopepatchError, match="takes the adapter's folder first, got LlamaForCausalLM"):
+        ropepatch.load_adapter(model, adapter)
+    stock, _ = ropepatch.load_adapter(adapter, model)
+    loaded, _ = ropepatch.load_adapter(adapter)
+    assert torch.equal(logits(stock), logits(loaded))
+
+
+@pytest.mark.parametrize(("target", "patch"), [(None, "its own rope"), (1024, "yarn to 1024")])
 def test_an_adapter_is_refused_on_a_model_without_its_patch(adapter, target, patch):
     model, _ = ropepatch.load("tiny")
     if target:

@@ -1,0 +1,172 @@
+"""What a plan says of the model and of the request before anything is written."""
+
+import json
+
+import pytest
+import torch
+from tiny_models import tiny_config, tiny_model
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import ropepatch
+from ropepatch import RopepatchError
+
+WINDOW = 64
+
+
+def config(tmp_path, rope=None, **top):
+    """A folder with the config.json of a tiny LLaMA whose rope is scaled; no weights."""
+    raw = tiny_config("llama").to_dict()
+    raw.pop("rope_parameters")
+    raw |= {"rope_theta": 10_000.0, "rope_scaling": rope} | top
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v != "left out"}))
+    return tmp_path
+
+
+def said(plan, words):
+    return [line for line in plan.warnings if words in line]
+
+
+LINEAR = {"type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("stated", "window", "other"),
+    [(None, WINDOW, 4 * WINDOW), (4 * WINDOW, 4 * WINDOW, None), (WINDOW, WINDOW, None), (7, WINDOW, 256)],
+)
+def test_the_window_of_a_linear_checkpoint_is_read_or_both_readings_are_said(tmp_path, stated, window, other):
+    """Vicuna's is max_sequence_length, deepseek-coder's max_position_embeddings."""
+    made = ropepatch.plan(config(tmp_path, LINEAR, max_sequence_length=stated), to=512, method="linear")
+    assert made.rope.original_max_position_embeddings == window
+    assert made.scaling.factor == 512 / window
+    (line,) = said(made, "already scaled")
+    assert ("taken for" in line) == bool(other)
+    guesses = said(made, "max_sequence_length")
+    assert len(guesses) == bool(other)
+    assert all(str(number) in guesses[0] for number in (window, other) if other)
+    assert made.changes.get("max_sequence_length", 512) == 512
+    assert ("max_sequence_length" in made.changes) == (stated is not None) or stated is None
+
+
+def test_what_covers_the_target_already_names_the_key_that_says_so(tmp_path):
+    folder = config(tmp_path, LINEAR, max_sequence_length=256)
+    with pytest.raises(RopepatchError, match=r"already covers 256 tokens \(max_sequence_length\)"):
+        ropepatch.plan(folder, to=256)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("rope", [YARN, LLAMA_3], ids=lambda rope: rope["rope_type"])
+@pytest.mark.parametrize("method", ["yarn", "dynamic-yarn", "resonance"])
+def test_a_method_works_by_default_on_a_model_that_is_scaled_and_says_how_it_composes(tmp_path, rope, method):
+    made = ropepatch.plan(config(tmp_path, rope), to=256, method=method)
+    choice = {"over": "ntk"} if method == "resonance" else {"ramp": "rotations"}
+    assert made.scaling.parameters().items() >= choice.items()
+    (line,) = said(made, "already scaled")
+    assert line.endswith("({}={})".format(*next(iter(choice.items()))))
+    assert ropepatch.plan(config(tmp_path), to=256).scaling.parameters()["ramp"] == "index"
+    if method == "yarn":
+        with pytest.raises(RopepatchError, match="formula of rope_theta"):
+            ropepatch.plan(config(tmp_path, rope), to=256, ramp="index")
+
+
+@pytest.mark.parametrize(
+    ("request_", "warning"),
+    [
+        ({"to": 128, "factor": 3.0}, "factor 3 is for 192 tokens, not the target of 128"),
+        ({"to": 256, "factor": 3.0}, "factor 3 reaches 192 tokens, not the target of 256"),
+        ({"to": "33x"}, "2112 tokens are 33 times the window"),
+        ({"to": "32768k"}, "nothing published reads beyond 32 times"),
+        ({"to": "32x"}, None),
+        (
+            {"to": "4x", "method": "abf", "rope_theta": 5000.0},
+            "rope_theta 5000 is not above the model's 10000",
+        ),
+        ({"to": "4x", "method": "abf", "rope_theta": 5e5}, None),
+        ({"to": 100}, None),
+    ],
+    ids=str,
+)
+def test_what_contradicts_the_target_or_goes_beyond_all_that_is_published_warns(tmp_path, request_, warning):
+    made = ropepatch.plan(config(tmp_path), **request_)
+    assert bool(made.warnings) == bool(warning), made.warnings
+    assert warning is None or said(made, warning)
+
+
+NONSENSE = [
+    ({"rope": LLAMA_3 | {"original_max_position_embeddings": 8192}}, "the window (64) is below"),
+    ({"rope": LLAMA_3 | {"low_freq_factor": -1.0}}, "low_freq_factor is -1.0"),
+    ({"rope": LLAMA_3 | {"low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "not above low_freq_factor"),
+    ({"rope": YARN | {"original_max_position_embeddings": 10**12}}, "is 1000000000000"),
+    ({"rope": YARN | {"attention_factor": 1e30}}, "attention_factor is 1e+30"),
+    ({"rope": YARN | {"attention_factor": -3.0}}, "attention_factor is -3.0"),
+    ({"rope": YARN | {"beta_fast": 1.0, "beta_slow": 32.0}}, "not above beta_slow"),
+    ({"rope": YARN | {"truncate": 10_000}}, "truncate is 10000"),
+    ({"rope": LINEAR | {"factor": 1e30}}, "factor is 1e+30"),
+    ({"rope": LINEAR | {"factor": 0.001}}, "factor is 0.001"),
+    ({"rope_scaling": 0}, "rope_scaling is 0"),
+    ({"partial_rotary_factor": 3.0}, "partial_rotary_factor is 3.0"),
+    ({"rope": LLAMA_3 | {"mrope_section": [11, 31, 10]}}, "mrope_section sums to 52"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), NONSENSE, ids=[words for _, words in NONSENSE])
+def test_what_the_doctor_calls_an_error_a_plan_refuses_or_warns_of(tmp_path, damage, words):
+    folder = config(tmp_path, **damage)
+    findings = ropepatch.diagnose(folder, measure=False).findings
+    assert any(words in one.problem for one in findings if one.severity == "error"), findings
+    try:
+        made = ropepatch.plan(folder, to=2**20, method="none")
+    except RopepatchError:
+        return
+    assert said(made, words)
+
+
+def test_the_base_of_gemmas_local_layers_is_looked_at_too(tmp_path):
+    raw = {"model_type": "gemma3_text", "rope_local_base_freq": False, "rope_theta": 1e6}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert any(
+        "rope_local_base_freq" in str(one) for one in ropepatch.diagnose(tmp_path, measure=False).findings
+    )
+
+
+def test_numbers_beyond_the_range_are_refused_in_one_line(tmp_path):
+    for factor in (float("inf"), float("nan")):
+        with pytest.raises(RopepatchError, match="must be a finite number"):
+            ropepatch.plan(
+                LlamaConfig(rope_parameters=LINEAR | {"rope_theta": 1e4, "factor": factor}), to="2x"
+            )
+    with pytest.raises(RopepatchError, match="rope_theta must be a number above 1 and at most"):
+        ropepatch.plan(config(tmp_path, rope_theta=1e308), to=256, method="ntk")
+
+
+def test_a_share_of_each_head_that_the_default_rope_ignores_is_written_as_the_whole():
+    """Stock LLaMA rotates all pairs under `default`, and a share under every other type."""
+    model = tiny_model("llama")
+    model.config.rope_parameters["partial_rotary_factor"] = 0.5
+    for method in ("yarn", "linear", "llama3", "ntk", "ntk-mixed"):
+        made = ropepatch.plan(model, to=256, method=method)
+        assert made.rope.rotary_dim == model.config.head_dim
+        assert len(made.frequencies().inv_freq) == made.rope.num_pairs
+        assert made.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "written"), [("gpt_oss", True), ("apertus", True), ("mistral", False)]
+)
+def test_a_default_rope_says_null_where_transformers_4_would_scale_it(tmp_path, model_type, written):
+    """What it computes is in tests/extension/test_engines.py, in the sweep."""
+    model = tiny_model(model_type)
+    model.save_pretrained(tmp_path / "source")
+    out = ropepatch.extend(
+        ropepatch.plan(tmp_path / "source", to="4x", method="ntk"), tmp_path / "out"
+    ).folder
+    raw = json.loads((out / "config.json").read_text())
+    assert ("rope_scaling" in raw) == written
+    assert raw.get("rope_scaling") is None
+    reloaded = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad(), ropepatch.patch(model, ropepatch.plan(model, to="4x", method="ntk")):
+        ids = torch.arange(3, 40)[None]
+        assert torch.equal(model(ids).logits, reloaded(ids).logits)
