@@ -62,7 +62,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 UNREAD_BY_4 = IGNORED_BY_4.model_types | REFUSED_BY_4.model_types
 # Architectures that transformers 4 reads like LLaMA, one that ignores a scaling, and those that refuse it.
-FAMILIES = ("gpt_neox", "stablelm", *sorted(UNREAD_BY_4 - {"llama4", "phi4_multimodal"}))
+FAMILIES = ("gpt_neox", "gpt_oss", "stablelm", *sorted(UNREAD_BY_4 - {"llama4", "phi4_multimodal"}))
 SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
 # What a model that is scaled already says of it, and methods that compose with that.
 SCALED = {

@@ -13,6 +13,7 @@ import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from safetensors.torch import load_file, save_file
 
+import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model import weights as weights_module
 from ropepatch.model.weights import INDEX, SINGLE, Weights, check_fit, clone_files, fingerprint, read_headers
@@ -47,6 +48,17 @@ def test_the_files_are_the_index_and_every_shard_once(sharded):
     weights = read_headers(sharded)
     assert weights.files == (sharded / INDEX, *shards(sharded))
     assert weights.num_bytes == sum(file.stat().st_size for file in weights.files)
+
+
+def test_a_file_that_this_memory_cannot_map_is_refused_in_one_line(single, monkeypatch):
+    def under_a_limit(file, framework):
+        raise MemoryError
+
+    monkeypatch.setattr(weights_module, "safe_open", under_a_limit)
+    with pytest.raises(RopepatchError, match="Cannot allocate memory"):
+        read_headers(single)
+    (finding,) = ropepatch.diagnose(single, measure=False).findings
+    assert finding.code == "weights-damaged"
 
 
 def test_a_terabyte_of_weights_is_judged_by_its_header(tmp_path):
