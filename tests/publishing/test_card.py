@@ -720,10 +720,10 @@ def test_the_value_of_a_parameter_stays_a_value():
     assert (given["beta_fast"], given["ramp"]) == (value, [value])
 
 
-def test_a_text_that_is_no_unicode_is_written_all_the_same(copied):
+def test_a_record_with_a_text_that_is_no_unicode_is_refused_when_it_is_read(copied):
     edit_json(copied / "ropepatch.json", command="ropepatch \ud800")
-    write_card(copied)
-    assert "ropepatch '?'" in (copied / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(RopepatchError, match="surrogates not allowed"):
+        write_card(copied)
 
 
 # A branch
