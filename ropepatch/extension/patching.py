@@ -25,8 +25,8 @@ from ropepatch.model.rotary import (
     float32_on_cpu,
     scaled_twin,
 )
-from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.softmax import softmax_scales
+from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.survey import Survey, survey
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling import Scaling
