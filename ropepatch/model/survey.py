@@ -64,7 +64,7 @@ class Survey:
     @cached_property
     def ties_softmax(self) -> bool:
         """Whether attention multiplies its softmax scale by `mscale_all_dim`, as DeepSeek's does."""
-        return ties_softmax(load_config(self.raw, self.own), self.site)
+        return ties_softmax(load_config(self.raw, self.own_config), self.site)
 
     @property
     def rotates_partly(self) -> bool:
