@@ -24,6 +24,13 @@ Settings = Annotated[
     ),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB",
+        help="Carry along what is no part of a checkpoint, such as 'examples/*'; may be repeated.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TextSource = Annotated[
     str | None,

@@ -12,6 +12,7 @@ import typer
 from ropepatch.cli.arguments import (
     SPLIT,
     AsJson,
+    Include,
     Model,
     Revision,
     Settings,
@@ -106,6 +107,7 @@ def extend(
             "rewrites one of them in place also changes the source.",
         ),
     ] = False,
+    include: Include = None,
     push: Annotated[
         str | None,
         typer.Option(metavar="REPO", help="Push it to the Hub with its card; see `ropepatch push`."),
@@ -148,6 +150,7 @@ def extend(
             field=field,
             split=split,
             link_weights=link_weights,
+            include=include or (),
             push=push,
             dry_run=dry_run,
             revision=revision,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropepatch.cli.arguments import AsJson
+from ropepatch.cli.arguments import AsJson, Include
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
 
@@ -41,17 +41,26 @@ def push(
             "--force", help="Push what was not verified, has a red gate, or replaces other weights."
         ),
     ] = False,
+    include: Include = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring a checkpoint to the Hub: the files that changed, in one commit.
 
-    It is refused where nothing has verified the checkpoint, its gate is red, or REPO holds weights of others.
+    What ropepatch wrote goes there, and what transformers and engines read. It is refused where nothing has
+    verified the checkpoint, its gate is red, REPO holds weights of others, or a file holds a key or a token.
     The same command goes on where it was interrupted. The token is that of `hf auth login` or HF_TOKEN.
     """
     from ropepatch.publishing.hub import push as send
 
     pushed = send(
-        folder, repo, private=private, revision=revision, dry_run=dry_run, force=force, say=say_on_stderr
+        folder,
+        repo,
+        private=private,
+        revision=revision,
+        dry_run=dry_run,
+        force=force,
+        include=include or (),
+        say=say_on_stderr,
     )
     if as_json:
         print(json_text(pushed_data(pushed)))
@@ -68,15 +77,16 @@ def print_pushed(pushed: Pushed) -> None:
     """What a push did: the outcome on stdout, what the user should know on stderr."""
     notes = list(pushed.notes)
     if pushed.left_out:
-        notes.append(f"left out, no part of a checkpoint: {', '.join(pushed.left_out)}")
+        notes.append(
+            f"left out, no part of a checkpoint: {', '.join(pushed.left_out)} (--include sends more along)"
+        )
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"
     if pushed.dry_run:
         if pushed.created:
             print(f"{pushed.repo} would be created")
-        for name, size in pushed.uploaded.items():
-            print(f"  upload     {size / 1e6:>10.3f} MB  {name}")
+        _print_sizes("upload  ", pushed)
         for name in pushed.unchanged:
             print(f"  unchanged  {'':>13}  {name}")
         for name in pushed.deleted:
@@ -85,6 +95,7 @@ def print_pushed(pushed: Pushed) -> None:
         return
     print(pushed.url)
     if pushed.uploaded or pushed.deleted:
+        _print_sizes("uploaded", pushed)
         deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
         print(f"commit {pushed.commit}: {counts}{deleted}, {len(pushed.unchanged)} unchanged")
         for name in pushed.deleted:
@@ -92,6 +103,11 @@ def print_pushed(pushed: Pushed) -> None:
     else:
         print(f"nothing has changed since commit {pushed.commit}")
     print(_how_to_load(pushed))
+
+
+def _print_sizes(verb: str, pushed: Pushed) -> None:
+    for name, size in pushed.uploaded.items():
+        print(f"  {verb}   {size / 1e6:>10.3f} MB  {name}")
 
 
 def _how_to_load(pushed: Pushed) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,11 +154,13 @@ class Plan:
         """`to_dict` as text."""
         return json_text(self.to_dict())
 
-    def push(self, repo: str, *, private: bool = False, revision: str | None = None) -> Any:
+    def push(
+        self, repo: str, *, private: bool = False, revision: str | None = None, include: Sequence[str] = ()
+    ) -> Any:
         """Write the checkpoint of the plan into a temporary folder and push it; see `ropepatch.push`."""
         import ropepatch  # the one look upward: a plan is what a notebook holds
 
-        return ropepatch.push(self, repo, private=private, revision=revision)
+        return ropepatch.push(self, repo, private=private, revision=revision, include=include)
 
     def __str__(self) -> str:
         return plan_text(self.to_dict())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,21 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import verify, verify_trained
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.config import blueprint, load_config, text_config
-from ropepatch.model.source import TEMPLATES, Source, check_inside, find_source, stated_by_card
+from ropepatch.model.source import (
+    TEMPLATES,
+    Source,
+    check_inside,
+    find_source,
+    included,
+    is_known,
+    stated_by_card,
+)
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers
 
-# Not carried over: remote code, other forms of the weights, the base's card, and what is written anew.
-LEFT_OUT = {".py", ".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
+# Never carried over: other forms of the weights, which may be another model's, and what is written anew.
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {
     "config.json",
     "tokenizer_config.json",
@@ -39,6 +47,7 @@ def extend(
     out: str | Path,
     *,
     link_weights: bool = False,
+    include: Sequence[str] = (),
     progress: Progress | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -49,6 +58,7 @@ def extend(
         out: The folder to make; it must not exist.
         link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
             weight file in place then writes through to the source.
+        include: Patterns of files of the source that are carried beside the checkpoint.
         progress: Called with the bytes cloned so far and in all.
         record: Further keys of the record.
 
@@ -63,7 +73,7 @@ def extend(
             "has the same frequencies at the target, and saves",
         )
     folder = absent(out)
-    source = source_of(plan, beside=folder)
+    source = source_of(plan, beside=folder, include=include)
     survey = survey_folder(source.folder)
     if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
@@ -76,6 +86,7 @@ def extend(
         if not link_weights:
             check_room(weights, partial.parent)
         copy_small_files(source.folder, partial)
+        copy_files(included_files(source.folder, include), partial)
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
@@ -147,7 +158,7 @@ def save_trained(
     return folder
 
 
-def source_of(plan: Plan, *, beside: Path) -> Source:
+def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Source:
     """The checkpoint that a plan was made from.
 
     Raises:
@@ -159,7 +170,8 @@ def source_of(plan: Plan, *, beside: Path) -> Source:
             f"{plan.model} has code of its own, and stock transformers loads no checkpoint of it",
             hint="patch and measure it in memory; to save, plan a checkpoint folder that needs no code",
         )
-    source = find_source(plan.model, plan.revision if not Path(plan.model).is_dir() else None, weights=True)
+    revision = plan.revision if not Path(plan.model).is_dir() else None
+    source = find_source(plan.model, revision, weights=True, include=include)
     if beside.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an --out beside it")
     return source
@@ -184,20 +196,58 @@ def origin_of(source: Source) -> dict[str, Any]:
 
 
 def copy_small_files(source: Path, partial: Path) -> None:
-    """Carry over what is neither weights, code nor written anew.
+    """Carry over what is neither weights nor written anew.
 
     Raises:
         RopepatchError: If one is a link that leads out of the source.
     """
-    for file in sorted(source.glob(f"{TEMPLATES}/*.jinja")):
+    copy_files(small_files(source), partial)
+
+
+def small_files(source: Path) -> dict[str, Path]:
+    """The files of a checkpoint that are carried over as they are, by their paths in it.
+
+    Raises:
+        RopepatchError: If one is a link that leads out of it, or no regular file.
+    """
+    files = [file for file in sorted(source.iterdir()) if is_known(file.name) and file.name not in WRITTEN]
+    files += sorted(source.glob(f"{TEMPLATES}/*.jinja"))
+    return _checked({file.relative_to(source).as_posix(): file for file in files}, source)
+
+
+def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
+    """What a user wants carried over beside a checkpoint, by the paths in it.
+
+    Raises:
+        RopepatchError: A pattern names nothing that may be carried over, or a link that leads out of it.
+    """
+    weights = {file.name for file in source.iterdir() if _is_weights(file)}
+    return _checked(included(source, patterns, but=WRITTEN | weights), source)
+
+
+def left_out(source: Path, carried: Iterable[str]) -> tuple[str, ...]:
+    """What of a checkpoint stays behind, hidden entries apart."""
+    names = {name.partition("/")[0] for name in carried} | WRITTEN
+    names |= {file.name for file in read_headers(source).files}
+    others = (entry.name for entry in source.iterdir() if not entry.name.startswith("."))
+    return tuple(sorted(set(others) - names))
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in WEIGHTS or file.name.endswith(".index.json")
+
+
+def _checked(files: dict[str, Path], source: Path) -> dict[str, Path]:
+    for file in files.values():
         check_inside(file, source)
-        (partial / TEMPLATES).mkdir(exist_ok=True)
-        shutil.copyfile(file, partial / TEMPLATES / file.name)
-    for file in sorted(source.iterdir()):
-        carried = not (file.suffix in LEFT_OUT or file.name in WRITTEN or file.name.startswith("."))
-        if carried and file.is_file() and not file.name.endswith(".index.json"):
-            check_inside(file, source)
-            shutil.copyfile(file, partial / file.name)
+    return {name: file for name, file in files.items() if file.is_file()}
+
+
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Copy files to their paths in a folder."""
+    for name, file in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
 
 
 def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +19,22 @@ CONFIG_FILES = ["config.json"]
 PASSED_ON = ("license", "license_name", "license_link", "language")
 CHECKPOINT_FILES = [
     *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"),
-    *("LICENSE*", "NOTICE*", "README.md"),
+    *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
 ]
+# What transformers, tokenizers, processors and engines read beside the weights. Any other file may be
+# somebody's notes or keys, and Mistral's params.json would give engines the rope of before.
+KNOWN = (
+    *("config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"),
+    *("tokenizer.json", "tokenizer.*.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "tokenizer.model", "tokenizer.model.v*", "tekken.json", "tiktoken.model"),
+    *("*.tiktoken", "vocab.json", "vocab.txt", "vocab.bpe", "merges.txt", "encoder.json", "emoji.json"),
+    *("spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "bpe.model"),
+    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
+    *("audio_tokenizer_config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json"),
+)
+LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin
+    r"(LICEN[SC]E|NOTICE|USE_POLICY)[^.]*(\.(\d+|txt|md|rst|html|pdf))*", re.IGNORECASE
+)
 TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 
 
@@ -31,10 +47,18 @@ class Source:
     revision: str | None = None
 
 
-def find_source(model: str | Path, revision: str | None = None, *, weights: bool) -> Source:
+def find_source(
+    model: str | Path, revision: str | None = None, *, weights: bool, include: Sequence[str] = ()
+) -> Source:
     """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
 
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
+
+    Args:
+        model: What the user names.
+        revision: Of a Hub id.
+        weights: Download the checkpoint.
+        include: Patterns of what is downloaded beside it.
 
     Raises:
         RopepatchError: If there is no such checkpoint, a file of it is a pipe or a device, or the Hub does
@@ -69,7 +93,7 @@ def find_source(model: str | Path, revision: str | None = None, *, weights: bool
         raise RopepatchError(message, hint="name the folder that holds config.json")
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
         raise RopepatchError(f"no folder {name}", hint=expected)
-    return _from_hub(name, revision, CHECKPOINT_FILES if weights else CONFIG_FILES)
+    return _from_hub(name, revision, [*CHECKPOINT_FILES, *include] if weights else CONFIG_FILES)
 
 
 def check_files(folder: Path) -> None:
@@ -81,6 +105,39 @@ def check_files(folder: Path) -> None:
     for pattern in (*CHECKPOINT_FILES, f"{TEMPLATES}/*.jinja"):
         for file in sorted(folder.glob(pattern)):
             check_regular(file)
+
+
+def is_known(name: str) -> bool:
+    """Whether a file of this name beside the weights is part of a checkpoint."""
+    return any(fnmatchcase(name, pattern) for pattern in KNOWN) or LICENCE.fullmatch(name) is not None
+
+
+def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()) -> dict[str, Path]:
+    """The files that a user wants carried beside a checkpoint, by their paths in the folder.
+
+    Args:
+        folder: Of the checkpoint.
+        patterns: Of paths in it; a hidden file or folder only by its dot.
+        but: The paths of those that are never carried.
+
+    Raises:
+        RopepatchError: A pattern names no file.
+    """
+    names = {
+        path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+    found: dict[str, Path] = {}
+    for pattern in patterns:
+        matching = [name for name in names if fnmatchcase(name, pattern) and name not in but]
+        if "/." not in f"/{pattern}":
+            matching = [name for name in matching if "/." not in f"/{name}"]
+        if not matching:
+            raise RopepatchError(
+                f"--include {pattern} names no file in {folder} that could be carried",
+                hint="a pattern is a path in the folder, such as notes.md or 'examples/*'",
+            )
+        found |= {name: names[name] for name in matching}
+    return found
 
 
 def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:

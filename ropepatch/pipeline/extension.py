@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from ropepatch.evaluation.summaries import summary
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
-from ropepatch.files import json_text
+from ropepatch.files import absent, json_text
 from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
 from ropepatch.pipeline.kept import kept
 from ropepatch.pipeline.learned import Learned, planned
@@ -35,6 +35,7 @@ from ropepatch.pipeline.running import (
     num_processes,
     say_on_stderr,
 )
+from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
 from ropepatch.training.forecast import Forecast, forecast, other_model
@@ -142,6 +143,7 @@ def extend(
     field: str = "text",
     split: str | None = None,
     link_weights: bool = False,
+    include: Sequence[str] = (),
     push: str | None = None,
     dry_run: bool = False,
     revision: str | None = None,
@@ -175,6 +177,8 @@ def extend(
         split: Which part of a `datasets` id or a saved set is read; None for test, or train to fit on.
         link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
             rewrites one of them in place also changes the source.
+        include: Patterns of files of the model, such as `examples/*`, that are carried along beside the
+            checkpoint, here and to the Hub.
         push: A repository on the Hub; its name and your token are tried before the work.
         dry_run: Find the method, which `fit` and `auto` search for, plan, tell what a recipe will do, and
             write nothing.
@@ -230,17 +234,28 @@ def extend(
                 say(f"warning: {warning}")
         request.check_suite(plan)
         if request.recipe is None:
+            absent(request.folder)
+        source = writing.source_of(plan, beside=request.folder, include=include).folder
+        extra = writing.included_files(source, include)
+        carried = writing.small_files(source) | extra
+        check_secrets(carried)
+        if stays := writing.left_out(source, carried):
+            say(f"left out, no part of a checkpoint: {', '.join(stays)} (--include carries more along)")
+        if request.recipe is None:
             with feedback.progress(WEIGHTS) as advance:
                 folder = writing.extend(
                     plan,
                     request.folder,
                     link_weights=link_weights,
+                    include=include,
                     progress=advance,
                     record=(learned.record if learned else {}) | extras,
                 )
             extension = _finished(request, plan, folder, learned, feedback)
         else:
             extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback)
+            if is_first():
+                writing.copy_files(extra, extension.folder)
         show(extension)
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
@@ -325,15 +340,16 @@ def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) ->
     return measured
 
 
-def _pushed(extension: Extension, repo: str, feedback: Feedback) -> Pushed | None:
-    """What was pushed; nothing of what failed its gate."""
+def _pushed(extension: Extension, repo: str, include: Sequence[str], feedback: Feedback) -> Extension:
+    """The extension with what was pushed; nothing of what failed its gate."""
     from ropepatch.publishing.hub import push
 
     if extension.gate is not None and not extension.gate.passed:
         feedback.say(f"not pushed: `ropepatch push --force {extension} {repo}` does")
-        return None
+        return extension
     try:
-        return push(extension.folder, repo, say=feedback.say)
+        pushed = push(extension.folder, repo, include=include, say=feedback.say)
     except RopepatchError as error:
         again = f"the checkpoint is written: `ropepatch push {extension} {repo}` goes on"
         raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error
+    return replace(extension, pushed=pushed)

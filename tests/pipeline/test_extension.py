@@ -1,6 +1,7 @@
 """What `ropepatch extend` does is one call from Python: same files, resumed, shown in a notebook."""
 
 import os
+import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
+from ropepatch.model.source import TINY
 from ropepatch.pipeline.running import bar
 
 
@@ -207,3 +209,43 @@ def test_a_bar_shows_in_a_notebook_and_is_silent_where_nobody_looks(monkeypatch,
         advance(1, 2)
     assert disabled == [not notebook]
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def untidy(tmp_path):
+    """A checkpoint whose folder holds more than a checkpoint."""
+    shutil.copytree(TINY, tmp_path / "model")
+    others = ["credentials.json", "id_rsa", "tokens.PY", "x.pkl", "notes.md", "examples/a.txt", "params.json"]
+    for name in [*others, ".env", "pytorch_model.bin", "special_tokens_map.json"]:
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_text("{}")
+    return tmp_path / "model"
+
+
+def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_user_includes_it(
+    untidy, tmp_path
+):
+    lines = []
+    out = ropepatch.extend(
+        untidy, tmp_path / "out", to="2k", include=["examples/*", "note*"], say=lines.append
+    )
+    stays = {"credentials.json", "id_rsa", "tokens.PY", "x.pkl", "params.json", "pytorch_model.bin"}
+    assert not any((out / name).exists() for name in stays | {".env"})
+    assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
+    (line,) = [line for line in lines if line.startswith("left out")]
+    assert f": {', '.join(sorted(stays))} (--include" in line
+    for pattern in (
+        "*.bin",
+        "config.json",
+        "nothing.md",
+    ):  # what would be another model's, or is written anew
+        with pytest.raises(RopepatchError, match="names no file in"):
+            ropepatch.extend(untidy, tmp_path / "again", to="2k", include=[pattern])
+
+
+def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy, tmp_path):
+    (untidy / "notes.md").write_text("gh" + "p_016C7EaUqDzVnMwTyXkLbR9sHjQ2fG5oPi3d")
+    with pytest.raises(RopepatchError, match=r"notes\.md holds what looks like a secret \(github-pat\)"):
+        ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
+    assert not (tmp_path / "out").exists()
+    ropepatch.extend(untidy, tmp_path / "out", to="2k")

@@ -31,6 +31,7 @@ from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
 from ropepatch.publishing.hub import Pushed, check_repo, push
 from ropepatch.publishing.hub.contents import judge
+from ropepatch.publishing.scanning import check_secrets
 
 NAME = "local/tiny-2k"
 TOKEN = "hf_" + "0a" * 17
@@ -297,7 +298,8 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
     stays += [".hidden.json", "x.json.partial", ".x.json.0a1b.partial", "model-00004-of-00003.safetensors"]
     stays += ["LICENSE.bin", "NOTICE.txt.pkl", "trainer_state.json", "training_args.json", ".git/config"]
     stays += ["additional_chat_templates/tool.py", "extra.safetensors", "training_args.bin"]
-    stays += ["evaluation/cache.pkl", "run/state.json"]
+    stays += ["evaluation/cache.pkl", "run/state.json", "credentials.json", "token.json", "config.local.json"]
+    stays += ["passwords.txt", "params.json", "model.gguf", "adaptation/run.pkl", "evaluation/x.json/deep"]
     sent = files_of(folder)
     for name in stays:
         write(folder / name, "{}")
@@ -306,8 +308,8 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
         write(folder / name, "own")
     done = pushed(folder)
     assert hub.files(NAME) == sent | dict.fromkeys(own, b"own")
-    top = {name for name in stays if "/" not in name and not name.startswith(".")}
-    assert set(done.left_out) == {*top, "run"}
+    named = {name for name in stays if not name.startswith((".", "run/", "evaluation/x"))}
+    assert set(done.left_out) == {*named, "run", "evaluation/x.json"}
 
 
 def test_figures_that_the_card_no_longer_shows_stay_behind(hub, folder):
@@ -320,12 +322,12 @@ def test_figures_that_the_card_no_longer_shows_stay_behind(hub, folder):
         assert files_of(folder).keys() - hub.files(NAME).keys() == missing
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "gone.txt", "evaluation", SHARDS[0]])
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.json", "evaluation", SHARDS[0]])
 def test_a_link_that_leads_out_of_the_folder_is_refused(hub, folder, name):
     outside = folder.parent / "outside"
     if (folder / name).exists():
         (folder / name).rename(outside)
-    elif name != "gone.txt":
+    elif name != "vocab.json":
         outside.write_text("secret")
     (folder / name).symlink_to(outside)
     message, _ = refused(folder)
@@ -361,6 +363,62 @@ def test_a_file_that_holds_an_access_token_is_refused(hub, folder, secret, monke
     message, _ = refused(folder)
     assert message == "ropepatch.json holds an access token of the Hub"
     assert hub.requests == []
+
+
+KEY = (
+    "-----BEGIN OPENSSH PRIVATE"
+    + " KEY-----\n"
+    + "b3BlbnNzaC1rZXktdjEAAAA\n" * 9
+    + "-----END OPENSSH PRIVATE KEY-----"
+)
+SECRETS = {
+    "private-key": KEY,
+    "github-pat": "gh" + "p_016C7EaUqDzVnMwTyXkLbR9sHjQ2fG5oPi3d",
+    "aws-access-token": "AKIA" + "QX7ZL2M4PNVB3KTC",
+    "openai-api-key": "sk-" + "aB3dE5fG7hJ9kL1mN2pQ" + "T3BlbkFJ" + "zY8xW6vU4tS2rQ1pO9nM",
+}
+CODES = ["utf-8", "utf-16", "utf-16-be", "utf-32"]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_file_that_holds_a_key_is_refused_in_whatever_code_it_is_written(hub, folder, kind, code):
+    (folder / "LICENSE").write_bytes(f"Copyright.\nmine: {SECRETS[kind]}\n".encode(code))
+    message, _ = refused(folder)
+    assert message == f"LICENSE holds what looks like a secret ({kind})"
+    assert SECRETS[kind] not in message
+    assert hub.requests == []
+
+
+def test_the_users_own_token_is_found_in_utf_16_too(hub, folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "api_of_an_organisation")
+    (folder / "vocab.txt").write_text("mine: api_of_an_organisation", encoding="utf-16")
+    assert refused(folder)[0] == "vocab.txt holds an access token of the Hub"
+
+
+def test_what_only_looks_like_a_key_is_no_secret(tmp_path):
+    names = ["AKIA" + "A" * 16, "AKIAIOSFODNN7EXAMPLE", "hf_hub_download_and_more_of_its_kind_", "a" * 40]
+    names += ["gh" + "p_" + "0" * 36, "-----BEGIN PUBLIC KEY-----", "-----BEGIN PRIVATE KEY-----"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(names))
+    assert check_secrets({"tokenizer.json": tmp_path / "tokenizer.json"}) == ()
+
+
+def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(hub, folder, monkeypatch):
+    for name in ("notes.md", "examples/a.txt", "examples/.env", "examples/deep/b.txt", "x.gguf"):
+        write(folder / name, "mine") if "deep" not in name else (folder / "examples/deep").mkdir()
+    write(folder / "examples/deep/b.txt", "mine")
+    with pytest.raises(RopepatchError, match=r"--include nothing\* names no file in"):
+        pushed(folder, include=["notes.md", "nothing*"])
+    done = pushed(folder, include=["notes.md", "examples/*"])
+    assert {"notes.md", "examples/a.txt", "examples/deep/b.txt"} <= done.uploaded.keys()
+    assert done.left_out == ("x.gguf",)
+    assert "examples/.env" not in hub.files(NAME)
+    monkeypatch.setattr("ropepatch.publishing.scanning.LARGEST", 300)
+    write(folder / "notes.md", "x" * 301)
+    (note,) = [note for note in pushed(folder, include=["notes.md"]).notes if "large" in note]
+    assert "notes.md" in note
+    write(folder / "examples/a.txt", SECRETS["github-pat"])
+    assert refused(folder, include=["examples/*"])[0].startswith("examples/a.txt holds what looks like")
 
 
 def half(path: Path) -> None:
@@ -742,7 +800,12 @@ def command(hub, monkeypatch, run_here):
 def test_the_command_prints_where_it_is_and_how_to_load_it(hub, folder, command):
     (folder / "optimizer.pt").touch()
     done = command(folder, NAME, "--revision", "longer")
-    url, commit, load = done.stdout.splitlines()
+    url, *named, commit, load = done.stdout.splitlines()
+    sizes = {path: f"{len(data) / 1e6:.3f}" for path, data in files_of(folder).items()}
+    del sizes["optimizer.pt"]
+    assert [line.split() for line in named] == [
+        ["uploaded", sizes[name], "MB", name] for name in sorted(sizes)
+    ]
     assert url == f"{hub.url}/{NAME}/tree/longer"
     assert commit == f"commit {hub.head(NAME, 'longer')}: 12 files, 0.2 MB, 0 unchanged"
     assert load == f'AutoModelForCausalLM.from_pretrained("{NAME}", revision="longer")'
@@ -772,7 +835,7 @@ def test_the_dry_run_is_a_table_and_what_was_deleted_is_named(hub, folder, comma
     assert ["delete", "evaluation/old.json"] in lines
     assert " ".join(lines[-1]) == f"1 file, 0.0 MB to upload to {hub.url}/{NAME}; nothing was sent"
     assert command(folder, "new", "--dry-run").stdout.startswith("local/new would be created\n")
-    assert command(folder, NAME).stdout.splitlines()[2:-1] == ["deleted evaluation/old.json"]
+    assert command(folder, NAME).stdout.splitlines()[3:-1] == ["deleted evaluation/old.json"]
 
 
 def test_the_token_is_printed_nowhere(hub, folder, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,27 +14,38 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.files import read_json
 from ropepatch.model.record_file import needs_ropepatch
-from ropepatch.model.source import CHECKPOINT_FILES
+from ropepatch.model.source import TEMPLATES, included, is_known
 from ropepatch.model.weights import fingerprint, read_header, read_headers
+from ropepatch.publishing.scanning import check_secrets
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-# Beside the weights, which their index names. What no pattern names stays: pickles, code, a trainer's state.
+# Beside the weights, which their index names, and what `is_known`.
 CARRIED = {
-    "": [*(set(CHECKPOINT_FILES) - {"*.safetensors"}), "evaluation.html"],
-    "additional_chat_templates": ["*.jinja"],
+    "": ["README.md", "evaluation.html", records.FILE, ADAPTER[0]],
+    TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
 }
-TRAINERS = {"trainer_state.json", "training_args.json"}
-LICENCE = re.compile(
-    r"(LICENSE|NOTICE)[^.]*(\.(\d+|txt|md|rst|html|pdf))*"
-)  # LICENSE-2.0.txt, not LICENSE.bin
 # Of an earlier push. What decides which weights are loaded is replaced as a whole; evidence if it was ours.
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
 )
 EVIDENCE = re.compile(r"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html")
-TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What of a folder is pushed.
+
+    Args:
+        files: By their names in the repository.
+        left_out: What else is there, hidden entries apart.
+        notes: What the user should know of them.
+    """
+
+    files: dict[str, Path]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,43 +63,45 @@ class Judgement:
     allows_card: bool = False
 
 
-def read_contents(folder: Path, token: str | None = None) -> tuple[dict[str, Path], tuple[str, ...]]:
+def read_contents(folder: Path, token: str | None = None, include: Sequence[str] = ()) -> Contents:
     """The files of a checkpoint or an adapter, its weights checked by their headers.
 
     Args:
         folder: Of the checkpoint.
         token: That of the user, which no file may hold.
-
-    Returns:
-        What is pushed, by the names in the repository; and the folder's other entries, hidden ones apart.
+        include: Patterns of what is pushed beside it.
 
     Raises:
         RopepatchError: If it is no checkpoint, its weights are unsound or pickled, or a file is a link that
-            leads out of the folder, or holds an access token.
+            leads out of the folder, or holds a secret.
     """
     names = {path.name for path in _weights(folder)}
-    files = {}
+    files, others = {}, []
     for part, patterns in CARRIED.items():
         place = folder / part
         for path in sorted(place.iterdir()) if place.is_dir() else ():
-            carried = any(fnmatchcase(path.name, pattern) for pattern in patterns) and not _stays(path.name)
-            if (carried or (not part and path.name in names)) and (path.is_file() or path.is_symlink()):
-                files[f"{part}/{path.name}" if part else path.name] = path
+            name = f"{part}/{path.name}" if part else path.name
+            known = path.name in names or is_known(path.name) if not part else False
+            carried = known or any(fnmatchcase(path.name, pattern) for pattern in patterns)
+            if path.name.startswith(".") or name in CARRIED:
+                continue
+            if carried and (path.is_file() or path.is_symlink()):
+                files[name] = path
+            else:
+                others.append(name)
+    for name in _unnamed_figures(files):
+        del files[name]
+        others.append(name)
+    files |= included(folder, include)
     for name, path in files.items():
         if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
             raise RopepatchError(
                 f"{name} is a link to no file within {folder}", hint="put the file itself there, or remove it"
             )
-        if name not in names and _holds_token(path, token):
-            raise RopepatchError(
-                f"{name} holds an access token of the Hub",
-                hint="remove it there, and revoke it at https://hf.co/settings/tokens if others have seen it",
-            )
-    for name in _unnamed_figures(files):
-        del files[name]
-    taken = {name.partition("/")[0] for name in files}
-    rest = (entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    return dict(sorted(files.items())), tuple(sorted(set(rest) - taken))
+    large = check_secrets({name: path for name, path in files.items() if name not in names}, token)
+    notes = [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
+    whole = {name.partition("/")[0] for name in files} | files.keys()
+    return Contents(dict(sorted(files.items())), tuple(sorted(set(others) - whole)), tuple(notes))
 
 
 def is_adapter(folder: Path) -> bool:
@@ -156,13 +170,6 @@ def is_weights(name: str) -> bool:
     return WEIGHTS.fullmatch(name) is not None
 
 
-def _stays(name: str) -> bool:
-    """Whether a file is no part of a checkpoint though a pattern names it."""
-    if name.startswith(("LICENSE", "NOTICE")):
-        return not LICENCE.fullmatch(name)
-    return name.startswith(".") or name.endswith(".index.json") or name in TRAINERS
-
-
 def _unnamed_figures(files: dict[str, Path]) -> list[str]:
     """The figures of an earlier card, which the one there is does not show; none beside the user's own."""
     figures = [name for name in files if name.startswith("evaluation/") and name.endswith(".png")]
@@ -186,13 +193,3 @@ def _weights(folder: Path) -> tuple[Path, ...]:
             f"{weights.name} is missing, truncated or damaged: {error}", hint="save or copy the adapter again"
         ) from error
     return (weights,)
-
-
-def _holds_token(path: Path, token: str | None) -> bool:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RopepatchError(
-            f"cannot read {path}: {error.strerror or error}", hint="make the file readable, or remove it"
-        ) from error
-    return bool(TOKEN.search(data)) or bool(token and token.encode() in data)

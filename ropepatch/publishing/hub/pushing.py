@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,6 +72,7 @@ def push(
     dry_run: bool = False,
     force: bool = False,
     card: bool = True,
+    include: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
     api: HfApi | None = None,
 ) -> Pushed:
@@ -90,20 +91,22 @@ def push(
         force: Push what was not verified, or whose gate is red, and replace weights that ropepatch did not
             bring there.
         card: Write the model card into the folder first, unless its README.md is the user's own.
+        include: Patterns of paths in the folder (of a plan: in its source) that are pushed beside the
+            checkpoint.
         say: Takes lines that tell how far it is.
         api: Whom to talk to; None for the Hub, with the user's token.
 
     Raises:
         RopepatchError: If the folder holds no sound checkpoint or nothing speaks for it, a name is no name,
-            there is no token, the repository is public but should be private or holds weights of others, or
-            the Hub does not play along.
+            there is no token, a file holds a secret, the repository is public but should be private or
+            holds weights of others, or the Hub does not play along.
     """
     options: Any = {"private": private, "revision": revision, "dry_run": dry_run, "force": force}
     if isinstance(folder, Plan):
         check_repo(repo)
         with TemporaryDirectory(prefix="ropepatch-") as temporary:
-            written = extend(folder, Path(temporary) / repo.rpartition("/")[2])
-            return push(written, repo, **options, card=card, say=say, api=api)
+            written = extend(folder, Path(temporary) / repo.rpartition("/")[2], include=include)
+            return push(written, repo, **options, card=card, include=include, say=say, api=api)
     place, branch = Path(folder).expanduser(), revision or "main"
     if not place.is_dir():
         raise RopepatchError(f"no folder {place}", hint="DIR is the folder that `ropepatch extend` wrote")
@@ -118,7 +121,7 @@ def push(
         )
     notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
     token = api.token if api and isinstance(api.token, str) else get_token()
-    files, left_out = read_contents(place, token)
+    contents = read_contents(place, token, include)
     if token is None and not dry_run:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = api or HfApi(token=token, library_name="ropepatch")
@@ -135,18 +138,18 @@ def push(
     with talking(repo, token):
         _check_private(remote, repo, private)
         if remote is not None and not force:
-            _check_weights(remote, branch, files)
+            _check_weights(remote, branch, contents.files)
         has_card = card and judgement.allows_card
         if has_card and not dry_run:
             from ropepatch.publishing.card import write_card
 
             write_card(place, repo, None if branch == "main" else branch)
-            files, left_out = read_contents(place, token)
+            contents = read_contents(place, token, include)
         if not dry_run:
             remote = _created(hub, repo, branch, remote, private=private, say=say)
         elif remote is not None and not remote.has_branch:
             notes.append(f"the branch {branch} would be made from main")
-        there = remote.files if remote else {}
+        files, there = contents.files, remote.files if remote else {}
         same = {name for name, path in files.items() if remote and remote.holds(name, path)}
         differs = CARD in there and CARD not in same and (has_card or CARD in files)
         if remote and differs and _has_own_card(remote, branch, token):
@@ -166,8 +169,8 @@ def push(
             uploaded={name: path.stat().st_size for name, path in files.items() if name not in same},
             unchanged=tuple(sorted(same)),
             deleted=tuple(sorted(stale)),
-            left_out=left_out,
-            notes=tuple(notes),
+            left_out=contents.left_out,
+            notes=(*contents.notes, *notes),
         )
         if dry_run or remote is None or not (planned.uploaded or planned.deleted):
             return planned
