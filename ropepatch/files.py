@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
+import logging
 import math
 import os
 import re
@@ -12,11 +14,13 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ropepatch.errors import RopepatchError
+
+logger = logging.getLogger(__name__)
 
 
 def absent(out: str | Path) -> Path:
@@ -44,9 +48,14 @@ def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
     """
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise RopepatchError(
-            f"{what} needs {needed / 1e9:.1f} GB, {place} has {free / 1e9:.1f} GB free", hint=hint
-        )
+        raise RopepatchError(f"{what} needs {_size(needed)}, {place} has {_size(free)} free", hint=hint)
+
+
+def _size(num_bytes: int) -> str:
+    for unit, power in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= power:
+            return f"{num_bytes / power:.1f} {unit}"
+    return f"{num_bytes} bytes"
 
 
 @contextmanager
@@ -56,14 +65,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         RopepatchError: If the disk does not let it be written.
     """
-    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.rename(folder)
+        with _partial(folder, lambda new: new.mkdir(parents=True)) as partial:
+            yield partial
+            partial.rename(folder)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
         for parent in parents:
             if parent.is_dir():
                 parent.rmdir()
@@ -74,9 +81,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _disk_error(error: OSError, folder: Path) -> RopepatchError:
     reason = os.strerror(error.errno) if error.errno else str(error)
+    named = Path(os.fsdecode(error.filename or folder))
+    if not (folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()):
+        return RopepatchError(f"cannot read {named}: {reason}", hint="make the file readable")
     hints = {
-        errno.ENOSPC: "free some space, or use --link-weights on the file system of the source",
-        errno.EDQUOT: "free some of your quota, or use --link-weights on the file system of the source",
+        errno.ENOSPC: "free some space, or choose another --out",
+        errno.EDQUOT: "free some of your quota, or choose another --out",
         errno.EROFS: "choose a folder on a file system that can be written to",
         errno.EACCES: "choose a folder you may write to",
     }
@@ -88,12 +98,65 @@ def _disk_error(error: OSError, folder: Path) -> RopepatchError:
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
     """A path beside the file to write to; it takes the file's name if all went well, else it is gone."""
-    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.partial")
-    try:
+    with _partial(file, Path.touch) as partial:
         yield partial
         partial.replace(file)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left of a file or folder they were writing, and tell of it."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
+        with suppress(OSError), _locked(partial) as is_dead:
+            if is_dead:
+                logger.warning("removing %s, which a process left that was killed", partial)
+                _remove(partial)
+
+
+@contextmanager
+def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """What takes the name of a path when it is whole: made beside it, and gone in the end if it did not.
+
+    It is locked, so that nobody takes it for what a killed process left, before it has a name that can be
+    taken so. Where nothing can be locked, nobody removes anything.
+    """
+    remove_leftovers(path)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    new, partial = (beside.with_name(beside.name + suffix) for suffix in (".nascent", ".partial"))
+    with ExitStack() as held:
+        held.callback(_remove, new)
+        make(new)
+        with suppress(OSError):
+            held.enter_context(_locked(new))
+        held.callback(_remove, partial)
+        new.rename(partial)
+        yield partial
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Lock a file or folder itself, which ends with the process; False if another process has it locked."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield False
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 PACKAGE = Path(__file__).parent

@@ -1,24 +1,29 @@
 """A pipe or a device in the place of a file is refused before it is opened: reading one may never end."""
 
+import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from checkpoint_folders import write_checkpoint
 
 from ropepatch import RopepatchError
 from ropepatch.cli.arguments import parse_settings
+from ropepatch.cli.recipes import recipes as show_recipes
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import copy_small_files
-from ropepatch.files import check_regular, parse_json, read_json
+from ropepatch.files import check_regular, check_space, new_folder, parse_json, read_json, whole_file
 from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.weights import read_header, read_headers
 from ropepatch.publishing.card.writing import write_card
@@ -177,3 +182,92 @@ def test_what_cannot_be_written_again_is_refused_when_it_is_read(text, tmp_path)
     with pytest.raises(RopepatchError, match=r"cannot read .*config\.json"):
         read_json(tmp_path / "config.json")
     assert parse_json(r'["\ud83d\ude00", 1e300, 0.1]') == ["\U0001f600", 1e300, 0.1]
+
+
+WRITERS = {"folder": new_folder, "file": whole_file}
+KILLED = """
+import os, pathlib, signal, sys
+from ropepatch.files import new_folder, whole_file
+with {writer}(pathlib.Path(sys.argv[1])) as partial:
+    (partial / "half" if partial.is_dir() else partial).write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def write(partial: Path, text: str) -> None:
+    (partial / "file" if partial.is_dir() else partial).write_text(text)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_a_killed_process_left_is_named_and_removed_by_the_next_that_writes_there(
+    kind, tmp_path, caplog
+):
+    writer, out, other = WRITERS[kind], tmp_path / "out[1]", tmp_path / "other"
+    for place in (out, other):
+        code = KILLED.format(writer=writer.__name__)
+        subprocess.run([sys.executable, "-c", code, str(place)], check=False)
+    (left,) = tmp_path.glob(".out*")
+    with writer(out) as partial:
+        assert not left.exists()
+        write(partial, "whole")
+    assert str(left) in caplog.text
+    assert {path.name.split(".")[1 if path.name[0] == "." else 0] for path in tmp_path.iterdir()} == {
+        *("out[1]", "other"),
+    }
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_a_live_process_is_writing_is_removed_by_nobody(kind, tmp_path, caplog):
+    writer, out = WRITERS[kind], tmp_path / "out"
+    with suppress(RopepatchError), writer(out) as first:
+        write(first, "first")
+        with writer(out) as second:
+            assert first.exists()
+            write(second, "second")
+    assert caplog.text == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_nothing_is_left_of_what_failed(kind, tmp_path):
+    with suppress(KeyError), WRITERS[kind](tmp_path / "out") as partial:
+        write(partial, "half")
+        raise KeyError
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "message"),
+    [
+        (errno.EACCES, "model/tokenizer.json", "cannot read {place}/model/tokenizer.json: Permission denied"),
+        (errno.EACCES, ".out.0123abcd.partial/x", "cannot write {place}/out: Permission denied"),
+        (errno.ENOSPC, None, "cannot write {place}/out: No space left on device"),
+    ],
+)
+def test_the_file_that_the_system_refused_is_the_one_that_is_named(number, name, message, tmp_path):
+    refusal = OSError(number, os.strerror(number), name and str(tmp_path / name))
+    with pytest.raises(RopepatchError) as caught, new_folder(tmp_path / "out"):
+        raise refusal
+    assert str(caught.value) == message.format(place=tmp_path)
+    assert "--link-weights" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"), [(12, "12 bytes"), (4200, "4.2 kB"), (7e6, "7.0 MB"), (3e9, "3.0 GB")]
+)
+def test_sizes_are_said_in_a_unit_that_shows_them(needed, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2))
+    with pytest.raises(RopepatchError, match=rf"needs {said}, .* has 2 bytes free"):
+        check_space("it", tmp_path, int(needed), hint="none")
+
+
+def test_a_copy_of_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full(path: Path, text: str, **options) -> None:
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RopepatchError, match="No space left on device"):
+        show_recipes("tiny", copy=True, file=tmp_path / "mine.yaml")
+    assert [*tmp_path.iterdir()] == []

@@ -12,7 +12,7 @@ from ropepatch.cli.catalogue import Entry, entries
 from ropepatch.cli.descriptions import describe_recipe
 from ropepatch.cli.listing import print_table
 from ropepatch.errors import RopepatchError
-from ropepatch.files import json_text
+from ropepatch.files import json_text, whole_file
 
 EXAMPLES = """\b
 Examples:
@@ -72,13 +72,14 @@ def _copy(source: Path, file: Path) -> None:
         raise RopepatchError(f"{file} must end in .yaml", hint="extend --recipe knows a file by that")
     schema = source.with_name("recipe.schema.json").resolve()  # of the copy it does not lie beside
     text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
+    place = file.expanduser()
     try:
-        with file.expanduser().open("x", encoding="utf-8") as copied:
-            copied.write(text)
-    except FileExistsError as error:
-        raise RopepatchError(
-            f"{file} already exists", hint="name another FILE after --copy; nothing is overwritten"
-        ) from error
+        if place.exists() or place.is_symlink():
+            raise RopepatchError(
+                f"{file} already exists", hint="name another FILE after --copy; nothing is overwritten"
+            )
+        with whole_file(place) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another FILE") from error
     print(f"{file}: change it, then ropepatch extend MODEL --recipe {file}")

@@ -27,7 +27,15 @@ from ropepatch.model.source import (
 )
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey_folder
-from ropepatch.model.weights import Progress, Weights, check_fit, clone_files, fingerprint, read_headers
+from ropepatch.model.weights import (
+    Progress,
+    Weights,
+    check_fit,
+    checksums,
+    clone_files,
+    fingerprint,
+    read_headers,
+)
 
 # Never carried over: other forms of the weights, which may be another model's, and what is written anew.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
@@ -90,9 +98,15 @@ def extend(
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        proof = {"weights": fingerprint(weights), "verified": verdict}
+        proof = proof_of(partial, verdict)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
+
+
+def proof_of(folder: Path, verdict: records.Verdict) -> dict[str, Any]:
+    """Of the record of a checkpoint, the keys that say which weights were verified, and how."""
+    weights = read_headers(folder)
+    return {"weights": fingerprint(weights), "checksums": checksums(weights), "verified": verdict}
 
 
 def check_room(weights: Weights, place: Path) -> None:
@@ -102,7 +116,7 @@ def check_room(weights: Weights, place: Path) -> None:
         RopepatchError: With both sizes.
     """
     there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-    check_space("the copy", there, weights.num_allocated, hint=NO_ROOM)
+    check_space("the copy", there, weights.num_bytes, hint=NO_ROOM)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> None:
@@ -153,7 +167,7 @@ def save_trained(
         write_configuration(source.folder, plan.survey.raw, partial, plan)
         verdict = verify_trained(partial, model, plan)
         enclose(partial)
-        proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
+        proof = proof_of(partial, verdict)
         records.write(partial, records.Record.of(plan, **proof | record | origin))
     return folder
 

@@ -8,7 +8,9 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +79,8 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """The apparent size of all files."""
+        """The size of all files, and of a copy, which has no holes where they may have some."""
         return sum(file.stat().st_size for file in self.files)
-
-    @property
-    def num_allocated(self) -> int:
-        """The bytes they take on the disk, which are fewer where files have holes."""
-        return sum(file.stat().st_blocks * 512 for file in self.files)
 
 
 def read_headers(folder: Path) -> Weights:
@@ -139,8 +136,9 @@ def read_header(file: Path) -> Header:
     """
     check_regular(file)
     # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
+    # It says of a file that is closed to us that it is missing, but first of all it checks the file.
     try:
-        with safe_open(file, framework="np"), file.open("rb") as opened:  # the first of them checks the file
+        with file.open("rb") as opened, safe_open(file, framework="np"):
             begin = 8 + int.from_bytes(opened.read(8), "little")
             content: dict[str, Any] = json.loads(opened.read(begin - 8))
     except MemoryError:  # under a limit of the address space
@@ -166,7 +164,8 @@ def _conversion(folder: Path) -> str:
 def fingerprint(weights: Weights) -> str:
     """Tells one checkpoint's weights from another's: sha256 over the names, sizes and samples of the files.
 
-    Of each file the first, the last and 14 evenly spaced MiB are read, so that 140 GB take a second.
+    Of each file the first, the last and 14 evenly spaced MiB are read, so that 140 GB take a second. It is a
+    name and no proof; that is `checksums`.
     """
     digest = hashlib.sha256()
     for file in weights.files:
@@ -177,6 +176,26 @@ def fingerprint(weights: Weights) -> str:
                 source.seek(max(0, size - SAMPLE) * sample // 15)
                 digest.update(source.read(SAMPLE))
     return digest.hexdigest()
+
+
+def checksums(weights: Weights) -> dict[str, str]:
+    """The sha256 of every weight file, by its name: of all bytes, once for each file as it is on the disk."""
+    places = [file.resolve() for file in weights.files]
+    with ThreadPoolExecutor() as pool:  # hashlib leaves the other threads free
+        sums = list(pool.map(sha256, places))
+    return {file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)}
+
+
+def sha256(file: Path) -> str:
+    """That of a file, which is read again only after it has changed."""
+    status = file.stat()
+    return _sha256(file, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _sha256(file: Path, as_it_is: tuple[int, ...]) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def foreign(reason: str) -> RopepatchError:
@@ -281,6 +300,9 @@ def _tensors(file: Path) -> dict[str, TensorEntry]:
     except FileNotFoundError:
         message = f"{file.name} is missing from {file.parent}"
         raise RopepatchError(message, hint="download the checkpoint again; every shard is needed") from None
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        message = f"cannot read {file}: {error.strerror or error}"
+        raise RopepatchError(message, hint="make the file readable, or look after the disk") from error
+    except SafetensorError as error:
         message = f"{file.name} is truncated or damaged: {error}"
         raise RopepatchError(message, hint="download the file again") from error

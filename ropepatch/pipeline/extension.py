@@ -233,9 +233,8 @@ def extend(
             for warning in other_model(plan, request.recipe):
                 say(f"warning: {warning}")
         request.check_suite(plan)
-        if request.recipe is None:
-            absent(request.folder)
-        source = writing.source_of(plan, beside=request.folder, include=include).folder
+        place = absent(request.folder) if request.recipe is None else request.folder
+        source = writing.source_of(plan, beside=place, include=include).folder
         extra = writing.included_files(source, include)
         carried = writing.small_files(source) | extra
         check_secrets(carried)
@@ -259,11 +258,7 @@ def extend(
         show(extension)
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
-        return (
-            replace(extension, pushed=_pushed(extension, push, feedback))
-            if push and is_first()
-            else extension
-        )
+        return extension if not (push and is_first()) else _pushed(extension, push, include, feedback)
 
 
 def _trained(

@@ -18,13 +18,13 @@ from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import check_frequencies, probe_logits
-from ropepatch.extension.writing import copy_small_files, origin_of, write_configuration
+from ropepatch.extension.writing import copy_small_files, origin_of, proof_of, write_configuration
 from ropepatch.files import absent, check_space, new_folder
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import Progress, clone_files, fingerprint, read_header, read_headers
+from ropepatch.model.weights import Progress, clone_files, read_header, read_headers
 from ropepatch.scaling import make_scaling
 
 # By how much of the largest logit weights may change it that are rounded to their dtype after the scaling.
@@ -66,7 +66,7 @@ def fold_attention(
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
     with new_folder(folder) as partial:
-        check_space("the copy", folder.parent, weights.num_allocated, hint="free some space")
+        check_space("the copy", folder.parent, weights.num_bytes, hint="free some space")
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, survey.raw, partial, plan)
         done = 0
@@ -76,7 +76,7 @@ def fold_attention(
             if progress:
                 progress(done, weights.num_bytes)
         verdict = _verify(partial, source.folder, plan, _plan(survey, source, attention_factor=a))
-        proof = {"weights": fingerprint(read_headers(partial)), "verified": verdict}
+        proof = proof_of(partial, verdict)
         records.write(partial, _record(source, plan).amended(folded_attention_factor=a, **proof))
     return folder
 

@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -206,6 +207,7 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
         "versions": record["versions"],
         "base": {},
         "weights": fingerprint(read_headers(out)),
+        "checksums": {WEIGHTS: hashlib.sha256((out / WEIGHTS).read_bytes()).hexdigest()},
         "version": 1,
     }
     assert record["versions"].keys() == {"ropepatch", "transformers", "torch"}

@@ -1,6 +1,8 @@
 """Weight files are judged by their headers and indexes; what is unsound is named."""
 
+import errno
 import json
+import os
 import shlex
 import struct
 import subprocess
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.extension.writing import check_room
 from ropepatch.model import weights as weights_module
 from ropepatch.model.weights import INDEX, SINGLE, Weights, check_fit, clone_files, fingerprint, read_headers
 
@@ -68,7 +71,10 @@ def test_a_terabyte_of_weights_is_judged_by_its_header(tmp_path):
     with (tmp_path / SINGLE).open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
-    assert read_headers(tmp_path).shapes == {"w": (size,)}
+    weights = read_headers(tmp_path)
+    assert weights.shapes == {"w": (size,)}
+    with pytest.raises(RopepatchError, match=r"needs 1099\.5 GB"):  # the copy has no holes
+        check_room(weights, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -182,3 +188,17 @@ def test_the_fingerprint_tells(three_mib, change):
     (three_mib.parent / "first").write_bytes(b"a")
     before = print_of(three_mib.parent / "first", three_mib)
     assert print_of(three_mib.parent / "first", change(three_mib)) != before
+
+
+def test_weights_that_are_closed_to_us_are_not_called_missing(single, monkeypatch):
+    """Root may read anything, so the system's refusal is played."""
+    opened = Path.open
+
+    def closed(path: Path, *words, **options):
+        if path.name == SINGLE:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *words, **options)
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(RopepatchError, match=f"cannot read {single / SINGLE}: Permission denied"):
+        read_headers(single)

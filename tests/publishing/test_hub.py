@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
 from ropepatch.publishing.hub import Pushed, check_repo, push
 from ropepatch.publishing.hub.contents import judge
@@ -87,7 +87,8 @@ def folder(tmp_path) -> Path:
 
 def prove(folder: Path) -> None:
     """Let the record say that the weights are the verified ones."""
-    edit_json(folder / "ropepatch.json", weights=fingerprint(read_headers(folder)))
+    weights = read_headers(folder)
+    edit_json(folder / "ropepatch.json", weights=fingerprint(weights), checksums=checksums(weights))
 
 
 @pytest.fixture
@@ -449,6 +450,22 @@ def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, n
 # what must be proven
 
 
+def test_a_byte_between_the_samples_of_the_fingerprint_is_missed_by_an_old_record_alone(tmp_path, folder):
+    large = {"tensor": np.zeros(20 << 20, np.uint8)}
+    for name in (INDEX, *SHARDS):
+        (folder / name).unlink()
+    save_file(large, folder / "model.safetensors")
+    prove(folder)
+    assert judge(folder).against == ()
+    large["tensor"][1_200_000] = 1
+    save_file(large, folder / "model.safetensors")
+    (reason,) = judge(folder).against
+    assert reason == "its weights have changed since they were verified (model.safetensors)"
+    edit_json(folder / "ropepatch.json", drop=("checksums",))
+    assert judge(folder).against == ()
+    assert "samples alone" in judge(folder).notes[-1]
+
+
 def gate(**values):
     return {"adaptation": ADAPTATION | {"gate": GATE | values}}
 
@@ -460,7 +477,14 @@ UNPROVEN = {
     ),
     "other frequencies": ({"verified": {"frequencies": "off by 1e-3", "logits": "equal"}}, "off by 1e-3"),
     "other logits": ({"verified": {"frequencies": "equal", "logits": "off by 2"}}, "logits after reloading"),
-    "other weights": ({"weights": "sha256:0"}, "its weights have changed since they were verified"),
+    "other weights": (
+        {"checksums": {SHARDS[0]: "0" * 64}},
+        f"its weights have changed since they were verified ({INDEX}, {SHARDS[0]}, ",
+    ),
+    "other weights, by samples": (
+        {"weights": "0" * 64, "checksums": None},
+        "its weights have changed since they were verified",
+    ),
     "red gate": (gate(passed=False, increase=0.071), "rose by 7.1%, allowed 2.0%"),
     "config edited": (
         {"config_changes": CHANGES | {"max_position_embeddings": 4096}},
@@ -503,7 +527,10 @@ NOT_COMPARED = "not compared: quantised weights"
     [
         ({"verified": {"frequencies": "equal", "logits": "within 1.0e-06"}}, None),
         ({"verified": {"frequencies": "equal", "logits": NOT_COMPARED}}, f"logits {NOT_COMPARED}"),
-        ({"weights": None}, "its weights may have changed since they were verified (no `weights` in"),
+        (
+            {"weights": None, "checksums": None},
+            "its weights may have changed since they were verified (no `weights` in",
+        ),
     ],
 )
 def test_what_could_not_be_compared_is_pushed_and_said_so(hub, folder, values, note):

@@ -15,7 +15,7 @@ from ropepatch.extension import record as records
 from ropepatch.files import read_json
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.source import TEMPLATES, included, is_known
-from ropepatch.model.weights import fingerprint, read_header, read_headers
+from ropepatch.model.weights import checksums, fingerprint, read_header, read_headers
 from ropepatch.publishing.scanning import check_secrets
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -144,12 +144,19 @@ def judge(folder: Path) -> Judgement:
         changes = record.config_changes.items()
         if changed := next((key for key, value in changes if stated.get(key) != value), None):
             against.append(f"config.json has changed since it was verified ({changed})")
-        if record.weights is None:
+        weights, changed_weights = read_headers(folder), "its weights have changed since they were verified"
+        if record.checksums is not None:
+            sums = checksums(weights)
+            if differing := [name for name in sums if record.checksums.get(name) != sums[name]]:
+                against.append(f"{changed_weights} ({', '.join(differing)[:200]})")
+        elif record.weights is None:
             notes.append(
                 "its weights may have changed since they were verified (no `weights` in ropepatch.json)"
             )
-        elif record.weights != fingerprint(read_headers(folder)):
-            against.append("its weights have changed since they were verified")
+        elif record.weights != fingerprint(weights):
+            against.append(changed_weights)
+        else:
+            notes.append("of its weights samples alone were compared (no `checksums` in ropepatch.json)")
     gate = record.adaptation and record.adaptation.gate
     if gate and not gate.passed:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 from huggingface_hub.utils.sha import git_hash
 
+from ropepatch.model.weights import sha256
 from ropepatch.publishing.hub import explaining
 
 
@@ -44,8 +44,7 @@ class Remote:
             return False
         if entry.lfs is None:
             return git_hash(path.read_bytes()) == entry.blob_id
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == entry.lfs.sha256
+        return sha256(path) == entry.lfs.sha256
 
     def text(self, name: str, token: str | None) -> str:
         """What a file says."""
