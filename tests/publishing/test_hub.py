@@ -918,3 +918,24 @@ def test_a_plan_pushes_itself_and_leaves_nothing_behind(hub, tmp_path, monkeypat
     )
     with pytest.raises(RopepatchError, match="no name of a repository"):
         plan.push("a/b/c")
+
+
+def test_the_token_goes_to_the_hub_alone_whatever_address_the_hub_names(hub, folder):
+    instructed = hub._batch
+
+    def elsewhere(*asked):
+        status, headers, body = instructed(*asked)
+        return status, headers, body.replace(b"127.0.0.1", b"localhost")
+
+    hub._batch = elsewhere
+    pushed(folder)
+    assert {token for host, token in hub.told if host == "localhost"} == {None}
+    assert ("127.0.0.1", f"Bearer {TOKEN}") in hub.told
+
+
+def test_no_signed_address_is_logged(hub, folder, caplog):
+    hub.fail("PUT", "/lfs/", 503, times=1)
+    pushed(folder)
+    assert "503" in caplog.text
+    assert "/lfs/" in caplog.text
+    assert "Signature" not in caplog.text

@@ -122,6 +122,7 @@ class Hub:
         self.url = ""
         self.downloaded: list[str] = []
         self.tokens: set[str | None] = set()
+        self.told: set[tuple[str, str | None]] = set()  # under which name of its host it got which of them
         self.requests: list[tuple[str, str]] = []  # method and path of every one
         self.arrived: list[str] = []  # sha256 of every LFS file that was sent, whole
         self.released = Event()
@@ -355,6 +356,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
             length = int(self.headers.get("Content-Length") or 0)
             with hub.lock:
                 hub.tokens.add(token)
+                hub.told.add((self.headers["Host"].partition(":")[0], token))
                 hub.requests.append((self.command, path))
                 fault = next((fault for fault in hub.faults if fault.hits(self.command, path)), None)
             if fault is not None and fault.how in ("cut", "hang"):

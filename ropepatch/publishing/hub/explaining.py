@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
+from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.errors import HTTPError as HttpxError  # type: ignore[attr-defined]  # that of its httpx
+from huggingface_hub.utils import http_backoff  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from ropepatch.errors import RopepatchError
 
 TIME_LIMIT = 120.0  # seconds without a sign of life from the Hub
+SIGNED = re.compile(r"(https?://[^\s?\"']+)\?[^\s\"']*")
 AGAIN = "run the same command again: what has arrived is not sent again"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, which comes first"
 ROOM = ("the Hub has no room for it", "make room or get more at https://hf.co/settings/billing, or push less")
@@ -41,18 +47,20 @@ ANSWERS = {
 
 
 @contextmanager
-def talking(repo: str, token: str | None) -> Iterator[None]:
+def talking(repo: str, token: str | None, endpoint: str | None = None) -> Iterator[None]:
     """Within it the Hub may take `TIME_LIMIT`, shows bars to a terminal alone, and its errors are explained.
 
     Args:
         repo: Which the errors name.
-        token: Which they never hold.
+        token: Which they never hold, and nobody but the Hub gets.
+        endpoint: The Hub; None for the usual one.
 
     Raises:
         RopepatchError: For whatever goes wrong between here and the Hub.
     """
     try:
-        with _time_limit(), nullcontext() if sys.stderr.isatty() else _no_bars(), warnings.catch_warnings():
+        bars = nullcontext() if sys.stderr.isatty() else _no_bars()
+        with _careful(endpoint or constants.ENDPOINT), bars, warnings.catch_warnings():
             # httpx's, of the way in which huggingface_hub hands it a file
             warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
             yield
@@ -93,16 +101,31 @@ def _line(text: str) -> str:
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
-    """The Hub's client waits for ever unless told otherwise."""
-    client = get_session()
-    before = client.timeout
-    if before.read is None:
+def _careful(endpoint: str) -> Iterator[None]:
+    """The Hub's client waits for ever, sends the token wherever the Hub says, and logs signed addresses."""
+    client, logger = get_session(), logging.getLogger(http_backoff.__module__)
+    timeout, hooks = client.timeout, client.event_hooks
+    if timeout.read is None:
         client.timeout = TIME_LIMIT
+    home = urlsplit(endpoint).netloc
+
+    def keep_token(request: Any) -> None:
+        if urlsplit(str(request.url)).netloc != home:
+            request.headers.pop("authorization", None)
+
+    client.event_hooks = {**hooks, "request": [*hooks.get("request", ()), keep_token]}
+    logger.addFilter(_without_signatures)
     try:
         yield
     finally:
-        client.timeout = before
+        client.timeout, client.event_hooks = timeout, hooks
+        logger.removeFilter(_without_signatures)
+
+
+def _without_signatures(record: logging.LogRecord) -> bool:
+    """Whoever has a signed address may use it."""
+    record.msg, record.args = SIGNED.sub(r"\1?…", record.getMessage()), ()
+    return True
 
 
 @contextmanager

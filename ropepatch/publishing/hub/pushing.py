@@ -127,7 +127,7 @@ def push(
     hub = api or HfApi(token=token, library_name="ropepatch")
     remote, created = None, False
     try:
-        with talking(repo, token):
+        with talking(repo, token, hub.endpoint):
             repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
             remote = look(hub, repo, branch)
             created = remote is None
@@ -135,7 +135,7 @@ def push(
         if not dry_run:
             raise
         notes.append(f"not compared with the Hub, all files count as new: {error}")
-    with talking(repo, token):
+    with talking(repo, token, hub.endpoint):
         _check_private(remote, repo, private)
         if remote is not None and not force:
             _check_weights(remote, branch, contents.files)
