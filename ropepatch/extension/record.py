@@ -204,15 +204,13 @@ class Record(Part):
         factor: By how much it stretches.
         parameters: The method's own.
         paper: The paper that proposes the method.
-        original_max_position_embeddings: The context before, L, in tokens.
-        target: The context to reach.
+        original_max_position_embeddings, target: The context before, L, and to reach, in tokens.
         rotary_dim: How many dimensions of a head rotate.
         rope_theta: The base of the frequencies.
         already_scaled: Whether the rope was scaled before.
         layer_type: Of the layers whose rope it is, where layers differ.
         attention_factor_before, attention_factor: What multiplies cos and sin; older records lack the first.
-        inv_freq_before: In radians per token, one for each rotating pair.
-        inv_freq: After.
+        inv_freq_before, inv_freq: In radians per token, one for each rotating pair.
         config_before: The values of `config_changes` before, of those that were set.
         config_changes: What was written into config.json, or its part for the language model.
         engines: Who reads the rope.
@@ -307,7 +305,7 @@ class Record(Part):
 
 
 def exists(folder: Path) -> bool:
-    """Whether there is a record in a folder."""
+    """Whether there is a record."""
     return (folder / FILE).is_file()
 
 
