@@ -98,15 +98,19 @@ def extend(
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         verdict = verify(partial, source.folder, plan, weights.num_bytes)
-        proof = proof_of(partial, verdict)
+        proof = proof_of(partial, verdict, linked=link_weights)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
 
 
-def proof_of(folder: Path, verdict: records.Verdict) -> dict[str, Any]:
-    """Of the record of a checkpoint, the keys that say which weights were verified, and how."""
+def proof_of(folder: Path, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:
+    """Of the record of a checkpoint, the keys that say which weights were verified, and how.
+
+    Weights that are linked are those of the source, of which no byte is read.
+    """
     weights = read_headers(folder)
-    return {"weights": fingerprint(weights), "checksums": checksums(weights), "verified": verdict}
+    proof = {"weights": fingerprint(weights), "verified": verdict}
+    return proof if linked else proof | {"checksums": checksums(weights)}
 
 
 def check_room(weights: Weights, place: Path) -> None:

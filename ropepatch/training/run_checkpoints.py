@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 def seal(checkpoint: Path) -> None:
     """Write down what the checkpoint holds; it counts from now on."""
+    hashes = _hashes(checkpoint)
     with whole_file(checkpoint / SEAL) as partial:
-        write_json(partial, _hashes(checkpoint), indent=1)
+        write_json(partial, hashes, indent=1)
 
 
 def damage(checkpoint: Path) -> str | None:
