@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from ropepatch.report.html import html_table
 from ropepatch.report.inline_svg import inline_svg
 from ropepatch.report.plots import Picture, looks_of, pictures_of_rescaling, pictures_of_results, rescalings
 from ropepatch.report.tables import summary_table
-from ropepatch.report.words import outcome, provenance, variants
+from ropepatch.report.words import origin, outcome, provenance, variants, verdict
 from ropepatch.settings import short_length
 
 
@@ -45,18 +46,22 @@ class Section(NamedTuple):
     """One model and target."""
 
     title: str
+    verdict: list[tuple[str, str]]
     outcome: list[str]
     parts: list[ReportPart]
     scalings: list[tuple[str, list[InlineFigure]]]  # by label: what each does to the rotary pairs
 
 
-def write_report(results: Sequence[Result], file: str | Path, *, title: str | None = None) -> Path:
+def write_report(
+    results: Sequence[Result], file: str | Path, *, title: str | None = None, command: str | None = None
+) -> Path:
     """Write results as one HTML file that needs nothing else: no network, no other file, no font.
 
     Args:
         results: Of any models and tasks; what cannot be compared stands apart.
         file: Where to; it must not exist.
         title: The title of the page; the models and targets if None.
+        command: The command line that measured them, to be shown.
 
     Returns:
         The file as an absolute path.
@@ -67,7 +72,7 @@ def write_report(results: Sequence[Result], file: str | Path, *, title: str | No
     path = absent(file)
     if not results:
         raise RopepatchError("no results to report", hint="measure first: ropepatch eval MODEL --report FILE")
-    page = _page(results, title)
+    page = _page(results, title, command)
     try:
         with whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8", errors="replace")
@@ -76,13 +81,14 @@ def write_report(results: Sequence[Result], file: str | Path, *, title: str | No
     return path
 
 
-def _page(results: Sequence[Result], title: str | None) -> str:
+def _page(results: Sequence[Result], title: str | None, command: str | None) -> str:
     places = by_place(comparisons(results))
     apart = {key: words for groups in places.values() for key, words in variants(groups).items()}
     numbers, look = count(1), looks_of(results)
     sections = [
         Section(
             f"{model} to {short_length(target)}",
+            verdict(groups),
             outcome(groups),
             [
                 _part(group, apart[id(group)], _drawn(pictures_of_results(group, look), numbers))
@@ -98,6 +104,9 @@ def _page(results: Sequence[Result], title: str | None) -> str:
     template = _environment().get_template("template.html")
     return template.render(
         title=title or _title([*places]),
+        origin=origin(results),
+        command=command,
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
         sections=sections,
         summary=summary_table([*places.values()], apart),
         provenance=[

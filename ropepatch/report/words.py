@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from ropepatch.evaluation.ranking import Ranking, rank
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
+
+VERSIONS = ("ropepatch", "transformers", "torch")
 
 
 def outcome(groups: Sequence[Comparison]) -> list[str]:
@@ -33,6 +36,43 @@ def outcome(groups: Sequence[Comparison]) -> list[str]:
         sentences += task.remarks(group, length)
     ranking = _ranking(list(first.values()))
     return [" ".join(part) for part in ([begin], sentences, ranking.advice if ranking else ()) if part]
+
+
+def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
+    """What `ropepatch compare` recommends, in figures by their names; empty where nothing is recommended."""
+    first = {group.task: group for group in reversed(groups)}
+    ranking = _ranking(list(first.values()))
+    if ranking is None or ranking.recommended is None:
+        return []
+    loss = next(group for group in first.values() if task_of(group.task).ranks == "loss")
+    base = next(label for label, result in loss.results.items() if result.scaling is None)
+    rows = {row.label: row for row in ranking.rows}
+    taken, plain = rows[ranking.recommended], rows[base]
+    low, high = taken.price_interval
+    doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if math.isfinite(low) else ""
+    figures = [
+        ("Take", taken.label),
+        (f"Loss over {loss.target:,} tokens", f"{taken.nats:.3f}, {taken.nats - plain.nats:+.3f} nats against as it is"),
+        (f"Cost within {loss.trained:,} tokens", f"{taken.price:+.3f} nats{doubt}"),
+    ]
+    if taken.keys is not None:
+        figures.append((f"Passkeys at {loss.target:,} tokens", f"{taken.keys[0]} of {taken.keys[1]}"))
+    return figures
+
+
+def origin(results: Sequence[Result]) -> list[str]:
+    """Where the results come from: versions, device, data type, and how much text was read."""
+    lines = [
+        ", ".join(f"{name} {version}" for name, version in result.env.items() if name in VERSIONS)
+        + f"; {result.env.get('device', 'unknown device')}, {result.env.get('dtype', '')}".rstrip(", ")
+        for result in results
+    ]
+    texts = [
+        f"{result.parameters.get('text', 'text')}, {result.parameters['tokens']:,} tokens"
+        for result in results
+        if "tokens" in result.parameters
+    ]
+    return [*dict.fromkeys(lines), *dict.fromkeys(texts)]
 
 
 def _measured(results: Mapping[str, Result], target: str) -> str:

@@ -21,8 +21,8 @@ from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
 from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
 from ropepatch.report.plots.losses import _perplexities
-from ropepatch.report.plots.style import COLOURS, PLAIN, shown, spread
-from ropepatch.scaling import make_scaling
+from ropepatch.report.plots.style import COLOURS, PLAIN, Look, shown, spread
+from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
 
 CURVE = LossCurve((torch.linspace(3.0, 1.0, 999), torch.linspace(4.0, 2.0, 999)))
@@ -323,7 +323,7 @@ def test_the_figures_are_those_that_the_results_allow():
     ]
     drawn_of_all = plots.figures(full)
     assert " ".join(drawn_of_all) == "perplexity positions gain passkey wavelengths-yarn rotations-yarn"
-    assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("gained")
+    assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("tiny: gained")
 
 
 def test_names_of_figures_tell_models_targets_and_protocols_apart():
@@ -381,13 +381,19 @@ def test_a_label_has_one_colour_in_every_figure():
         labelled(found[name].axes[0])["yarn"].get_color() for name in ("perplexity", "positions", "gain")
     }
     colours.add(labelled(found["wavelengths-yarn"].axes[0])["after yarn"].get_color())
-    assert colours == {COLOURS[1]}
+    assert colours == {COLOURS[0]}
+    among_others = plots.looks(
+        ["llama3", "linear", "ntk", "custom", "some model", "yarn beta_fast=16", "yarn"]
+    )
+    assert among_others["yarn"] == Look(COLOURS[0])
+    assert among_others["yarn beta_fast=16"].colour == COLOURS[0]
+    assert plots.looks(["ntk"])["ntk"] == among_others["ntk"]
     assert labelled(found["perplexity"].axes[0])["as it is"].get_color() == PLAIN
 
 
-def test_eighteen_methods_are_told_apart_by_colour_and_dash():
-    found = plots.looks([f"m{k}" for k in range(18)])
-    assert len({str(look) for look in found.values()}) == 18
+def test_twenty_four_names_are_told_apart_by_colour_and_dash():
+    found = plots.looks([*METHODS, *(f"m{k}" for k in range(24 - len(METHODS)))])
+    assert len({str(look) for look in found.values()}) == 24
     assert PLAIN not in {look.colour for look in found.values()}
 
 

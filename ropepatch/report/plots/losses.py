@@ -63,11 +63,11 @@ def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     floor = None if comparison.floor is None else _by_length(comparison.floor.tables["by_length"])
     with canvas(_height(lines)) as figure:
         axes = figure.subplots()
-        axes.set_title("perplexity")
+        axes.set_title(f"{shown(comparison.model)}: perplexity")
+        _limit(axes, lines, floor, worse=1)
         _draw(axes, lines, look, floor, marker="o")
         axes.set_xlim(comparison.lengths()[0] / 1.04, comparison.lengths()[-1] * 1.04)
         length_axis(axes, comparison.lengths(), trained=comparison.trained, label="length, tokens")
-        _limit(axes, lines, floor, worse=1)
         ticks = _perplexities(*(math.exp(min(nats, LARGEST)) for nats in axes.get_ylim()))
         axes.set_yticks([math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
         _name(axes, lines, look, floor, lambda nats: _short(math.exp(min(nats, LARGEST))))
@@ -79,38 +79,38 @@ def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
     What is far above the best line leaves the picture and is named with its last value.
     """
-    rows, title = comparison.rows("by_position"), "loss, nats per token"
     floor = None if comparison.floor is None else comparison.floor.tables.get("by_position")
-    return _stretches(rows, look, comparison.trained, title, 1, floor)
+    return _stretches(comparison, "by_position", look, "loss, nats per token", 1, floor)
 
 
 def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     """What the context beyond the trained one brings, in nats per token; below 0 it does harm."""
-    rows, title = comparison.rows("gain"), "gained from the context beyond the trained one, nats per token"
-    figure = _stretches(rows, look, comparison.trained, title, -1, None)
+    title = "gained from the context beyond the trained one, nats per token"
+    figure = _stretches(comparison, "gain", look, title, -1, None)
     figure.axes[0].axhline(0, color=FAINT, linewidth=0.9, zorder=0.9)
     return figure
 
 
 def _stretches(
-    tables: Mapping[str, Sequence[Row]],
+    comparison: Comparison,
+    table: str,
     look: Mapping[str, Look],
-    trained: int,
     title: str,
     worse: int,
     floor: Sequence[Row] | None,
 ) -> Figure:
+    tables, trained = comparison.rows(table), comparison.trained
     lines = {name: _by_position(rows) for name, rows in tables.items()}
     dotted = _by_position(floor) if floor else None
     ends = [row["end"] for rows in tables.values() for row in rows]
     with canvas(_height(lines)) as figure:
         axes = figure.subplots()
-        axes.set_title(title)
+        axes.set_title(f"{shown(comparison.model)}: {title}")
+        _limit(axes, lines, dotted, worse=worse)
         _draw(axes, lines, look, dotted)
         begin, end = min(x for line in lines.values() for x in line.x), max(ends)
         axes.set_xlim(min(begin / 1.04, trained), end)
         length_axis(axes, _doublings(trained, begin, end), trained=trained, label="position, tokens")
-        _limit(axes, lines, dotted, worse=worse)
         _name(axes, lines, look, dotted, _nats)
     return figure
 
@@ -122,11 +122,14 @@ def _draw(
     floor: Line | None,
     marker: str | None = None,
 ) -> None:
+    limits = None if axes.get_autoscaley_on() else axes.get_ylim()
     for name, line in lines.items():
         colour, dash = look[name]
         if line.low:
+            # The band of a line that has left the picture would stand there alone.
+            seen = [limits is None or limits[0] <= y <= limits[1] for y in line.y]
             alpha = min(0.14, 0.6 / len(lines))
-            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=alpha, linewidth=0)
+            axes.fill_between(line.x, line.low, line.high, where=seen, color=colour, alpha=alpha, linewidth=0)
         axes.plot(line.x, line.y, color=colour, linestyle=dash, label=name, marker=marker, markersize=3.5)
     if floor is not None:
         axes.plot(floor.x, floor.y, color=FAINT, linestyle=DASHES[2], label="floor")

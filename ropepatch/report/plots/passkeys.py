@@ -27,15 +27,15 @@ def plot_passkey(grids: Mapping[str, PasskeyGrid], *, trained: int) -> Figure:
         grids: What to draw, by name.
         trained: The context the model was trained on, in tokens; marked.
     """
-    return _maps({name: passkey_cells(grid) for name, grid in grids.items()}, trained)
+    return _maps({name: passkey_cells(grid) for name, grid in grids.items()}, trained, "passkeys found")
 
 
 def plot_cells(comparison: Comparison) -> Figure:
     """The same of results."""
-    return _maps(comparison.rows("cells"), comparison.trained)
+    return _maps(comparison.rows("cells"), comparison.trained, f"{shown(comparison.model)}: passkeys found")
 
 
-def _maps(tables: Mapping[str, Sequence[Row]], trained: int) -> Figure:
+def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str) -> Figure:
     lengths = sorted({row["length"] for rows in tables.values() for row in rows})
     depths = sorted({row["depth"] for rows in tables.values() for row in rows})
     across = min(len(tables), PER_ROW if len(lengths) * CELL[0] * PER_ROW < WIDTH - 0.6 else 2)
@@ -44,7 +44,7 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int) -> Figure:
         min(0.62, (WIDTH - 0.6 - 0.2 * across) / across / len(lengths)),
         0.23 if len(depths) < 8 else 0.18,
     )
-    size = 0.75 + across * (cell[0] * len(lengths) + 0.2), 0.85 + down * (cell[1] * len(depths) + 0.35)
+    size = 0.75 + across * (cell[0] * len(lengths) + 0.2), 1.05 + down * (cell[1] * len(depths) + 0.35)
     written = cell[0] >= CELL[0] and cell[1] >= CELL[1]
     with canvas(size[1] + (0 if written else 0.3), max(size[0], 2.6)) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
@@ -65,6 +65,9 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int) -> Figure:
             f"prompt, tokens (dashed: the trained {short_length(trained)})", color=QUIET, fontsize=9
         )
         figure.supylabel("depth of the key", color=QUIET, fontsize=9)
+        trials = sorted({row["n"] for rows in tables.values() for row in rows})
+        asked = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
+        figure.suptitle(f"{title}, of {asked} in each cell", x=0.01, ha="left", color=QUIET, fontsize=9)
     return figure
 
 

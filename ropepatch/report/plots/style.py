@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.errors import RopepatchError
 from ropepatch.report.markdown import one_line
+from ropepatch.scaling import METHODS
+from ropepatch.scaling.file import FIT
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ WIDTH = 6.4  # inches
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the model as it is
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # the second and third time round
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))  # the next times round
+SOLID = ("yarn", "ntk", "linear", "llama3", FIT, "ntk-by-parts")  # in the order of COLOURS
 
 STYLE: Any = {
     "figure.dpi": 100,
@@ -58,17 +62,26 @@ class Look(NamedTuple):
 
 
 def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, Look]:
-    """A look for every label, no two alike up to 18.
+    """A look for every label, no two alike up to 24.
+
+    A method looks the same whatever is drawn beside it. What else shares its name, like the same with other
+    parameters, has its colour as far as there are dashes; other names take what is left, in their order.
 
     Args:
-        labels: In the order of the colours.
+        labels: Names that begin with that of a method, and others.
         unscaled: Those of models as they are: grey.
     """
-    plain, chosen = set(unscaled), dict[str, Look]()
-    for label in dict.fromkeys(labels):
-        turn, place = divmod(sum(other not in plain for other in chosen), len(COLOURS))
-        coloured = Look(COLOURS[place], DASHES[turn % len(DASHES)])
-        chosen[label] = Look(PLAIN) if label in plain else coloured
+    plain = set(unscaled)
+    chosen = {label: Look(PLAIN) for label in dict.fromkeys(labels)}
+    free = [Look(colour, dash) for dash in DASHES for colour in COLOURS]
+    own = dict(zip(dict.fromkeys([*SOLID, *METHODS]), free, strict=False))
+    wanted = {label: own.get(re.split("[ ,]", label)[0]) for label in chosen if label not in plain}
+    for exact in (True, False):
+        for label, look in wanted.items():
+            if (label in own) == exact and free:
+                like = [other for other in free if look and other.colour == look.colour]
+                chosen[label] = look if look in free else (like or free)[0]
+                free.remove(chosen[label])
     return chosen
 
 
