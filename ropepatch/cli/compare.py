@@ -77,13 +77,14 @@ def compare(
     if as_json:
         print(choice.to_json())
         return
-    print_ranking(choice.ranking, choice.results)
+    again: list[str] = []
     if choice.ranking.recommended == FIT and choice.fitted:
         reading = ["--text", text, "--field", field, "--split", split] if text else []
         again = [AUTO, *reading] if out is None else [str(out / FIT / f"{FIT}.json")]
-        print(_command(model, revision, to, again), end="")
     elif choice.method is not None:
-        print(_command(model, revision, to, [choice.method]), end="")
+        again = [choice.method]
+    command = _command(model, revision, to, again) if again else ""
+    print_ranking(choice.ranking, choice.results, command=command)
 
 
 def _command(model: str, revision: str | None, to: str, method: list[str]) -> str:
@@ -96,4 +97,4 @@ def _command(model: str, revision: str | None, to: str, method: list[str]) -> st
     if name != AUTO and not plan(model, to=parse_length(to), method=name, revision=revision).savable:
         return ""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
-    return f"  {shlex.join([*words, *(['--revision', revision] if revision else [])])}\n"
+    return shlex.join([*words, *(["--revision", revision] if revision else [])])

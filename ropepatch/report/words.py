@@ -52,7 +52,10 @@ def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
     doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if math.isfinite(low) else ""
     figures = [
         ("Take", taken.label),
-        (f"Loss over {loss.target:,} tokens", f"{taken.nats:.3f}, {taken.nats - plain.nats:+.3f} nats against as it is"),
+        (
+            f"Loss over {loss.target:,} tokens",
+            f"{taken.nats:.3f}, {taken.nats - plain.nats:+.3f} nats against as it is",
+        ),
         (f"Cost within {loss.trained:,} tokens", f"{taken.price:+.3f} nats{doubt}"),
     ]
     if taken.keys is not None:

@@ -187,7 +187,7 @@ class PerplexityTask(Task):
         """Perplexity by length; in one pass also the loss, and what was gained, by stretch of positions."""
         one_pass = comparison.parameters["protocol"] == "one-pass"
         caption = "Perplexity of the first" if one_pass else "Perplexity with windows of"
-        tables = [cls.by_length(comparison, caption, lambda row: perplexity_cell(row)._replace(detail=""))]
+        tables = [cls.by_length(comparison, caption, perplexity_cell)]
         if one_pass:
             trained, end = comparison.trained, comparison.lengths()[-1]
             spans = [(0, min(trained, end))]
