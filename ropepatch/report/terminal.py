@@ -61,7 +61,7 @@ def _width(stream: TextIO) -> int | None:
 
 
 def _text(rows: Sequence[Sequence[Cell]], left: int, width: int | None) -> str:
-    """Rows of cells in columns, the details behind the values, or below them where the lines were too long."""
+    """Rows of cells in columns, the details behind the values, or below them where lines are too long."""
     text = aligned([[cell.line for cell in row] for row in rows], left=left)
     if width is None or max(map(len, text.splitlines())) <= width:
         return text
