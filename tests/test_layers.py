@@ -29,10 +29,7 @@ LAYERS = [
     {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-UPWARD = {
-    ("extension/planning.py", "__init__"),  # Plan.push, by the package's face
-    ("extension/planning.py", "doctor"),  # what it calls an error of config.json is a warning of a plan
-}
+UPWARD = {("extension/planning.py", "__init__")}  # Plan.push, by the package's face
 MEASURES_A_PLAN = {"measuring.py", "tasks", "suites.py"}  # of evaluation: the others know no patch
 TOUCH_TRANSFORMERS = {
     "cli",

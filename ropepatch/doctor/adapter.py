@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropepatch.doctor.case import Case, positive, read_case
-from ropepatch.doctor.findings import ADAPTER, TOKENIZER, Finding, shown
+from ropepatch.doctor.reading import read_case
 from ropepatch.doctor.tensors import readable
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
+from ropepatch.model.checks.case import Case, positive
+from ropepatch.model.checks.findings import ADAPTER, TOKENIZER, Finding, shown
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropepatch.doctor import companions
 from ropepatch.doctor.adapter import adapter_findings, base_of, no_base
-from ropepatch.doctor.case import Case, read_case
-from ropepatch.doctor.checks import check, mended
 from ropepatch.doctor.effects import with_effects
-from ropepatch.doctor.findings import ADAPTER, CONFIG, SEVERITIES, Finding
+from ropepatch.doctor.reading import read_case
 from ropepatch.doctor.tensors import not_finite, readable, weight_findings
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.files import json_text
+from ropepatch.model.checks import check, companions, mended
+from ropepatch.model.checks.case import Case
+from ropepatch.model.checks.findings import ADAPTER, CONFIG, SEVERITIES, Finding
 from ropepatch.model.source import find_source
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.doctor.case import Case
-from ropepatch.doctor.findings import CONFIG, Finding
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.verification import available_bytes
 from ropepatch.files import write_json
+from ropepatch.model.checks.case import Case
+from ropepatch.model.checks.findings import CONFIG, Finding
 from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu, rotating_by

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ropepatch.doctor.checks import mended
 from ropepatch.doctor.diagnosis import Diagnosis
-from ropepatch.doctor.findings import CONFIG
 from ropepatch.doctor.tensors import read_shards
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.files import absent, new_folder, read_json, write_json
+from ropepatch.model.checks import mended
+from ropepatch.model.checks.findings import CONFIG
 from ropepatch.model.source import check_inside
 from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files, read_header
 

@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ropepatch.doctor.case import Case, positive
-from ropepatch.doctor.findings import Finding, Key, Mend, shown
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
+from ropepatch.model.checks.case import Case, positive
+from ropepatch.model.checks.findings import Finding, Key, Mend, shown
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.survey import survey
 from ropepatch.model.weights import INDEX, PICKLES, SINGLE, TensorEntry, Weights, read_header, read_headers

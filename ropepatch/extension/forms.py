@@ -9,16 +9,10 @@ from typing import Any
 
 import torch
 
+from ropepatch.model.config import SCALING_KEYS
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
-
-# What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
-SCALING_KEYS = frozenset({
-    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
-    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
-    "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from ropepatch.extension.forms import SavedRope
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.architectures import LOCAL_ONLY, NORMALISED
+from ropepatch.model.checks import config_errors
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_folder
@@ -237,12 +238,6 @@ def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scali
     return Plan(name, revision, survey, scaling, to, changes, saved, warnings)
 
 
-def _errors(raw: dict[str, Any]) -> tuple[str, ...]:
-    from ropepatch.doctor.checks import config_errors  # a look upward: one judge of config.json
-
-    return config_errors(raw)
-
-
 def _by_default(scaling: Scaling) -> str:
     """With which parameters a method composes where it has others for that."""
     values = [f"{key}={value}" for key, value in scaling.composing.items() if getattr(scaling, key) == value]
@@ -291,7 +286,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     if round(scaling.factor * window) != to:
         verb = "reaches" if scaling.factor * window < to else "is for"
         yield f"factor {scaling.factor:g} {verb} {scaling.factor * window:.0f} tokens, not the target of {to}"
-    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in _errors(survey.raw))
+    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in config_errors(survey.raw))
     base = getattr(scaling, "rope_theta", None)
     if base and base <= rope.rope_theta:
         yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it reads no farther"

@@ -14,6 +14,12 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.record_file import NEEDS_ROPEPATCH
 from ropepatch.model.stock import stock_code
 
+# What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
+SCALING_KEYS = frozenset({
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
+    "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
+})  # fmt: skip
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 

@@ -29,11 +29,11 @@ from transformers import AutoConfig
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, mend
-from ropepatch.doctor.case import Case
-from ropepatch.doctor.checks import CHECKS, check, mended
 from ropepatch.doctor.diagnosis import by_severity
-from ropepatch.doctor.interpretation import same_rope
-from ropepatch.doctor.rope_types import KNOWN_TYPES
+from ropepatch.model.checks import CHECKS, check, mended
+from ropepatch.model.checks.case import Case
+from ropepatch.model.checks.interpretation import same_rope
+from ropepatch.model.checks.rope_types import KNOWN_TYPES
 from ropepatch.model.config import is_known
 from ropepatch.scaling import METHODS
 
@@ -212,7 +212,7 @@ def test_every_check_has_a_fault_that_it_alone_names(damaged, monkeypatch):
     named = [one for one in damaged if one.code in codes(one.files)]
     for left_out in CHECKS:
         others = [one for one in CHECKS if one is not left_out]
-        monkeypatch.setattr("ropepatch.doctor.checks.CHECKS", others)
+        monkeypatch.setattr("ropepatch.model.checks.CHECKS", others)
         missed = any(one.code not in codes(one.files) for one in named)
         assert missed == (left_out.__name__ not in silent), left_out.__name__
 
@@ -440,8 +440,8 @@ def test_what_a_model_can_have_been_trained_with_is_mended_only_to_what_was_reco
 def test_bounds_are_mended_from_a_record_of_both_of_the_language_model(name):
     case = case_of(changed(name, {"low_freq_factor": 4.0, "high_freq_factor": 1.0}))
     for recorded in ({"high_freq_factor": 4.0}, {"high_freq_factor": 4.0, "low_freq_factor": 1.0}):
-        case.files["ropepatch.json"] = {"config_changes": {"rope_scaling": recorded}}
-        (finding,) = [one for one in check(replace(case)) if one.code == "bands-swapped"]
+        record = {"config_changes": {"rope_scaling": recorded}}
+        (finding,) = [one for one in check(replace(case, record=record)) if one.code == "bands-swapped"]
         edits = finding.mend.edits if finding.mend else ()
         assert {edit.path[-1]: edit.value for edit in edits} == (recorded if len(recorded) == 2 else {})
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ropepatch.doctor.case import Block, Case, positive
-from ropepatch.doctor.findings import CONFIG, Finding, Key, shown
-from ropepatch.doctor.interpretation import configured, keeps_no_head_dim
+from ropepatch.model.checks.case import Block, Case, positive
+from ropepatch.model.checks.findings import CONFIG, Finding, Key, shown
+from ropepatch.model.checks.interpretation import configured, keeps_no_head_dim
 from ropepatch.model.config import is_known
 from ropepatch.model.record_file import NEEDS_ROPEPATCH
 

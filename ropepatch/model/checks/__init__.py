@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ropepatch.doctor import companions, keys, lengths, rope_types, scalings, theta
-from ropepatch.doctor.case import Block, Case
-from ropepatch.doctor.findings import CONFIG, Finding, Mend
+from ropepatch.model.checks import companions, keys, lengths, rope_types, scalings, theta
+from ropepatch.model.checks.case import Block, Case
+from ropepatch.model.checks.findings import CONFIG, Finding, Mend
 
 
 def each_block(look: Callable[[Case, Block], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ropepatch.doctor.case import (
+from ropepatch.model.checks.case import (
     LEFT_BEHIND,
     ORIGINAL,
     THETA_KEYS,
@@ -16,7 +16,7 @@ from ropepatch.doctor.case import (
     number,
     positive,
 )
-from ropepatch.doctor.findings import Finding, Key, shown
+from ropepatch.model.checks.findings import Finding, Key, shown
 
 ROUNDING = 0.01  # by how much factor x original may miss the window
 REQUIRED = {

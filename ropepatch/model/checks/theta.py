@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ropepatch.doctor.case import DEFAULT_THETA, FIRST_LAYERS, Block, Case, positive
-from ropepatch.doctor.findings import DROP, Finding, Key, shown
 from ropepatch.model.architectures import STATE_THETA, STATE_THETA_LATELY
+from ropepatch.model.checks.case import DEFAULT_THETA, FIRST_LAYERS, Block, Case, positive
+from ropepatch.model.checks.findings import DROP, Finding, Key, shown
 
 LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
 LOOK_IT_UP = "write the base that the model was pretrained with; its card or the original config.json says it"

@@ -1,22 +1,24 @@
-"""The small files of one checkpoint, read without asking transformers, which refuses some of them."""
+"""What the small files of one checkpoint say, without asking transformers, which refuses some of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropepatch.doctor.findings import ADAPTER, CONFIG, GENERATION, TOKENIZER, Edit, Key, Keys, edited, shown
-from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import FILE as RECORD
-from ropepatch.extension.record import sound_keys
-from ropepatch.files import read_json
+from ropepatch.model.checks.findings import (
+    CONFIG,
+    Edit,
+    Key,
+    Keys,
+    edited,
+    shown,
+)
 from ropepatch.model.rotary import SEQUENCE, stated_window
 
-SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
 DEFAULT_THETA = 10_000.0
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
@@ -84,12 +86,14 @@ class Case:
         folder: Where its files are.
         files: The content of those of its JSON files that matter here and can be read, by name.
         unreadable: Why the others cannot, by name.
+        record: What ropepatch recorded of it, as far as its record is sound.
     """
 
     name: str
     folder: Path
     files: dict[str, dict[str, Any]]
     unreadable: dict[str, str]
+    record: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def raw(self) -> dict[str, Any]:
@@ -210,11 +214,6 @@ class Case:
         """A key at the top of one of the files beside config.json."""
         return Key(file, (name,), self.files.get(file, {}).get(name))
 
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """What ropepatch recorded of it, as far as the record is sound."""
-        return sound_keys(self.files.get(RECORD, {}))
-
     @property
     def recorded(self) -> dict[str, Any]:
         """What ropepatch wrote into config.json, by its own record; empty if it did not."""
@@ -234,21 +233,3 @@ class Case:
         for edit in edits:
             files[edit.file] = edited(files.get(edit.file, {}), edit.path, edit.value)
         return replace(self, files=files)
-
-
-def read_case(name: str, folder: Path) -> Case:
-    """Read the small files of a folder.
-
-    Raises:
-        RopepatchError: If config.json, or of an adapter adapter_config.json, is missing or unreadable.
-    """
-    files, unreadable = {}, {}
-    for file in SIDE_FILES:
-        if (folder / file).exists():
-            try:
-                files[file] = read_json(folder / file)
-            except RopepatchError as error:
-                unreadable[file] = str(error).replace(f"{folder}/", "")
-    if ADAPTER not in files or (folder / CONFIG).exists():
-        files[CONFIG] = read_json(folder / CONFIG)
-    return Case(name, folder, files, unreadable)

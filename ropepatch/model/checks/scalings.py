@@ -6,10 +6,10 @@ import difflib
 import math
 from collections.abc import Iterator
 
-from ropepatch.doctor.case import Block, Case, number, positive
-from ropepatch.doctor.findings import DROP, Finding, shown
-from ropepatch.extension.forms import SCALING_KEYS
 from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
+from ropepatch.model.checks.case import Block, Case, number, positive
+from ropepatch.model.checks.findings import DROP, Finding, shown
+from ropepatch.model.config import SCALING_KEYS
 from ropepatch.model.rotary import SEQUENCE, stated_window
 
 BETAS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}

@@ -6,12 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ropepatch.doctor.case import DEFAULT_THETA, ORIGINAL, THETA_KEYS, WITH_ORIGINAL, Block, Case, positive
-from ropepatch.doctor.findings import DROP, Edit, Finding, Key, shown
-from ropepatch.doctor.interpretation import same_rope
-from ropepatch.extension.forms import SCALING_KEYS
 from ropepatch.model.architectures import LOCAL_BASE
-from ropepatch.model.config import is_known
+from ropepatch.model.checks.case import (
+    DEFAULT_THETA,
+    ORIGINAL,
+    THETA_KEYS,
+    WITH_ORIGINAL,
+    Block,
+    Case,
+    positive,
+)
+from ropepatch.model.checks.findings import DROP, Edit, Finding, Key, shown
+from ropepatch.model.checks.interpretation import same_rope
+from ropepatch.model.config import SCALING_KEYS, is_known
 from ropepatch.model.legacy import legacy_keys
 
 

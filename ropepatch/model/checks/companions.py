@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ropepatch.doctor.case import ORIGINAL, Case, positive
-from ropepatch.doctor.findings import GENERATION, TOKENIZER, Finding, Key, shown
+from ropepatch.model.checks.case import ORIGINAL, Case, positive
+from ropepatch.model.checks.findings import GENERATION, TOKENIZER, Finding, Key, shown
 
 
 def tokenizer_behind(case: Case) -> Iterator[Finding]:
