@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -728,6 +729,19 @@ def test_whatever_the_hub_answers_is_one_line_and_a_hint_and_the_next_push_succe
     hub.faults.clear()
     pushed(folder, revision="longer")
     assert hub.files(NAME, "longer") == files_of(folder)
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_an_answer_that_is_not_the_hubs_ends_in_one_line_and_the_next_push_succeeds(
+    hub, folder, request_name
+):
+    for answer in ("null", "[]", "{}", '"text"', "17", "<html>"):
+        hub.fail(*REQUESTS[request_name], answer)
+        with suppress(RopepatchError):  # of some requests the answer does not matter
+            pushed(folder)
+        hub.faults.clear()
+    pushed(folder)
+    assert hub.files(NAME) == files_of(folder)
 
 
 @pytest.mark.parametrize("how", ["cut", "lost"])

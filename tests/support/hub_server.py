@@ -80,8 +80,8 @@ class Fault:
 
     Args:
         how: A status to answer with; `cut`, the line goes dead half-way through the request; `hang`, no
-            answer until the server stops; `lost`, done, but the line goes dead before the answer. Or what
-            somebody else does just before the request is served.
+            answer until the server stops; `lost`, done, but the line goes dead before the answer; other
+            text is answered with status 200. Or what somebody else does just before the request is served.
         first: The first of such requests that is hit, counted from 1.
         times: How many are hit; None for all from then on.
     """
@@ -366,7 +366,9 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 self.close_connection = True
                 return
             body = self.rfile.read(length)
-            if fault is not None and isinstance(fault.how, int):
+            if fault is not None and isinstance(fault.how, str) and fault.how != "lost":
+                answer = 200, {"Content-Type": "application/json"}, fault.how.encode()
+            elif fault is not None and isinstance(fault.how, int):
                 said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
                 answer = fault.how, {"X-Error-Code": fault.code}, said.encode()
             else:

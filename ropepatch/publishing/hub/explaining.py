@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -67,6 +68,19 @@ def talking(repo: str, token: str | None, endpoint: str | None = None) -> Iterat
     except (HttpxError, OSError, ValueError, RuntimeError) as error:
         message, hint = _explained(_cause(error), repo)
         raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
+    except (LookupError, TypeError, AttributeError) as error:
+        if not _was_in_client(error):
+            raise
+        raise RopepatchError(
+            f"what answered for {repo} is not what the Hub answers",
+            hint="check HF_ENDPOINT, and whether a proxy stands between",
+        ) from error
+
+
+def _was_in_client(error: Exception) -> bool:
+    """Whether the Hub's client failed, which takes an answer of status 200 for what it asked for."""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    return str(last.f_globals.get("__name__")).startswith("huggingface_hub")
 
 
 def _cause(error: Exception) -> BaseException:
