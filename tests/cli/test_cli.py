@@ -140,7 +140,7 @@ def test_compare_ranks_and_recommends(tmp_path, run_here):
     assert done.returncode == 0, done.stderr
     ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
     assert ranked == ["yarn", "as", "linear", "floor"]
-    assert done.stdout.endswith("ropepatch extend tiny --to 512 --method yarn\n")
+    assert "\n  ropepatch extend tiny --to 512 --method yarn\n\n* On the" in done.stdout  # before the rule
     record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
     assert record["ranking"]["recommended"] == "yarn"
     assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
@@ -255,7 +255,19 @@ def test_results_stand_side_by_side_by_length_with_the_floor_last(capsys):
     labels = {"floor": (0.1, 0.2, 0.3), "as it is": (1.0, 2.0, 3.0), "yarn": (1.1, 1.2, 1.3)}
     lines = printed(capsys, *(reading(label, nats) for label, nats in labels.items()))
     assert lines[1][-1] == "floor"
-    assert ["1,024", "tokens", "20.09", "3.669", "1.350"] in lines
+    assert [
+        "1,024",
+        "tokens",
+        "20.09",
+        "(18.17",
+        "to",
+        "22.20)",
+        "3.669",
+        "(3.320",
+        "to",
+        "4.055)",
+        "1.350",
+    ] in lines
 
 
 def test_the_loss_and_the_gain_are_printed_by_doublings_beyond_the_trained_context(capsys):

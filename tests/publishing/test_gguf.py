@@ -302,7 +302,7 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(small, tmp_path, 
     assert "make the folder" in str(caught.value.hint)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(RopepatchError, match="GB free"):
+    with pytest.raises(RopepatchError, match="kB free"):
         export_gguf(small, tmp_path / "out.gguf")
     monkeypatch.undo()
 
