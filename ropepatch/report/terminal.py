@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from ropepatch.errors import printable
 from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.ranking import RULE, Ranking
 from ropepatch.evaluation.results import Result
@@ -25,7 +26,7 @@ def print_results(results: Sequence[Result]) -> None:
     """A table for every task, model and target; the scalings are its columns."""
     width = _width(sys.stdout)
     texts = [_comparison_text(comparison, width) for comparison in comparisons(results)]
-    sys.stdout.write("\n\n".join(texts) + "\n")
+    _write("\n\n".join(texts), sys.stdout)
 
 
 def print_ranking(
@@ -42,7 +43,7 @@ def print_ranking(
     stream = sys.stderr if on_stderr else sys.stdout
     table = table_text(ranking_table(ranking, results), _width(stream))
     verdict = [*ranking.advice, *([f"  {command}"] if command else [])]
-    stream.write("\n".join([table, "", *verdict, "", f"* {FRONT}", f"Rule: {RULE}"]) + "\n")
+    _write("\n".join([table, "", *verdict, "", f"* {FRONT}", f"Rule: {RULE}"]), stream)
 
 
 def table_text(table: Table, width: int | None = None) -> str:
@@ -54,6 +55,11 @@ def table_text(table: Table, width: int | None = None) -> str:
     """
     heads = [Cell(" ".join(filter(None, head))) for head in table.heads]
     return _text([heads, *table.rows], table.labels, width)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Print lines, in which names of folders and models may hold what moves a cursor."""
+    stream.write("".join(f"{printable(line, len(line))}\n" for line in text.split("\n")))
 
 
 def _width(stream: TextIO) -> int | None:

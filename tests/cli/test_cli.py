@@ -360,3 +360,8 @@ def test_the_shell_completes_names():
         [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["yarn"], done.stderr
+
+
+def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):
+    print_results([made_results.reading("yarn", [1.0] * 3, model=made_results.model_record("a\x1b[2Jb"))])
+    assert "a\\x1b[2Jb, trained on" in capsys.readouterr().out
