@@ -9,7 +9,6 @@ it: the imports that every transformers program pays for, and these with the mod
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from reporting import environment, spread, table, write
+from reporting import environment, run_repeatedly, spread, table
 
 TARGET_SECONDS, TARGET_MB = 5.0, 500.0
 SHARDS = 30
@@ -243,16 +242,5 @@ def _figure(values: dict[str, float], form: str) -> str:
     return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5, choices=range(2, 101), metavar="2..100")
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    arguments = parser.parse_args()
-    result = benchmark(arguments.runs)
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
-
-
 if __name__ == "__main__":
-    main()
+    run_repeatedly(__doc__, benchmark, render)

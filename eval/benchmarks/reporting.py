@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +49,20 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     )
+
+
+def run_repeatedly(
+    description: str, benchmark: Callable[[int], dict[str, Any]], render: Callable[[dict[str, Any]], str]
+) -> None:
+    """The command line of a benchmark that takes a number of runs: print its result, and keep it if asked."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5, choices=range(2, 101), metavar="2..100")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    arguments = parser.parse_args()
+    result = benchmark(arguments.runs)
+    print(render(result))
+    if arguments.json:
+        write(arguments.json, result)
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

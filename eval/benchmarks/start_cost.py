@@ -8,14 +8,12 @@ needs no model is `import torch`; that of a plan is the part of transformers tha
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-from reporting import environment, spread, table, write
+from reporting import environment, run_repeatedly, spread, table
 
 TORCH, MODELS = "import torch", "import torch, transformers.modeling_utils"
 COMMANDS = {  # with the exit code and the baseline
@@ -73,16 +71,5 @@ def render(result: dict[str, Any]) -> str:
     return table(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5, choices=range(2, 101), metavar="2..100")
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    arguments = parser.parse_args()
-    result = benchmark(arguments.runs)
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
-
-
 if __name__ == "__main__":
-    main()
+    run_repeatedly(__doc__, benchmark, render)
