@@ -365,3 +365,22 @@ def test_the_shell_completes_names():
 def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):
     print_results([made_results.reading("yarn", [1.0] * 3, model=made_results.model_record("a\x1b[2Jb"))])
     assert "a\\x1b[2Jb, trained on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 400])
+def test_tables_fit_the_terminal_and_lose_nothing(columns, capsys, monkeypatch):
+    names = ["as it is", "linear", "llama3", "yarn"]
+    results = [
+        made_results.reading(name, [1.0, 2.0, 3.0], method=None if name == names[0] else name)
+        for name in names
+    ]
+    print_results(results)
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_results(results)
+    folded = capsys.readouterr().out
+    table = folded.splitlines()[1:]
+    assert max(map(len, table)) <= columns
+    whole = whole if columns == 400 else whole.replace("(", "").replace(")", "")  # around the intervals
+    assert sorted("".join(folded.split())) == sorted("".join(whole.split()))

@@ -132,6 +132,16 @@ def test_a_position_stands_in_the_middle_of_its_stretch():
     assert axes.get_xlim()[1] == 1024
 
 
+def test_the_band_of_a_line_that_has_left_the_picture_leaves_it_too():
+    results = [
+        reading("as it is", [9.0, 9.0, 9.0]),
+        reading("yarn", [1.0, 1.0, 1.0], method="yarn", width=0.5),
+    ]
+    axes = plots.figures(results)["perplexity"].axes[0]
+    drawn = [band for band in axes.collections if band.get_paths()]
+    assert [matplotlib.colors.to_hex(band.get_facecolor()[0]) for band in drawn] == [COLOURS[0]]
+
+
 def test_what_is_far_above_the_best_leaves_the_picture_and_is_named_with_its_value():
     base, yarn = reading("as it is", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
     axes = drawn(plots.plot_perplexity, base, yarn)

@@ -165,6 +165,24 @@ def test_the_page_says_which_method_reads_best_and_gives_the_advice_of_the_ranki
         assert paragraph in plain(page)
 
 
+def test_the_box_says_what_to_take_and_what_it_brings_and_costs(page, tmp_path):
+    box = plain(re.search(r'<dl class="verdict">.*?</dl>', page, re.DOTALL)[0])
+    assert box == (
+        "Take yarn Loss over 1,024 tokens 0.595, -11.450 nats against as it is "
+        "Cost within 256 tokens +0.050 nats Passkeys at 1,024 tokens 9 of 12"
+    )
+    nothing = [reading("as it is", [0.6, 0.5, 0.4], documents=True)]
+    nothing.append(reading("yarn", [0.7, 0.6, 0.5], method="yarn", documents=True))
+    assert "verdict" not in write_report(nothing, tmp_path / "r.html").read_text().partition("</style>")[2]
+
+
+def test_below_the_title_stands_where_it_all_comes_from(tmp_path):
+    page = write_report(RESULTS, tmp_path / "r.html", command="ropepatch eval x --text <b>").read_text()
+    origin = plain(re.search(r'<p class="origin">.*?</p>', page, re.DOTALL)[0])
+    assert re.search(r"cpu.* · books.* · \d{4}-\d\d-\d\d · ropepatch eval x --text <b>$", origin), origin
+    assert "<b>" not in page
+
+
 def test_results_without_documents_are_reported_without_advice():
     results = [reading("as it is", [0.6, 2.0, 9.0]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
     paragraphs = outcome(comparisons(results))
