@@ -109,30 +109,36 @@ def remove_leftovers(path: Path) -> None:
         with suppress(OSError), _locked(partial) as is_dead:
             if is_dead:
                 logger.warning("removing %s, which a process left that was killed", partial)
-                _remove(partial)
+                remove(partial)
 
 
 @contextmanager
 def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """What takes the name of a path when it is whole: made beside it, and gone in the end if it did not.
-
-    It is locked, so that nobody takes it for what a killed process left, before it has a name that can be
-    taken so. Where nothing can be locked, nobody removes anything.
-    """
+    """What takes the name of a path when it is whole: made beside it, and gone in the end if it did not."""
     remove_leftovers(path)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    new, partial = (beside.with_name(beside.name + suffix) for suffix in (".nascent", ".partial"))
     with ExitStack() as held:
-        held.callback(_remove, new)
-        make(new)
-        with suppress(OSError):
-            held.enter_context(_locked(new))
-        held.callback(_remove, partial)
-        new.rename(partial)
-        yield partial
+        yield _claimed(path, make, held)
 
 
-def _remove(path: Path) -> None:
+def _claimed(path: Path, make: Callable[[Path], object], held: ExitStack) -> Path:
+    """One that is made and locked; another where it was taken for a dead process's before it was locked."""
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        held.callback(remove, partial)
+        make(partial)
+        try:
+            is_ours = held.enter_context(_locked(partial)) and partial.exists()
+        except FileNotFoundError:
+            is_ours = False
+        except OSError:  # nothing can be locked here, and nobody removes anything
+            is_ours = True
+        if is_ours:
+            held.callback(remove, partial)  # while it is locked
+            return partial
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, or as much of it as goes; nothing where there is none."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -144,9 +150,8 @@ def _locked(path: Path) -> Iterator[bool]:
     """Lock a file or folder itself, which ends with the process; False if another process has it locked."""
     try:
         import fcntl
-    except ImportError:  # not on Windows
-        yield False
-        return
+    except ImportError as error:  # not on Windows
+        raise OSError("files cannot be locked here") from error
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:

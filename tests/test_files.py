@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from checkpoint_folders import write_checkpoint
 
-from ropepatch import RopepatchError
+from ropepatch import RopepatchError, files
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.cli.recipes import recipes as show_recipes
 from ropepatch.data.sources import local_files, stream_documents
@@ -23,7 +23,7 @@ from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import copy_small_files
-from ropepatch.files import check_regular, check_space, new_folder, parse_json, read_json, whole_file
+from ropepatch.files import check_regular, check_space, new_folder, parse_json, read_json, remove, whole_file
 from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.weights import read_header, read_headers
 from ropepatch.publishing.card.writing import write_card
@@ -226,6 +226,25 @@ def test_what_a_live_process_is_writing_is_removed_by_nobody(kind, tmp_path, cap
             assert first.exists()
             write(second, "second")
     assert caplog.text == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("other", ["has removed it", "is about to"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_another_takes_for_left_before_it_is_locked_is_made_anew(kind, other, tmp_path, monkeypatch):
+    lock, taken = files._locked, []
+
+    def late(path: Path) -> AbstractContextManager[bool]:
+        if not taken:
+            taken.append(path)
+            remove(path) if other == "has removed it" else held.enter_context(lock(path))
+        return lock(path)
+
+    with ExitStack() as held:
+        monkeypatch.setattr(files, "_locked", late)
+        with WRITERS[kind](tmp_path / "out") as partial:
+            assert partial != taken[0]
+            write(partial, "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -94,6 +94,7 @@ def fit(
     from ropepatch.files import absent
     from ropepatch.fitting import Objective
     from ropepatch.fitting import fit as learn
+    from ropepatch.fitting.fitting import remove_finished
     from ropepatch.model.source import find_source
     from ropepatch.model.weights import read_headers
     from ropepatch.pipeline.inputs import check_writable
@@ -101,7 +102,12 @@ def fit(
     from ropepatch.settings import parse_length, short_length
 
     target = parse_length(to)
-    place = absent(out or Path(f"{Path(model).name}-fit-{short_length(target)}"))
+    out = out or Path(f"{Path(model).name}-fit-{short_length(target)}")
+    try:
+        place = absent(out)
+    except RopepatchError:
+        remove_finished(out.with_name(f"{out.name}.fit"))
+        raise
     check_writable(place, "choose another --out")
     if place.suffix == FILE and link_weights:
         raise RopepatchError("--link-weights beside a scaling file, which has none", hint="leave it out")

@@ -97,7 +97,8 @@ def _change_table(record: PlanRecord) -> Table:
     old, new = (_rope_parameters(record, values) for values in ("config_before", "config_changes"))
     for key in [*new, *(key for key in old if key not in new)]:
         row = _short(old.get(key, "absent")), f"-> {_short(new.get(key, 'absent'))}"
-        table.add_row(f"  rope_parameters.{key}", *(row if old.get(key) != new.get(key) else row[:1]))
+        name = f"  rope_parameters.{printable(key)}"
+        table.add_row(name, *(row if old.get(key) != new.get(key) else row[:1]))
     if legacy := [key for key in changes if key in LEGACY_KEYS]:
         table.add_row(f"  {', '.join(legacy)}", "the same, for older readers")
     return table
@@ -114,8 +115,8 @@ def _engine_table(record: PlanRecord) -> Table:
 def _short(value: Any) -> str:
     """JSON, with long lists of numbers cut in the middle."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple) and len(value) > 4:
+        return printable("{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}")
+    if isinstance(value, list | tuple) and len(value) > 4 and all(isinstance(x, int | float) for x in value):
         return f"[{value[0]:.4g}, {value[1]:.4g}, ... {value[-1]:.4g}] ({len(value)} numbers)"
     if isinstance(value, float):
         return f"{value:.6g}" if value != int(value) else f"{value:.1f}"

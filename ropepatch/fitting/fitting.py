@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import shutil
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -43,6 +45,8 @@ from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
+
+logger = logging.getLogger(__name__)
 
 STATE = "fit.json"  # in the work folder
 SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
@@ -218,6 +222,15 @@ def fit(
         }
     scaling = course.best.point.scaling(to / window)
     return Fitted(plan_scaling(survey, source.name, source.revision, scaling, to), record)
+
+
+def remove_finished(work: Path) -> None:
+    """Remove what a fit left that was killed when it had come to its end; there is nothing to go on with."""
+    with suppress(OSError, RopepatchError, LookupError, TypeError, ValueError):  # none, or somebody else's
+        names = [path.name for path in work.iterdir()]
+        if not names or (names == [STATE] and Course.from_dict(read_json(work / STATE)["course"]).finished):
+            logger.warning("removing %s, which a process left that was killed", work)
+            shutil.rmtree(work)
 
 
 def _placed(model: Any, device: str, work: Path | None) -> Any:

@@ -277,7 +277,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
             f"this model's rope ({kind}) already follows the sequence length: nothing fixed to extend",
             hint="start from the checkpoint it was made from, or set one static rope first",
         )
-    for key, value in parameters.items():
+    for key, value in _leaves(config.rope_parameters):
         if isinstance(value, float) and not math.isfinite(value):
             raise RopepatchError(f"{key} must be a finite number, got {value}", hint="mend config.json")
     table = stock_table(config, site)
@@ -287,6 +287,15 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
     return Rope(plain.rotary_dim, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
+
+
+def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value in a dictionary, of lists and inner dictionaries each one, with its key."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield from ((key, item) for item in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:

@@ -288,7 +288,8 @@ def _trained(
     )
     extension = _finished(request, plan, adapted.folder, learned, feedback)
     record = records.read(adapted.folder)
-    if is_first() and (before is None or record.evaluation != before.evaluation):
+    is_new = before is None or record.evaluation != before.evaluation
+    if is_first() and (is_new or extras.keys() - record.to_dict().keys()):  # the last: it was killed there
         record = records.amend(adapted.folder, **extras)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 

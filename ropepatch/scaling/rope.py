@@ -75,7 +75,8 @@ class Rope:
             raise RopepatchError(
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
-        if not all(frequency >= 0 and math.isfinite(frequency) for frequency in self.carried or ()):
+        # A zero with a sign comes of a negative divisor, and is no frequency either.
+        if not all(math.isfinite(it) and math.copysign(1, it) > 0 for it in self.carried or ()):
             raise RopepatchError(
                 f"the frequencies a rope carries must be finite and at least 0, got {self.carried}",
                 hint="check the factors in the model's rope_parameters",

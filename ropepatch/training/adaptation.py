@@ -143,7 +143,7 @@ def _finish(
         }
         record = {"adaptation": adaptation, "base_weights": record["weights"]}
         save_adaptation(plan, recipe, model.cpu(), trained, run.out, record)
-        shutil.rmtree(run.folder)
+        run.remove()
     run.state.wait_for_everyone()
 
 

@@ -23,7 +23,7 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
-from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
+from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.precision import FLOAT32
@@ -159,9 +159,17 @@ class Run:
         done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
         if done != (digest_of(record), self.recipe.save):
             absent(self.out)
-        if self.state.is_main_process and (self.folder / RECORD).is_file():
-            shutil.rmtree(self.folder)  # of a run that was interrupted when it was finished
+        left = self.state.is_main_process and self.folder.is_dir()  # interrupted when it was finished
+        if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
+            self.remove()
         return True
+
+    def remove(self) -> None:
+        """Remove the folder; what it is known by goes last, so that the next call removes what is left."""
+        for path in self.folder.iterdir():
+            if path.name != RECORD:
+                remove(path)
+        shutil.rmtree(self.folder)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

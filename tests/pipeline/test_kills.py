@@ -1,0 +1,36 @@
+"""Commands killed at points drawn from a seed: nothing half-written shows, and the same command goes on."""
+
+from pathlib import Path
+
+import pytest
+from kills import Attack, Kill, attacks, attempt, kills_of, reference_of
+
+COMMANDS = ("extend", "train", "fit", "eval", "push")
+# Points that the seed may miss, by their events: where a killed command once left what nothing removed.
+LAST = {
+    "train": ("os.remove run.json", "os.rename .ropepatch.json."),
+    "fit": ("shutil.rmtree fitted.json.fit", "os.rmdir fitted.json.fit"),
+}
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory) -> dict[str, Attack]:
+    return attacks(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_command_leaves_nothing_half_written_and_ends_as_if_it_had_not_been(
+    name, commands, tmp_path: Path
+):
+    attack = commands[name]
+    reference = reference_of(attack, tmp_path / "reference")
+    last = [Kill(last_of(reference.events, event)) for event in LAST.get(name, ())]
+    torn = Kill(None, reference.largest // 2)
+    for number, kill in enumerate([torn, *last, *kills_of(reference, 2, name)]):
+        assert attempt(attack, tmp_path / f"killed-{number}", reference, kill) == [], kill
+
+
+def last_of(events: tuple[str, ...], event: str) -> int:
+    """The number of the last of the events of that kind."""
+    return max(number for number, seen in enumerate(events) if seen.startswith(event))
