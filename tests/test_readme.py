@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import robustness
 from methods import LENGTH_DEPENDENT, NEED_MORE
 from readme import README, check_block, updating
 from tiny_checkpoint import tiny_llama_folder
@@ -402,6 +403,12 @@ def test_the_costs_are_those_of_the_benchmarks():
     machine = extend["environment"]
     header = f"| {machine['cores']} cores, {machine['cpu']} | median (quartiles) | ratio (quartiles) |"
     check_block("costs", "\n".join([header, "|---|---|---|", *rows]))
+
+
+def test_the_table_of_attacks_is_the_result_file():
+    result = json.loads((RESULTS / "robustness.json").read_text())
+    head, *lines = robustness.rows(result)
+    check_block("robustness", markdown(head, lines))
 
 
 def spread(figure: dict[str, float], form: str) -> str:

@@ -2,8 +2,8 @@
 
     python eval/benchmarks/robustness.py [--seeds 2000] [--kills 25] [--json FILE]
 
-The attacks are those of the tests (tests/support/mutated_configs.py and kills.py), drawn from seeds: the same
-numbers attack in the same way on every machine. It counts and times nothing. Needs what the tests need.
+The attacks are those of the tests (tests/support/config_clinic.py and killed_commands.py), drawn from seeds:
+the same numbers attack in the same way on every machine. It counts, and times nothing; needs what tests need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SUPPORT = Path(__file__).parents[2] / "tests" / "support"  # where the attacks a
 
 def attack_configs(seeds: int, folder: Path) -> dict[str, Any]:
     """Ask every entry point for the damaged configuration of every seed."""
-    from mutated_configs import ENTRIES, FAMILIES, Clinic, mutant
+    from config_clinic import ENTRIES, Clinic
+    from mutated_configs import FAMILIES, mutant
 
     clinic = Clinic(folder / "clinic")
     failures, answered = [], 0
@@ -49,7 +50,7 @@ def attack_configs(seeds: int, folder: Path) -> dict[str, Any]:
 
 def attack_commands(kills: int, folder: Path) -> Iterator[dict[str, Any]]:
     """Kill every command so many times, and give it again."""
-    from kills import attacks, attempt, kills_of, reference_of
+    from killed_commands import attacks, attempt, kills_of, reference_of
 
     for name, attack in attacks(folder).items():
         reference = reference_of(attack, folder / "reference")

@@ -275,9 +275,9 @@ def _trained(
     except ImportError as error:
         raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
     assert request.recipe is not None
-    before = None
+    old = None
     with suppress(OSError):  # a name that is too long: the training says so
-        before = records.read(request.folder) if records.exists(request.folder) else None
+        old = records.read(request.folder) if records.exists(request.folder) else None
     adapted = adapt(
         plan,
         request.recipe,
@@ -288,8 +288,7 @@ def _trained(
     )
     extension = _finished(request, plan, adapted.folder, learned, feedback)
     record = records.read(adapted.folder)
-    is_new = before is None or record.evaluation != before.evaluation
-    if is_first() and (is_new or extras.keys() - record.to_dict().keys()):  # the last: it was killed there
+    if is_first() and not (old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}):
         record = records.amend(adapted.folder, **extras)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 

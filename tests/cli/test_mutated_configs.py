@@ -1,7 +1,8 @@
 """Configurations damaged by chance: refused in words, or answered with what can be printed."""
 
 import pytest
-from mutated_configs import DAMAGES, ENTRIES, Clinic, Mutant, mutant
+from config_clinic import ENTRIES, Clinic
+from mutated_configs import DAMAGES, Mutant, mutant
 
 # As for a user: a warning of transformers is no error.
 pytestmark = pytest.mark.filterwarnings("ignore")

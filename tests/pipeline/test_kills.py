@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from kills import Attack, Kill, attacks, attempt, kills_of, reference_of
+from killed_commands import Attack, attacks, attempt, kills_of, reference_of
+from kills import Kill
 
 COMMANDS = ("extend", "train", "fit", "eval", "push")
 # Points that the seed may miss, by their events: where a killed command once left what nothing removed.
