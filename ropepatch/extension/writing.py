@@ -61,6 +61,8 @@ def extend(
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
+    Copies of weights, cloned ones too, are read once from end to end for the checksums of the record.
+
     Args:
         plan: What to change.
         out: The folder to make; it must not exist.
@@ -74,12 +76,7 @@ def extend(
         RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
             written, or the result differs from the plan; nothing is left behind then.
     """
-    if not plan.savable:
-        raise RopepatchError(
-            f"no stock rope type can hold {plan.scaling.name}",
-            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "
-            "has the same frequencies at the target, and saves",
-        )
+    check_savable(plan)
     folder = absent(out)
     source = source_of(plan, beside=folder, include=include)
     survey = survey_folder(source.folder)
@@ -101,6 +98,20 @@ def extend(
         proof = proof_of(partial, verdict, linked=link_weights)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
+
+
+def check_savable(plan: Plan) -> None:
+    """Refuse a plan whose method no checkpoint can hold.
+
+    Raises:
+        RopepatchError: With the method that can be saved in its place.
+    """
+    if not plan.savable:
+        raise RopepatchError(
+            f"no stock rope type can hold {plan.scaling.name}",
+            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "
+            "has the same frequencies at the target, and saves",
+        )
 
 
 def proof_of(folder: Path, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:

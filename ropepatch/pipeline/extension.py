@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from ropepatch.pipeline.running import (
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
-from ropepatch.training.forecast import Forecast, forecast, other_model
+from ropepatch.training.forecast import Forecast, check_adaptable, forecast, other_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -233,7 +234,12 @@ def extend(
             for warning in other_model(plan, request.recipe):
                 say(f"warning: {warning}")
         request.check_suite(plan)
-        place = absent(request.folder) if request.recipe is None else request.folder
+        if request.recipe is None:
+            writing.check_savable(plan)
+            place = absent(request.folder)
+        else:
+            _check_training(plan)
+            place = request.folder
         source = writing.source_of(plan, beside=place, include=include).folder
         extra = writing.included_files(source, include)
         carried = writing.small_files(source) | extra
@@ -261,6 +267,15 @@ def extend(
         return extension if not (push and is_first()) else _pushed(extension, push, include, feedback)
 
 
+def _check_training(plan: Plan) -> None:
+    """Refuse a plan under which no model is trained, and a machine that lacks a package for it."""
+    try:
+        import_module("ropepatch.training.adaptation")
+    except ImportError as error:
+        raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
+    check_adaptable(plan)
+
+
 def _trained(
     request: Request,
     plan: Plan,
@@ -270,10 +285,8 @@ def _trained(
     feedback: Feedback,
 ) -> Extension:
     """The checkpoint of a model that was trained under a plan; its record says `extras` if it is new."""
-    try:
-        from ropepatch.training.adaptation import adapt
-    except ImportError as error:
-        raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
+    from ropepatch.training.adaptation import adapt
+
     assert request.recipe is not None
     old = None
     with suppress(OSError):  # a name that is too long: the training says so

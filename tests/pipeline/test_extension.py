@@ -249,3 +249,24 @@ def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy
         ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
     assert not (tmp_path / "out").exists()
     ropepatch.extend(untidy, tmp_path / "out", to="2k")
+
+
+@pytest.mark.parametrize(
+    ("how", "missing", "problem"),
+    [
+        ({"method": "dynamic-yarn"}, None, "no stock rope type can hold"),
+        ({"method": "dynamic", "recipe": "tiny"}, None, "follows the length"),
+        ({"recipe": "tiny"}, "ropepatch.training.adaptation", "a recipe needs"),
+    ],
+    ids=["savable", "trainable", "installed"],
+)
+def test_what_can_be_known_from_the_config_is_refused_before_weights_are_downloaded(
+    tmp_path, monkeypatch, how, missing, problem
+):
+    monkeypatch.setattr(
+        ropepatch.extension.writing, "find_source", lambda *_, **__: pytest.fail("downloaded")
+    )
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(RopepatchError, match=problem):
+        ropepatch.extend("tiny", tmp_path / "out", to="2k", **how)
