@@ -23,7 +23,7 @@ from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json
 from ropepatch.model.config import load_text_config
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.precision import in_place
+from ropepatch.model.precision import put, reads_faster_whole
 from ropepatch.model.record_file import swapped_encoding
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
@@ -72,8 +72,18 @@ class Subject:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model on its device, in the precision in which that reads it fastest."""
-        return in_place(load_checkpoint(self.source.folder), self.device)
+        """The model on its device, in the precision in which that reads it fastest.
+
+        Of several processes the first decides, as all losses of a result are of one precision.
+        """
+        loaded = load_checkpoint(self.source.folder)
+
+        def choose(name: str) -> bool:
+            return reads_faster_whole(loaded, self.device)
+
+        (whole,) = distribute([self.name], choose, key=str, split=True)
+        model: PreTrainedModel = put(loaded, self.device, whole=whole)
+        return model
 
     def forget_model(self) -> None:
         """Free its memory; the model is loaded again if it is asked for."""

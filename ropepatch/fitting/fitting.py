@@ -39,7 +39,7 @@ from ropepatch.fitting.searches import run_search
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.precision import in_place
+from ropepatch.model.precision import put, reads_faster_whole
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
@@ -236,9 +236,8 @@ def remove_finished(work: Path) -> None:
 def _placed(model: Any, device: str, work: Path | None) -> Any:
     """The model on its device, in the precision in which the fit of a work folder began."""
     if work is None or not (work / STATE).exists():
-        return in_place(model, device)
-    whole = read_json(work / STATE).get("dtype") == str(torch.float32)
-    return (model.float() if whole else model).to(device)
+        return put(model, device, whole=reads_faster_whole(model, device))
+    return put(model, device, whole=read_json(work / STATE).get("dtype") == str(torch.float32))
 
 
 def _request(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:

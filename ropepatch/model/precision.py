@@ -51,12 +51,16 @@ class Precision:
         return f"{self.dtype}, the faster on this CPU ({times}, for one layer's matrices)"
 
 
-def fastest(model: nn.Module) -> Precision:
+def fastest(model: nn.Module, device: str | torch.device | None = None) -> Precision:
     """The precision to train a model in: of a GPU bfloat16 if it has it, of a CPU what is measured as faster.
 
     The model may be on the meta device. It takes some tenths of a second, once for each shape of a model.
+
+    Args:
+        model: The model.
+        device: Where it is to be; None for the GPU, if there is one.
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda"):
         return Precision(BFLOAT16 if torch.cuda.is_bf16_supported() else FLOAT32)
     shapes, threads = _matrices(model), torch.get_num_threads()
     seconds = dict(_measured(shapes, threads))
@@ -65,21 +69,22 @@ def fastest(model: nn.Module) -> Precision:
     return Precision(dtype, seconds, threads, flops)
 
 
-def in_place(model: PreTrainedModel, device: str | torch.device) -> PreTrainedModel:
-    """A model where it is to be read: on a CPU that is slower in bfloat16, one of bfloat16 in float32.
+def reads_faster_whole(model: PreTrainedModel, device: str | torch.device) -> bool:
+    """Whether a model of bfloat16 is to be read in float32: on a CPU that is slower in bfloat16.
 
     Never the other way round, as that would round its weights; and never where float32 would take more than
     half of the memory.
     """
-    model.to(device)  # type: ignore[arg-type]
-    on_cpu, dtype = torch.device(device).type == "cpu", model.dtype
-    if not on_cpu or dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
-        return model
+    on_cpu = torch.device(device).type == "cpu"
+    if not on_cpu or model.dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
+        return False
     needed = 4 * sum(weight.numel() for weight in model.parameters())
-    if 2 * needed > _memory() or fastest(model).dtype == BFLOAT16:
-        return model
-    whole: PreTrainedModel = model.float()  # type: ignore[no-untyped-call]
-    return whole
+    return 2 * needed <= _memory() and fastest(model, device).dtype == FLOAT32
+
+
+def put(model: Any, device: str | torch.device, *, whole: bool) -> Any:
+    """A model on its device, in float32 if that is how it is to be read."""
+    return (model.float() if whole else model).to(device)
 
 
 def _memory() -> int:

@@ -17,16 +17,19 @@ from tiny_checkpoint import tiny_llama_folder
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.loss_reader import LossReader
-from ropepatch.evaluation.measuring import AS_IT_IS, measure
+from ropepatch.evaluation.measuring import AS_IT_IS, Subject, measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import as_read, read_result
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask, doublings
 from ropepatch.model import source
-from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.source import TINY, find_source
+from ropepatch.model.survey import survey_folder
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -456,3 +459,12 @@ def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
         return task.prepare("model", load_tokenizer(stranger), trained=64, to=64).parameters["digest"]
 
     assert digest("rope") != digest("sail")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
+    monkeypatch.setattr(measuring, "load_checkpoint", lambda folder: load_model(folder, dtype=torch.bfloat16))
+    monkeypatch.setattr(measuring, "reads_faster_whole", lambda model, device: not first)
+    monkeypatch.setattr(measuring, "distribute", lambda items, work, **how: [first] if how["split"] else [])
+    subject = Subject("tiny", find_source("tiny", weights=True), survey_folder(TINY), "cpu")
+    assert subject.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -5,7 +5,7 @@ import torch
 
 import ropepatch
 from ropepatch.model import precision
-from ropepatch.model.precision import fastest, in_place
+from ropepatch.model.precision import fastest, reads_faster_whole
 
 
 @pytest.fixture
@@ -32,8 +32,15 @@ def test_a_cpu_takes_the_faster_and_says_both_times(measured, float32, bfloat16,
     assert chosen.dtype == dtype
     assert chosen.to_dict()["seconds"] == {"float32": float32, "bfloat16": bfloat16}
     assert f"float32 {1000 * float32:.1f} ms, bfloat16 {1000 * bfloat16:.1f} ms" in str(chosen)
-    assert in_place(model.bfloat16(), "cpu").dtype == getattr(torch, dtype)
-    assert in_place(model.float(), "cpu").dtype == torch.float32  # which is never rounded
+    assert reads_faster_whole(model.bfloat16(), "cpu") is (dtype == "float32")
+    assert not reads_faster_whole(model.float(), "cpu")  # it is, and it is never rounded
+
+
+def test_a_cpu_beside_a_gpu_is_measured_too(measured, monkeypatch):
+    measured(1.0, 3.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model, _ = ropepatch.load("tiny")
+    assert reads_faster_whole(model.bfloat16(), "cpu")
 
 
 def test_a_measurement_takes_both_precisions_and_leaves_the_random_state_alone():

@@ -62,11 +62,11 @@ def interrupt(monkeypatch):
         (
             [*EVAL, "--out", "out"],
             ropepatch.evaluation.measuring,
-            "in_place",
+            "put",
             0,
             "finished is kept in out; the",
         ),
-        (EVAL, ropepatch.evaluation.measuring, "in_place", 0, "nothing is kept; with --out DIR"),
+        (EVAL, ropepatch.evaluation.measuring, "put", 0, "nothing is kept; with --out DIR"),
     ],
     ids=["starts", "descent", "training", "saving", "demo", "eval with --out", "eval"],
 )
