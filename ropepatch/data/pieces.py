@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
@@ -18,32 +19,43 @@ NEAR = 256  # characters on either side of a cut, in which it must change nothin
 BREAK = re.compile(r"(?<=\S)[ \n](?=\S)")
 
 
-def pieces(tokenizer: PreTrainedTokenizerBase, text: str) -> Iterator[str]:
-    """The text, divided where that provably changes no token.
+class Divider:
+    """Divides long texts for a tokenizer where that provably changes no token.
 
     A cut goes before a single space or line break. Where the tokenizer puts a space of its own before each
     text, as LLaMA's do, that of the text is left out. What splits a text into words looks at the characters
     nearby: the tokens of both sides must be those of the whole there. What makes tokens of words may look
     farther, but never over the cut: no token in the vocabulary holds the characters on both sides of it.
-
-    Raises:
-        RopepatchError: There is no such place in more characters than memory should be spent on.
     """
-    begin, cuts = 0, _Cuts(tokenizer) if len(text) > PIECE else None
-    while cuts is not None and len(text) - begin > PIECE:
-        cut = cuts.find(text, begin + PIECE // 2, begin + LARGEST)
-        if cut is None:
-            break
-        end, next_begin = cut
-        yield text[begin:end]
-        begin = next_begin
-    if len(text) - begin > LARGEST:
-        raise RopepatchError(
-            f"a document of {len(text):,} characters has {LARGEST:,} together that cannot be divided for the "
-            f"tokenizer: {text[begin : begin + 20]!r} ...",
-            hint="is it text? put <|endoftext|> between the documents of a text file, or split the file",
-        )
-    yield text[begin:] if begin else text
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _cuts(self) -> _Cuts:  # reads the whole vocabulary, which takes as long as some long texts
+        return _Cuts(self._tokenizer)
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The text, in one piece if it is short.
+
+        Raises:
+            RopepatchError: There is no place to cut in more characters than memory should be spent on.
+        """
+        begin = 0
+        while len(text) - begin > PIECE:
+            cut = self._cuts.find(text, begin + PIECE // 2, begin + LARGEST)
+            if cut is None:
+                break
+            end, next_begin = cut
+            yield text[begin:end]
+            begin = next_begin
+        if len(text) - begin > LARGEST:
+            raise RopepatchError(
+                f"a document of {len(text):,} characters has {LARGEST:,} together that cannot be divided for "
+                f"the tokenizer: {text[begin : begin + 20]!r} ...",
+                hint="is it text? put <|endoftext|> between the documents of a text file, or split the file",
+            )
+        yield text[begin:] if begin else text
 
 
 class _Cuts:
@@ -56,10 +68,9 @@ class _Cuts:
         affixes = (model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"))
         self.usable = model.get("type") in ("BPE", "Unigram") and not any(affixes)
         if self.usable:
-            self.tokens = backend.get_vocab(with_added_tokens=False)
             self.added = [added.content for added in backend.get_added_tokens_decoder().values()]
             self.unknown = {model.get("unk_token"), getattr(tokenizer, "unk_token", None)}
-            self.joined = "\n".join(self.tokens)
+            self.joined = "\n".join(backend.get_vocab(with_added_tokens=False))
             self.seen: dict[str, bool] = {}
 
     def find(self, text: str, begin: int, end: int) -> tuple[int, int] | None:

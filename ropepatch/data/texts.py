@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ropepatch.data.pieces import pieces
+from ropepatch.data.pieces import Divider
 from ropepatch.data.sources import HALF_A_PAIR, stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
@@ -219,18 +219,19 @@ def _parts(
     """
     if isinstance(documents, str):
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
+    divider = None if tokenizer is None else Divider(tokenizer)
     latest, tokens = -1, 0  # of the document that was split last
 
     def texts() -> Iterator[tuple[int, str | Tensor | None, bool]]:
         for index, document in enumerate(documents):
             if not isinstance(document, str):
                 yield index, _given_ids(document, index), False
-            elif tokenizer is None:
+            elif divider is None:
                 what = "documents are text, but tokenizer is None"
                 raise RopepatchError(what, hint="pass the model's tokenizer")
             else:
                 _check_text(document, index)
-                for number, piece in enumerate(pieces(tokenizer, document)):
+                for number, piece in enumerate(divider.pieces(document)):
                     if number and latest == index and length is not None and tokens >= length:
                         break
                     yield index, piece, number == 0

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ropepatch.data import pieces as dividing
-from ropepatch.data.pieces import pieces
+from ropepatch.data.pieces import Divider
 from ropepatch.data.texts import first_documents, token_ids, windows
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
@@ -85,7 +85,7 @@ def test_the_pieces_of_a_text_have_the_tokens_of_the_whole(name, parts, tokenize
         text = "".join(letter for letter in text if letter in "ab \n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dividing, "PIECE", 8)
-        divided = list(pieces(tokenizer, text))
+        divided = list(Divider(tokenizer).pieces(text))
         split = token_ids(tokenizer, [text, text], bos=False)
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert [ids.tolist() for ids in split] == [whole, whole]
@@ -131,3 +131,13 @@ def test_a_text_that_cannot_be_divided_is_refused_before_it_fills_the_memory(tex
     with pytest.raises(RopepatchError, match="a document of 5,000 characters has 1,000 together"):
         token_ids(tokenizers["tiny"], [text])
     assert torch.equal(*token_ids(tokenizers["tiny"], [text[:900]] * 2))
+
+
+def test_the_vocabulary_is_read_once_for_all_long_documents(tokenizers, monkeypatch):
+    monkeypatch.setattr(dividing, "PIECE", 64)
+    read = []
+    monkeypatch.setattr(
+        dividing, "_Cuts", lambda tokenizer, make=dividing._Cuts: read.append(1) or make(tokenizer)
+    )
+    token_ids(tokenizers["tiny"], ["Once upon a time. " * 20] * 5 + ["short"])
+    assert read == [1]
