@@ -250,13 +250,16 @@ def _parts(
 
 
 def _check_text(text: str, index: int) -> None:
-    """Refuse what is no text that a tokenizer takes, and the name of a file in its place."""
+    """Refuse what is no text that a tokenizer takes, and the name of a file in the place of the first.
+
+    Any later one is a line of the text, whatever files are here.
+    """
     if half := HALF_A_PAIR.search(text):
         raise RopepatchError(
             f"documents[{index}] holds half a character, {half[0]!r}, at {half.start()}",
             hint="read it as UTF-8; .encode(errors='replace') finds a stand-in",
         )
-    if len(text) < LONGEST_PATH and "\n" not in text:
+    if index == 0 and len(text) < LONGEST_PATH and "\n" not in text:
         with suppress(OSError, ValueError):  # too long for a name, or with a NUL
             if Path(text).is_file():
                 raise RopepatchError(

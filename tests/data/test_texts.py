@@ -1,6 +1,7 @@
 import hashlib
 import logging
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,3 +166,11 @@ def test_the_digest_is_that_of_the_lengths_and_ids_as_64_bit_numbers():
     expected = hashlib.sha256(b"".join(number.to_bytes(8, "little") for number in numbers)).hexdigest()
     assert digest([[1, 2, 70_000], [], [5]]) == expected
     assert digest(iter([torch.tensor([1, 2, 70_000], dtype=torch.int32), [], [5]])) == expected
+
+
+def test_a_line_of_a_text_that_is_called_like_a_file_here_is_text(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a").touch()
+    assert len(token_ids(tokenizer, ["once", "a", "a"])) == 3
+    with pytest.raises(RopepatchError, match="is the name of a file"):
+        token_ids(tokenizer, ["a", "once"])
