@@ -69,6 +69,7 @@ def origin(results: Sequence[Result]) -> list[str]:
         ", ".join(f"{name} {version}" for name, version in result.env.items() if name in VERSIONS)
         + f"; {result.env.get('device', 'unknown device')}, {result.env.get('dtype', '')}".rstrip(", ")
         for result in results
+        if result.env  # the floor of a text is no measurement
     ]
     texts = [
         f"{result.parameters.get('text', 'text')}, {result.parameters['tokens']:,} tokens"

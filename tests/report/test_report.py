@@ -22,6 +22,7 @@ from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.tasks.losses import perplexity_text
 from ropepatch.report import write_report
 from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET
+from ropepatch.report.words import origin as origin_of
 from ropepatch.report.words import outcome
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
@@ -181,6 +182,8 @@ def test_below_the_title_stands_where_it_all_comes_from(tmp_path):
     origin = plain(re.search(r'<p class="origin">.*?</p>', page, re.DOTALL)[0])
     assert re.search(r"cpu.* · books.* · \d{4}-\d\d-\d\d · ropepatch eval x --text <b>$", origin), origin
     assert "<b>" not in page
+    measured = RESULTS[-1]
+    assert origin_of([replace(measured, label="floor", env={}), measured]) == origin_of([measured])
 
 
 def test_results_without_documents_are_reported_without_advice():
