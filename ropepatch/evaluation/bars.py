@@ -20,10 +20,8 @@ def advancing(progress: Advance | bool | None, name: str) -> Iterator[Advance | 
     if not isinstance(progress, bool) or not progress:
         yield progress or None
         return
-    with (
-        warnings.catch_warnings()
-    ):  # a notebook without ipywidgets has a bar of letters, and needs no warning
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a notebook without ipywidgets has a bar of letters
         tqdm: Any = import_module("tqdm.auto")
     with tqdm.tqdm(desc=name, leave=False) as bar:
 

@@ -209,7 +209,7 @@ def patch(
     path = surveyed.site.path
     stock = base.get_submodule(path)
     scales = _softmax_of(base, changes)
-    softmax = {name: _scale(base.get_submodule(name)) for name in scales}
+    softmax: dict[str, Any] = {name: base.get_submodule(name).scaling for name in scales}
     rope = ScaledRope(stock, plan, reach, before, softmax)
     rope.train(stock.training)
     _set_config(config, changes)
@@ -273,11 +273,6 @@ def _softmax_of(model: PreTrainedModel, changes: dict[str, Any]) -> dict[str, fl
     ropes = changes["rope_parameters"]
     pair = any(rope.get("mscale_all_dim") for rope in (ropes, *ropes.values()) if isinstance(rope, dict))
     return softmax_scales(model.config, ropes, type(model)) if pair else {}
-
-
-def _scale(module: Any) -> float:
-    scale: float = module.scaling
-    return scale
 
 
 def _set_softmax(model: PreTrainedModel, scales: dict[str, float]) -> None:

@@ -89,9 +89,10 @@ def put(model: Any, device: str | torch.device, *, whole: bool) -> Any:
 
 def _memory() -> int:
     """Of this machine, in bytes; 0 where it does not say."""
-    if not hasattr(os, "sysconf"):
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
         return 0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _matrices(model: nn.Module) -> Shapes:

@@ -18,8 +18,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILES = ["config.json"]
 PASSED_ON = ("license", "license_name", "license_link", "language")
 CHECKPOINT_FILES = [
-    *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"),
-    *("LICENSE*", "NOTICE*", "USE_POLICY*", "README.md"),
+    *("*.json", "*.safetensors", "*.txt", "*.model", "*.model.v*", "*.tiktoken", "vocab.bpe", "*.jinja"),
+    *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*", "README.md"),
 ]
 # What transformers, tokenizers, processors and engines read beside the weights. Any other file may be
 # somebody's notes or keys, and Mistral's params.json would give engines the rope of before.

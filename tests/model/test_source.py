@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from checkpoint_folders import write_checkpoint
 from hub_server import COMMIT, Hub, serving, speak_to
 
 from ropepatch import RopepatchError
-from ropepatch.model.source import find_source
+from ropepatch.model.source import CHECKPOINT_FILES, KNOWN, find_source, is_known
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -210,3 +211,12 @@ def test_a_name_too_long_for_a_path_is_an_error_and_no_crash(name, monkeypatch):
     monkeypatch.setattr("ropepatch.model.source._from_hub", ask)
     with pytest.raises(RopepatchError):
         find_source(name, weights=False)
+
+
+@pytest.mark.parametrize(
+    "name", [*KNOWN, "LICENSE", "LICENCE.txt", "Licence", "license-2.0", "NOTICE", "USE_POLICY.md"]
+)
+def test_all_that_is_carried_of_a_folder_is_downloaded_from_the_hub(name):
+    file = name.replace("*", "3")
+    assert is_known(file)
+    assert any(fnmatchcase(file, pattern) for pattern in CHECKPOINT_FILES)

@@ -9,14 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropepatch.model.checks.findings import (
-    CONFIG,
-    Edit,
-    Key,
-    Keys,
-    edited,
-    shown,
-)
+from ropepatch.model.checks.findings import CONFIG, Edit, Key, Keys, edited, shown
 from ropepatch.model.rotary import SEQUENCE, stated_window
 
 DEFAULT_THETA = 10_000.0
