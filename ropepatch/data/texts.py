@@ -28,6 +28,7 @@ CHARACTERS = 2**20  # of these texts
 LONGEST_PATH = 4096
 
 TextOrIds = str | Sequence[int] | Tensor
+Part = tuple[int, str | Tensor | None, bool]  # of which document, what, and whether it is its first text
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ def _parts(
     divider = None if tokenizer is None else Divider(tokenizer)
     latest, tokens = -1, 0  # of the document that was split last
 
-    def texts() -> Iterator[tuple[int, str | Tensor | None, bool]]:
+    def texts() -> Iterator[Part]:
         for index, document in enumerate(documents):
             if not isinstance(document, str):
                 yield index, _given_ids(document, index), False
@@ -278,12 +279,9 @@ def _given_ids(document: Sequence[int] | Tensor, index: int) -> Tensor:
         ) from error
 
 
-def _batch(
-    texts: Iterator[tuple[int, str | Tensor | None, bool]], documents: int
-) -> list[tuple[int, str | Tensor | None, bool]]:
+def _batch(texts: Iterator[Part], documents: int) -> list[Part]:
     """So many documents to their ends, or texts of `CHARACTERS`."""
-    batch: list[tuple[int, str | Tensor | None, bool]] = []
-    size = 0
+    batch, size = list[Part](), 0
     while documents > 0 and size < CHARACTERS and (text := next(texts, None)) is not None:
         batch.append(text)
         size += len(text[1]) if isinstance(text[1], str) else 0

@@ -30,7 +30,8 @@ HALF = {"BF16": "bfloat16", "F16": "float16"}
 WEIGHT_MAP = Key(INDEX, ("weight_map",))
 COPY_AGAIN = "copy the index and the files again"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SAMPLE = 1 << 17  # numbers, of either end of a tensor
+SAMPLE = 1 << 17  # numbers at most, of either end of a tensor
+SAMPLES = 1 << 27  # of all tensors, of which a mixture of experts may have 50,000
 FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
 Headers = dict[str, dict[str, str]]  # of every file, the dtype of every tensor in it
 
@@ -48,8 +49,9 @@ def weight_findings(case: Case) -> list[Finding]:
 
 
 def not_finite(weights: Weights) -> Iterator[Finding]:
-    """Tensors with a NaN or an infinity, by the first and the last `SAMPLE` numbers of each."""
-    bad = [name for name, entry in sorted(weights.tensors.items()) if not _is_finite(entry)]
+    """Tensors with a NaN or an infinity, by the first and the last `SAMPLE` numbers of each, or fewer."""
+    most = max(1, min(SAMPLE, SAMPLES // max(1, len(weights.tensors))))
+    bad = [name for name, entry in sorted(weights.tensors.items()) if not _is_finite(entry, most)]
     if bad:
         yield Finding(
             "weights-not-finite",
@@ -61,12 +63,12 @@ def not_finite(weights: Weights) -> Iterator[Finding]:
         )
 
 
-def _is_finite(entry: TensorEntry) -> bool:
-    """By the numbers at both ends, read without mapping the file; what is no float is finite."""
+def _is_finite(entry: TensorEntry, most: int) -> bool:
+    """By so many numbers at both ends, read without mapping the file; what is no float is finite."""
     dtype, count = FLOATS.get(entry.dtype), math.prod(entry.shape)
     if dtype is None or not count:
         return True
-    number = min(count, SAMPLE)
+    number = min(count, most)
     with entry.file.open("rb") as source:
         for first in {0, count - number}:
             source.seek(entry.offset + first * dtype.itemsize)

@@ -1,6 +1,7 @@
 """The doctor over weights and adapters, and what it measures on the model itself."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -198,6 +199,15 @@ def test_weights_that_are_no_numbers_are_an_error(folder, value, where):
     assert codes(folder, measure=True) == ["weights-not-finite"]
     assert name in diagnose(folder).findings[0].problem
     assert codes(folder) == []  # without a measurement no tensor is read
+
+
+@pytest.mark.parametrize(("where", "found"), [(5, []), (-1, ["weights-not-finite"])])
+def test_of_a_great_many_tensors_fewer_numbers_each_are_read(folder, monkeypatch, where, found):
+    monkeypatch.setattr("ropepatch.doctor.tensors.SAMPLES", 1)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors[sorted(tensors)[1]].flatten()[where] = math.nan
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert codes(folder, measure=True) == found
 
 
 @pytest.mark.parametrize("keep", [0, 4, 2000])

@@ -122,12 +122,12 @@ def _draw(
     floor: Line | None,
     marker: str | None = None,
 ) -> None:
-    limits = None if axes.get_autoscaley_on() else axes.get_ylim()
+    bottom, top = axes.get_ylim()
     for name, line in lines.items():
         colour, dash = look[name]
         if line.low:
             # The band of a line that has left the picture would stand there alone.
-            seen = [limits is None or limits[0] <= y <= limits[1] for y in line.y]
+            seen = [bottom <= y <= top for y in line.y]
             alpha = min(0.14, 0.6 / len(lines))
             axes.fill_between(line.x, line.low, line.high, where=seen, color=colour, alpha=alpha, linewidth=0)
         axes.plot(line.x, line.y, color=colour, linestyle=dash, label=name, marker=marker, markersize=3.5)
