@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from ropepatch.pipeline.running import (
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
-from ropepatch.training.forecast import Forecast, check_adaptable, forecast, other_model
+from ropepatch.training.forecast import Forecast, forecast, other_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -233,13 +232,9 @@ def extend(
         if request.recipe is not None:
             for warning in other_model(plan, request.recipe):
                 say(f"warning: {warning}")
+        request.check_plan(plan)
         request.check_suite(plan)
-        if request.recipe is None:
-            writing.check_savable(plan)
-            place = absent(request.folder)
-        else:
-            _check_training(plan)
-            place = request.folder
+        place = absent(request.folder) if request.recipe is None else request.folder
         source = writing.source_of(plan, beside=place, include=include).folder
         extra = writing.included_files(source, include)
         carried = writing.small_files(source) | extra
@@ -265,15 +260,6 @@ def extend(
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
         return extension if not (push and is_first()) else _pushed(extension, push, include, feedback)
-
-
-def _check_training(plan: Plan) -> None:
-    """Refuse a plan under which no model is trained, and a machine that lacks a package for it."""
-    try:
-        import_module("ropepatch.training.adaptation")
-    except ImportError as error:
-        raise RopepatchError(f"a recipe needs {error.name}", hint='pip install "ropepatch[train]"') from error
-    check_adaptable(plan)
 
 
 def _trained(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.planning import Plan
+from ropepatch.extension.writing import check_savable
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, short_length
+from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.recipe import Recipe, read_recipe
 
 
@@ -41,6 +44,22 @@ class Request:
     text: dict[str, Any]
     folder: Path
     label: str
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse what cannot be saved or trained, before its weights are downloaded.
+
+        Raises:
+            RopepatchError: The plan does not allow it, or a package that trains is missing.
+        """
+        if self.recipe is None:
+            check_savable(plan)
+            return
+        try:
+            import_module("ropepatch.training.adaptation")
+        except ImportError as error:
+            hint = 'pip install "ropepatch[train]"'
+            raise RopepatchError(f"a recipe needs {error.name}", hint=hint) from error
+        check_adaptable(plan)
 
     def check_suite(self, plan: Plan) -> None:
         """Refuse now what could not be measured after the training.
