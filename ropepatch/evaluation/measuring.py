@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +77,8 @@ class Subject:
         Of several processes the first decides, as all losses of a result are of one precision.
         """
         loaded = load_checkpoint(self.source.folder)
-
-        def choose(name: str) -> bool:
-            return reads_faster_whole(loaded, self.device)
-
-        (whole,) = distribute([self.name], choose, key=str, split=True)
+        choose = partial(reads_faster_whole, device=self.device)
+        (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
         model: PreTrainedModel = put(loaded, self.device, whole=whole)
         return model
 
