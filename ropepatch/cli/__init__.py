@@ -8,7 +8,7 @@ import signal
 import sys
 from itertools import chain
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 import typer.core
@@ -29,6 +29,7 @@ from ropepatch.cli import (
     recipes,
     suites,
 )
+from ropepatch.cli.usage import Command, UsageError, told
 from ropepatch.errors import RopepatchError
 
 GROUPS = {  # with a line for each, of at most 60 characters
@@ -81,7 +82,7 @@ app = typer.Typer(
 )
 for _command in chain.from_iterable(GROUPS.values()):
     _function = vars(_command)[_command.__name__.rpartition(".")[2]]  # each module has a function of its name
-    app.command(_name(_command), epilog=_command.EXAMPLES)(_function)
+    app.command(_name(_command), cls=Command, epilog=_command.EXAMPLES)(_function)
 
 
 def _version(wanted: bool) -> None:
@@ -104,6 +105,13 @@ def _options(
     pass
 
 
+def _refuse(error: RopepatchError) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main() -> None:
     """Run the command line: exit 0 done, 2 user error, 130 interrupted."""
     # An exit, not a death: so that nothing half-written stays.
@@ -112,13 +120,16 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
     try:
-        app()
+        code = app(prog_name="ropepatch", standalone_mode=False)
         sys.stdout.flush()
+        sys.exit(code)
+    except UsageError as error:
+        if not sys.argv[1:]:  # which is answered with the help
+            error.show()
+            sys.exit(error.exit_code)
+        _refuse(told(error))
     except RopepatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(error)
     except BrokenPipeError:
         # Whoever read us, `head` say, has gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -23,6 +23,7 @@ Settings = Annotated[
         "--set", metavar="NAME=VALUE", help="A parameter of the method; repeatable. See `methods NAME`."
     ),
 ]
+METHODS_OPTION = ("--method", "--methods")  # of the commands that measure several
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 Include = Annotated[
     list[str] | None,
@@ -91,6 +92,14 @@ def a_method(name: str) -> None:
 
 
 @early
+def some_methods(names: str) -> None:
+    """Refuse what are no methods, separated by commas; `all` and files are left to who reads them."""
+    for name in split_names([names]):
+        if not name.endswith(".json") and name not in ("all", "fit", "auto"):
+            find_entry("method", name)
+
+
+@early
 def a_recipe(name: str) -> None:
     """Refuse what is no recipe."""
     from ropepatch.settings.shipped import RECIPES, find_shipped
@@ -104,6 +113,11 @@ def a_suite(name: str) -> None:
     from ropepatch.settings.shipped import SUITES, find_shipped
 
     find_shipped(name, SUITES, "suite")
+
+
+def split_names(values: list[str] | None) -> list[str]:
+    """The names of an option that may be repeated, and hold several separated by commas."""
+    return [name.strip() for value in values or [] for name in value.split(",")]
 
 
 def command_line() -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import (
+    METHODS_OPTION,
     AsJson,
     Model,
     Out,
@@ -17,6 +18,9 @@ from ropepatch.cli.arguments import (
     TextSource,
     TextSplit,
     a_length,
+    complete,
+    some_methods,
+    split_names,
 )
 from ropepatch.pipeline.running import is_first
 
@@ -32,12 +36,16 @@ def compare(
     model: Model,
     to: Annotated[str, typer.Option(help="The target context, e.g. 8k.", callback=a_length)],
     methods: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="Separated by commas: names (see `ropepatch methods`), files that `fit` wrote, `all` for "
-            "every static method that needs no parameters, `fit` for divisors fitted to the model."
+            *METHODS_OPTION,
+            help="Repeated or separated by commas: names (see `ropepatch methods`), files that `fit` wrote, "
+            "`all` for every static method that needs no parameters, `fit` for one fitted to the model; "
+            "linear,ntk,ntk-by-parts,llama3,yarn if not given.",
+            callback=some_methods,
+            autocompletion=complete("methods"),
         ),
-    ] = "linear,ntk,ntk-by-parts,llama3,yarn",
+    ] = None,
     text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "test",
@@ -54,6 +62,7 @@ def compare(
     The last lines are the recommendation, which may be not to extend at all. A fit learns from that part of
     the text which is not read for the ranking.
     """
+    from ropepatch.pipeline.choice import COMPARED
     from ropepatch.pipeline.choice import compare as compare_methods
     from ropepatch.report import print_ranking
     from ropepatch.scaling.file import AUTO, FIT
@@ -62,7 +71,7 @@ def compare(
     choice = compare_methods(
         model,
         to=parse_length(to),
-        methods=[name.strip() for name in methods.split(",")],
+        methods=split_names(methods) or COMPARED,
         text=text,
         field=field,
         split=split,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import (
+    METHODS_OPTION,
     AsJson,
     Out,
     Report,
@@ -16,10 +17,11 @@ from ropepatch.cli.arguments import (
     TextSource,
     TextSplit,
     a_length,
-    a_method,
     a_suite,
     complete,
     parse_settings,
+    some_methods,
+    split_names,
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.pipeline.running import is_first
@@ -57,8 +59,10 @@ def evaluate(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also measure the model scaled so, in memory; repeatable.",
-            callback=a_method,
+            *METHODS_OPTION,
+            help="Also measure the model scaled so, in memory; repeated or separated by commas. With --to "
+            "alone, yarn.",
+            callback=some_methods,
             autocompletion=complete("methods"),
         ),
     ] = None,
@@ -80,9 +84,7 @@ def evaluate(
             help="Tokens of a piece of text, for windows that slide or are disjoint; 2 x --lengths."
         ),
     ] = None,
-    protocol: Annotated[
-        str, typer.Option(help="one-pass, sliding, truncated or disjoint; see eval/README.md.")
-    ] = "one-pass",
+    protocol: Annotated[str, typer.Option(help="one-pass, sliding, truncated or disjoint.")] = "one-pass",
     stride: Annotated[int | None, typer.Option(min=1, help="Of --protocol sliding, in tokens.")] = None,
     bos: Annotated[
         str, typer.Option(help="Beginning-of-sequence token before each document, window, or none.")
@@ -119,7 +121,7 @@ def evaluate(
     results = measure(
         model,
         suite,
-        methods=_methods(method or [], settings),
+        methods=_methods(split_names(method), settings),
         to=parse_length(to) if to else None,
         text=text,
         field=field,
@@ -138,6 +140,8 @@ def evaluate(
 def _methods(names: list[str], settings: list[str] | None) -> list[Method]:
     from ropepatch.evaluation.suites import Method
 
+    if settings and not names:
+        names = ["yarn"]
     if settings and len(names) != 1:
         raise RopepatchError(
             "--set needs exactly one --method", hint="measure the methods one after the other"

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,7 +93,7 @@ def find_source(
         message = f"{name} is a file, not a checkpoint folder"
         raise RopepatchError(message, hint="name the folder that holds config.json")
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
-        raise RopepatchError(f"no folder {name}", hint=expected)
+        raise RopepatchError(f"no folder {name}", hint=f"{_meant(name)}{expected}")
     return _from_hub(name, revision, [*CHECKPOINT_FILES, *include] if weights else CONFIG_FILES)
 
 
@@ -154,6 +155,7 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
 
 
 def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -169,7 +171,7 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
         message, hint = f"{name} has no revision {revision}", "leave --revision out for the newest"
     elif isinstance(error, RepositoryNotFoundError):
         message = f"no folder {name} here and no such model on the Hub"
-        hint = "check the spelling; for a private model log in with `hf auth login`"
+        hint = f"{_meant(name)}check the spelling; for a private model log in with `hf auth login`"
     elif isinstance(answer, HfHubHTTPError):
         status = answer.response.status_code
         message = f"no folder {name} here, and the Hub answered {status} for it{at}"
@@ -177,10 +179,21 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     elif isinstance(error, OSError) and error.errno:
         message = f"cannot download {name}{at}: {os.strerror(error.errno)}"
         hint = "downloads go to the folder in HF_HOME: make room there, or choose another"
+    elif constants.HF_HUB_OFFLINE:
+        message = f"no folder {name} here, and the Hub is switched off (HF_HUB_OFFLINE)"
+        hint = f"{_meant(name)}unset HF_HUB_OFFLINE to download it; what was downloaded before works without"
     else:
-        message = f"no folder {name} here, and the Hub did not answer for it{at} ({type(error).__name__})"
-        hint = "check the path and the network; a model downloaded before works offline"
+        message = f"no folder {name} here, and the Hub did not answer for it{at}"
+        hint = f"{_meant(name)}check the path and the network; a model downloaded before works offline"
     raise RopepatchError(message, hint=hint) from error
+
+
+def _meant(name: str) -> str:
+    """The beginning of a hint, with the name that may have been meant: tiny, or a folder beside it."""
+    here = Path(name).parent
+    folders = [str(here / file.parent.name) for file in here.glob("*/config.json")] if here.is_dir() else []
+    near = get_close_matches(name, ["tiny", *folders], n=1, cutoff=0.75)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def stated_by_card(folder: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def evaluate(
         suite: The name of a suite, its YAML file or a `Suite`; None to read text alone.
         methods: Without a suite: also measure the model scaled so, in memory. Names from `METHODS`, scaling
             files, or mappings with a `name` and parameters.
-        to: Without a suite: the target of the methods, in tokens.
+        to: Without a suite: the target of the methods, in tokens; without methods, of yarn.
         text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
             tiny.
         field: The column or key of a document's text.
@@ -98,7 +98,7 @@ def _reading(
     if methods and to is None:
         raise RopepatchError("--method needs a target", hint="--to 32k")
     if to is not None and not methods:
-        raise RopepatchError("--to is the target of a --method, and none is given", hint="--method yarn")
+        methods = ("yarn",)
     if lengths := task.get("lengths"):
         task["lengths"] = tuple(sorted(in_tokens(length, model, revision) for length in lengths))
     windows = None if task.get("documents") else task.get("windows") or WINDOWS

@@ -13,6 +13,7 @@ from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_savable
+from ropepatch.model.source import find_source
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, short_length
@@ -102,6 +103,8 @@ def read_request(
             parameters = training.method.parameters | parameters
         if method not in (FIT, AUTO):
             check_method(method, parameters)
+        if training:
+            _check_model(name, revision, training)
         target = _target(to or (training.to if training else None), method, name, revision)
     elif to is not None or method is not None or revision is not None or parameters:
         raise RopepatchError(
@@ -127,6 +130,17 @@ def read_request(
         folder=Path(out or "-".join(parts)),
         label=f"{label} + {recipe_name}" if recipe_name else "adapted",
     )
+
+
+def _check_model(name: str, revision: str | None, recipe: Recipe) -> None:
+    """Refuse a model that is not there; the hint names the one that the recipe is for."""
+    try:
+        find_source(name, revision, weights=False)
+    except RopepatchError as error:
+        if not recipe.model or recipe.model == name:
+            raise
+        hint = f"the recipe is for {recipe.model}; {error.hint}"
+        raise RopepatchError(str(error), hint=hint) from error
 
 
 def _check_text(text: dict[str, Any], suite: Suite | None, method: str) -> None:

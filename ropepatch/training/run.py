@@ -23,7 +23,7 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
-from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
+from ropepatch.files import absent, check_resumed, read_json, remove, shipped, whole_file, write_json
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.precision import FLOAT32
@@ -75,7 +75,7 @@ class Run:
         if recipe.frequencies and sharded():
             raise RopepatchError(
                 "frequencies cannot be trained where FSDP or DeepSpeed split the model",
-                hint="DDP takes them (recipes/accelerate/ddp.yaml); or leave frequencies out of the recipe",
+                hint=f"DDP takes them: {shipped('recipes/accelerate')}/ddp.yaml; or leave them out",
             )
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):

@@ -55,9 +55,11 @@ def test_help_and_import_load_nothing_heavy():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_help_ends_with_examples_on_lines_of_their_own(command):
+def test_every_help_names_values_plainly_and_ends_with_examples_on_lines_of_their_own(command):
     done = ropepatch(command, "--help")
     assert done.returncode == 0
+    assert "<" not in done.stdout
+    assert "eval/" not in done.stdout  # a folder that pip does not install
     assert f"\n    ropepatch {command}" in done.stdout.split("Examples:")[1]
 
 
@@ -192,6 +194,19 @@ def test_eval_hands_on_every_option(asked):
         ),
     )
     assert options["revision"] == "branch"
+
+
+def test_eval_of_a_target_alone_is_of_yarn_and_methods_may_be_listed_or_repeated(asked):
+    (alone, _), (set_, _) = (
+        asked("eval", "tiny", "--to", "1k"),
+        asked("eval", "tiny", "--to", "1k", "--set", "beta_fast=16"),
+    )
+    assert alone.methods == (Method(name="yarn"),)
+    assert set_.methods == (Method(name="yarn", parameters={"beta_fast": 16.0}),)
+    words = ("tiny", "--to", "1k", "--methods", "ntk, yarn", "--method", "linear")
+    for command in ("eval", "compare"):
+        suite, _ = asked(command, *words)
+        assert [method.name for method in suite.methods] == ["ntk", "yarn", "linear"]
 
 
 def test_eval_without_a_target_goes_to_the_greatest_length_or_to_what_the_model_reads(asked):

@@ -157,6 +157,7 @@ def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ropepa
 
 ANSWERED = f"no folder {NAME} here, and the Hub answered"
 UNANSWERED = f"no folder {NAME} here, and the Hub did not answer for it"
+SWITCHED_OFF = f"no folder {NAME} here, and the Hub is switched off (HF_HUB_OFFLINE)"
 
 
 def answering(status: int, code: str = ""):
@@ -174,7 +175,7 @@ def answering(status: int, code: str = ""):
         (lambda hub, cache: setattr(hub, "hung_up", "config.json"), None, {}, UNANSWERED, "network"),
         (lambda hub, cache: cache.write_text("no folder"), None, {}, f"cannot download {NAME}: ", "HF_HOME"),
         (None, None, {"HF_ENDPOINT": "http://127.0.0.1:9"}, UNANSWERED, "network"),
-        (None, None, {"HF_HUB_OFFLINE": "1"}, UNANSWERED, "downloaded before"),
+        (None, None, {"HF_HUB_OFFLINE": "1"}, SWITCHED_OFF, "downloaded before"),
     ],
 )
 def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
@@ -186,6 +187,18 @@ def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
     message, hint = ropepatch.fails("find", NAME, *words, **environment)
     assert message.startswith(problem)
     assert advice in hint
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("tinny", "tiny"), ("tiny-lama", "tiny-llama"), ("./tinyllama", "tiny-llama")]
+)
+def test_a_name_that_is_nearly_tiny_or_a_folder_here_is_asked_after(typed, meant, template, monkeypatch):
+    monkeypatch.chdir(template.parent)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(RopepatchError) as caught:
+        find_source(typed, weights=False)
+    assert str(caught.value).startswith(f"no folder {typed}")
+    assert caught.value.hint.startswith(f"did you mean {meant}? ")
 
 
 def test_a_folder_is_taken_before_the_hub_is_asked(template, monkeypatch):

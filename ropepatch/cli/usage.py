@@ -1,0 +1,58 @@
+"""What a command line that cannot be read is told, and what stands for a value in the help."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+import typer.core
+
+from ropepatch.errors import RopepatchError
+
+UsageError: Any = typer.BadParameter.__base__  # of typer's own click, or of click, as typer's version has it
+STANDS_FOR = {
+    **dict.fromkeys(("to", "lengths", "read", "stride"), "TOKENS"),
+    **dict.fromkeys(("out", "report", "fix"), "PATH"),
+    **dict.fromkeys(("windows", "documents", "trials", "steps", "keep", "seed", "limit"), "N"),
+    **dict.fromkeys(("short", "keys", "needles", "minutes"), "NUMBER"),
+    **dict.fromkeys(("method", "methods", "init"), "METHOD"),
+    "text": "TEXT",
+    "field": "KEY",
+    "suite": "SUITE",
+    "revision": "REV",
+}
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help says plainly what its values are."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            if isinstance(parameter, typer.core.TyperArgument):
+                parameter.display_type_rich = lambda ctx: ""  # type: ignore[method-assign]
+            elif not parameter.metavar and not getattr(parameter, "is_flag", False):
+                parameter.metavar = STANDS_FOR.get(parameter.name or "", "NAME")
+
+
+def told(error: Any) -> RopepatchError:
+    """What typer refuses, in a line and a hint."""
+    context, parameter = error.ctx, getattr(error, "param", None)
+    see = f"see `{context.command_path if context else 'ropepatch'} --help`"
+    said, _, advice = error.format_message().partition(". ")
+    if said.startswith("No such option"):
+        known = [name for one in context.command.params for name in one.opts]
+        near = get_close_matches(error.option_name, known, n=1)
+        return RopepatchError(
+            f"no such option {error.option_name}", hint=f"did you mean {near[0]}?" if near else see
+        )
+    if said.startswith("Missing") and parameter is not None:
+        name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+        return RopepatchError(f"{name} is missing", hint=f"{_within(parameter.help)}; {see}")
+    return RopepatchError(_within(said), hint=_within(advice) or see)
+
+
+def _within(sentence: str) -> str:
+    """A sentence as it stands behind a colon."""
+    return f"{sentence[:1].lower()}{sentence[1:].rstrip('.')}"
