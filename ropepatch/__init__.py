@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, an
     from ropepatch.pipeline.extension import Extension as Extension
     from ropepatch.pipeline.extension import extend as extend
     from ropepatch.pipeline.results import Results as Results
+    from ropepatch.pipeline.results import read_results as read_results
     from ropepatch.publishing.folding import fold_attention as fold_attention
     from ropepatch.publishing.gguf import export_gguf as export_gguf
     from ropepatch.publishing.hub import push as push

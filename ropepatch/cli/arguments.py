@@ -44,6 +44,28 @@ TextSource = Annotated[
 TextField = Annotated[str, typer.Option("--field", help="The column or key of a document's text.")]
 SPLIT = "Which part of a `datasets` id or a saved set is read"
 TextSplit = Annotated[str, typer.Option("--split", help=f"{SPLIT}.")]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:1, say; a GPU, if there is one, if not given."),
+]
+DType = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="float32, bfloat16 or float16; that of the weights, or the faster one on a CPU, if not given.",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Measure at most so many pieces of text, passkeys per depth, documents per lm-eval task.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Draw the passkeys from it.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing on the way but warnings; no progress bars.")
+]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="A folder for the results; what it holds already is not measured again."),
@@ -118,6 +140,13 @@ def a_suite(name: str) -> None:
 def split_names(values: list[str] | None) -> list[str]:
     """The names of an option that may be repeated, and hold several separated by commas."""
     return [name.strip() for value in values or [] for name in value.split(",")]
+
+
+def feedback(quiet: bool) -> dict[str, Any]:
+    """How a command speaks on the way, for the functions of `ropepatch.pipeline`."""
+    from ropepatch.pipeline.running import bar, no_bar, say_on_stderr, warn_on_stderr
+
+    return {"say": warn_on_stderr, "progress": no_bar} if quiet else {"say": say_on_stderr, "progress": bar}
 
 
 def command_line() -> str:

@@ -10,15 +10,20 @@ import typer
 from ropepatch.cli.arguments import (
     METHODS_OPTION,
     AsJson,
+    Device,
+    DType,
     Model,
     Out,
+    Quiet,
     Report,
     Revision,
+    Seed,
     TextField,
     TextSource,
     TextSplit,
     a_length,
     complete,
+    feedback,
     some_methods,
     split_names,
 )
@@ -54,9 +59,13 @@ def compare(
     out: Out = None,
     report: Report = None,
     revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank scalings on a model, training-free: the loss over the target, short-range loss and passkeys.
+    """Rank scalings on a model, training-free: the loss over the target, short-context loss and passkeys.
 
     The ranking is by loss, with 95 % intervals; methods that the text does not tell apart are called tied.
     The last lines are the recommendation, which may be not to extend at all. A fit learns from that part of
@@ -80,6 +89,10 @@ def compare(
         out=out,
         report=report,
         revision=revision,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        **feedback(quiet),
     )
     if not is_first():
         return

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropepatch.cli.arguments import AsJson
+from ropepatch.cli.arguments import AsJson, Device, Quiet, feedback
 from ropepatch.cli.listing import print_table
-from ropepatch.pipeline.running import bar, device, interruptible, say_on_stderr
+from ropepatch.pipeline.running import Progress, Say, interruptible, say_on_stderr
+from ropepatch.pipeline.running import device as best_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,6 +35,8 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="The folder to make, with the checkpoint and the figures.")
     ] = Path("ropepatch-demo"),
+    device: Device = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Extend the bundled checkpoint from 256 to 2048 tokens with YaRN, and measure it before and after.
@@ -43,23 +46,28 @@ def demo(
     """
     from ropepatch.files import absent, json_text, new_folder, write_json
 
-    folder = absent(out)
-    say_on_stderr(f"extending tiny to {TARGET} tokens with {METHOD}")  # before torch is imported
+    folder, speech = absent(out), feedback(quiet)
+    speech["say"](f"extending tiny to {TARGET} tokens with {METHOD}")  # before torch is imported
     from ropepatch.data.tiny.tales import held_out_tales
     from ropepatch.encodings.loading import load
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.results import environment
     from ropepatch.extension.planning import plan
     from ropepatch.extension.writing import extend
+    from ropepatch.model.precision import whereabouts
 
     nothing = "nothing is kept; the same command starts anew"
     with interruptible(say_on_stderr, lambda: nothing), new_folder(folder) as partial:
         tiny_plan = plan("tiny", to=TARGET, method=METHOD)
         extended = extend(tiny_plan, partial / f"tiny-{METHOD}-2k")
-        base, tokenizer = load("tiny")
+        where = device or best_device()
+        base, tokenizer = load("tiny", device=where)
+        for line in whereabouts(base):
+            speech["say"](line)
         tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-        curves, grids = _measured({"before": base, "after": load(extended)[0]}, tokenizer, tales)
+        models = {"before": base, "after": load(extended, device=where)[0]}
+        curves, grids = _measured(models, tokenizer, tales, **speech)
         trained = tiny_plan.rope.original_max_position_embeddings
         figures = _draw(partial, curves, floor, grids, trained)
         task = {"task": "demo", "model": "tiny", "method": METHOD, "trained": trained, "target": TARGET}
@@ -81,7 +89,12 @@ def demo(
 
 
 def _measured(
-    models: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tales: Sequence[GeneratedDocument]
+    models: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    tales: Sequence[GeneratedDocument],
+    *,
+    say: Say,
+    progress: Progress,
 ) -> tuple[dict[str, LossCurve], dict[str, PasskeyGrid]]:
     """The losses and the passkeys of every model."""
     from ropepatch.evaluation.passkey import passkey
@@ -89,12 +102,11 @@ def _measured(
 
     curves, grids = {}, {}
     for name, model in models.items():
-        model.to(device())
-        say_on_stderr(f"reading {TALES} tales, {name}")
-        with bar("tales") as advance:
+        say(f"reading {TALES} tales, {name}")
+        with progress("tales") as advance:
             curves[name] = perplexity(model, None, [tale.ids for tale in tales], progress=advance)
-        say_on_stderr(f"asking for passkeys, {name}")
-        with bar("prompts") as advance:
+        say(f"passkey retrieval, {name}")
+        with progress("prompts") as advance:
             grids[name] = passkey(
                 model, tokenizer, lengths=LENGTHS[1:], trials=TRIALS, seed=SEED, progress=advance
             )
@@ -140,6 +152,7 @@ def _print_tables(curves: dict[str, LossCurve], floor: LossCurve, grids: dict[st
     for length in LENGTHS[1:]:
         cells = (grid.at(length) for grid in grids.values())
         rows.append([f"  {length} tokens", *(f"{cell.correct}/{cell.n}" for cell in cells), ""])
+    print("floor: the entropy of the data, the least loss that is possible\n")
     print_table(("nats per token, positions", *names), rows, width=80, numbers=len(names))
     for name, grid in grids.items():
         print(f"\npasskeys by depth, {name}\n{grid}")

@@ -9,9 +9,14 @@ import typer
 from ropepatch.cli.arguments import (
     METHODS_OPTION,
     AsJson,
+    Device,
+    DType,
+    Limit,
     Out,
+    Quiet,
     Report,
     Revision,
+    Seed,
     Settings,
     TextField,
     TextSource,
@@ -19,6 +24,7 @@ from ropepatch.cli.arguments import (
     a_length,
     a_suite,
     complete,
+    feedback,
     parse_settings,
     some_methods,
     split_names,
@@ -95,6 +101,11 @@ def evaluate(
     out: Out = None,
     report: Report = None,
     revision: Revision = None,
+    device: Device = None,
+    dtype: DType = None,
+    limit: Limit = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model as it is and scaled: perplexity by length in one pass, or a whole suite.
@@ -129,6 +140,11 @@ def evaluate(
         out=out,
         report=report,
         revision=revision,
+        device=device,
+        dtype=dtype,
+        limit=limit,
+        seed=seed,
+        **feedback(quiet),
         **{key: value for key, value in task.items() if value not in unsaid},
     )
     if is_first() and as_json:

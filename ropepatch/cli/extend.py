@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from ropepatch.cli.arguments import (
     SPLIT,
     AsJson,
     Include,
+    Limit,
     Model,
+    Quiet,
     Revision,
     Settings,
     TextField,
@@ -24,12 +27,13 @@ from ropepatch.cli.arguments import (
     a_suite,
     command_line,
     complete,
+    feedback,
     parse_settings,
     parse_share,
 )
 from ropepatch.cli.push import print_pushed, pushed_data
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import is_first
+from ropepatch.pipeline.running import is_first, say_on_stderr
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -99,6 +103,7 @@ def extend(
     out: Annotated[
         Path | None, typer.Option(help="The folder to make; MODEL-METHOD-TO(-RECIPE) here if not given.")
     ] = None,
+    limit: Limit = None,
     link_weights: Annotated[
         bool,
         typer.Option(
@@ -121,6 +126,7 @@ def extend(
         ),
     ] = False,
     revision: Revision = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint with a longer context that stock transformers loads.
@@ -149,6 +155,7 @@ def extend(
             text=text,
             field=field,
             split=split,
+            limit=limit,
             link_weights=link_weights,
             include=include or (),
             push=push,
@@ -156,8 +163,11 @@ def extend(
             revision=revision,
             record={"command": command_line()},
             show=screen.show,
+            **feedback(quiet),
         )
         screen.show_last(extension)
+        if extension.record and not as_json and not quiet:
+            screen.show_next(extension)
     except NothingHelpsError:
         raise typer.Exit(1) from None
     finally:  # also where the push failed: the checkpoint is written
@@ -190,6 +200,18 @@ class _Screen:
                 if outcome.results:
                     print_results(outcome.results)
                 print(outcome.outcome())
+
+    def show_next(self, extension: Extension) -> None:
+        """Say on stderr how the checkpoint is loaded, measured and published."""
+        folder = str(extension.folder)
+        if not is_first() or not (extension.folder / "config.json").exists():
+            return
+        loading = f"pipeline('text-generation', {folder!r})('Once')".replace("'", '"')
+        code = f"from transformers import pipeline; print({loading})"
+        say_on_stderr(f"load:    python -c {shlex.quote(code)}")
+        say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
+        if not extension.pushed:
+            say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")
 
     def show_last(self, extension: Extension) -> None:
         """Print what is known when all is done: the plan of a dry run, or what was pushed."""

@@ -10,17 +10,21 @@ import typer
 
 from ropepatch.cli.arguments import (
     AsJson,
+    Device,
     Model,
+    Quiet,
     Revision,
     TextField,
     TextSource,
     TextSplit,
     a_length,
     command_line,
+    feedback,
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import WEIGHTS, bar, device, interruptible, say_on_stderr
+from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, say_on_stderr
+from ropepatch.pipeline.running import device as best_device
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -82,6 +86,8 @@ def fit(
         bool, typer.Option("--link-weights", help="As in `ropepatch extend`; for a checkpoint folder.")
     ] = False,
     revision: Revision = None,
+    device: Device = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn the frequencies and the attention factor by which a model reads at a target.
@@ -129,10 +135,10 @@ def fit(
             keep=keep,
             seed=seed,
             revision=revision,
-            device=device(),
+            device=device or best_device(),
             work=work,
             minutes=minutes,
-            progress=bar,
+            **feedback(quiet),
         )
         _write(fitted, place, link_weights=link_weights)
     shutil.rmtree(work, ignore_errors=True)

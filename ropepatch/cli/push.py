@@ -47,8 +47,9 @@ def push(
     """Bring a checkpoint to the Hub: the files that changed, in one commit.
 
     What ropepatch wrote goes there, and what transformers and engines read. It is refused where nothing has
-    verified the checkpoint, its gate is red, REPO holds weights of others, or a file holds a key or a token.
-    The same command goes on where it was interrupted. The token is that of `hf auth login` or HF_TOKEN.
+    verified the checkpoint, its check of the short-context loss failed, REPO holds weights of others, or a
+    file holds a key or a token. The same command goes on where it was interrupted. The token is that
+    of `hf auth login` or HF_TOKEN.
     """
     from ropepatch.publishing.hub import push as send
 

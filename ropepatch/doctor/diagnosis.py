@@ -62,7 +62,7 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
 
     Args:
         model: A checkpoint folder, an adapter's folder, a Hub id or `tiny`.
-        revision: Of a Hub id.
+        revision: The branch, tag or commit of a Hub id.
         measure: Load the weights, where they fit into memory, and measure what a fault does to the model; of
             a Hub id without it only config.json is downloaded.
 

@@ -34,15 +34,37 @@ def load(
         model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
         revision: The revision of a Hub id.
         device: Where the model is put, such as `cuda`.
-        dtype: Of its weights, such as `torch.bfloat16` or `bfloat16`; None for the one that it asks for. The
-            frequencies stay in float32.
+        dtype: The precision of its weights, such as `torch.bfloat16` or `bfloat16`; None for the one that
+            it asks for. The frequencies stay in float32.
 
     Raises:
         RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
     """
+    kind = known_dtype(dtype)
+    check_device(device)
+    folder = find_source(model, revision, weights=True).folder
+    loaded: Any = load_checkpoint(folder, kind)
+    return loaded.to(device), load_tokenizer(folder)
+
+
+def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """A precision of weights by its name.
+
+    Raises:
+        RopepatchError: There is none of that name.
+    """
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")
+    return kind
+
+
+def check_device(device: str | torch.device) -> None:
+    """Refuse a device that is not here.
+
+    Raises:
+        RopepatchError: With the reason that torch gives.
+    """
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -50,9 +72,6 @@ def load(
         raise RopepatchError(
             f"no device {str(device)!r} here: {reason}", hint="cpu is always there"
         ) from error
-    folder = find_source(model, revision, weights=True).folder
-    loaded: Any = load_checkpoint(folder, kind)
-    return loaded.to(device), load_tokenizer(folder)
 
 
 def load_checkpoint(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:

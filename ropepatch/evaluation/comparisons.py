@@ -18,12 +18,13 @@ class Comparison:
 
     Attributes:
         model: The name of the model.
-        trained: The context it was trained on, in tokens.
+        trained: The context it was trained on, in tokens; or was extended to.
         target: The context to reach, in tokens.
         task: The name of their task.
         parameters: How all of them were measured.
         results: By a name that is theirs alone; without the floor.
         floor: What no model can beat, where it is known.
+        extended_from: The context it was trained on, if it was extended since and not trained; else None.
     """
 
     model: str
@@ -33,6 +34,14 @@ class Comparison:
     parameters: Mapping[str, Any]
     results: Mapping[str, Result]
     floor: Result | None
+    extended_from: int | None = None
+
+    @property
+    def history(self) -> str:
+        """What it was trained on, and how far it was extended without training, in words."""
+        if self.extended_from is None:
+            return f"trained on {self.trained:,} tokens"
+        return f"trained on {self.extended_from:,}, extended to {self.trained:,} tokens"
 
     def rows(self, table: str) -> dict[str, Sequence[Row]]:
         """A table of every result that has it, by name."""
@@ -102,5 +111,6 @@ def _comparison(group: Sequence[Result]) -> Comparison:
         task=group[0].task,
         parameters=group[0].parameters,
         results=named,
+        extended_from=group[0].model.get("extended_from"),
         floor=next((result for result in group if result.label == FLOOR), None),
     )

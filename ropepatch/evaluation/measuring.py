@@ -17,13 +17,14 @@ from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.processes import distribute, is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, read_result, slug
 from ropepatch.evaluation.store import claim_folder, remove_folders
+from ropepatch.extension.history import context_before
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json
 from ropepatch.model.config import load_text_config
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.precision import put, reads_faster_whole
+from ropepatch.model.precision import put, reads_faster_whole, whereabouts
 from ropepatch.model.record_file import swapped_encoding
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
@@ -31,6 +32,7 @@ from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.evaluation.suites import Suite
@@ -50,6 +52,8 @@ class Subject:
         source: Where its weights are.
         survey: What its folder says of its rope before any scaling.
         device: Where the model is put.
+        dtype: The precision in which it is read; None for that in which the device reads it fastest.
+        say: Takes a line on where it is read.
         base: What the weights were adapted from. Results then name the base, which they stand beside, and its
             tokenizer reads the texts.
     """
@@ -58,6 +62,8 @@ class Subject:
     source: Source
     survey: Survey
     device: str
+    dtype: torch.dtype | None = None
+    say: Callable[[str], None] = lambda line: None
     base: Subject | None = None
 
     @property
@@ -72,14 +78,17 @@ class Subject:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model on its device, in the precision in which that reads it fastest.
+        """The model on its device, in its precision, or else that in which the device reads it fastest.
 
         Of several processes the first decides, as all losses of a result are of one precision.
         """
-        loaded = load_checkpoint(self.source.folder)
-        choose = partial(reads_faster_whole, device=self.device)
-        (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
+        loaded, whole = load_checkpoint(self.source.folder, self.dtype), False
+        if self.dtype is None:
+            choose = partial(reads_faster_whole, device=self.device)
+            (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
         model: PreTrainedModel = put(loaded, self.device, whole=whole)
+        for line in whereabouts(model):
+            self.say(line)
         return model
 
     def forget_model(self) -> None:
@@ -93,11 +102,14 @@ class Subject:
         if self.base is not None:
             return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
         rope = self.survey.rope
+        before = context_before(self.source.folder, weights)
+        extended = {} if before is None else {"extended_from": before}
         return swapped_encoding(self.source.folder) | {
             "name": self.name,
             "revision": self.source.revision,
             "weights": weights,
             "trained": self.trained,
+            **extended,
             "rotary_dim": rope.rotary_dim,
             "rope_theta": rope.rope_theta,
             "inv_freq": rope.inv_freq().tolist(),
@@ -152,7 +164,9 @@ def measure(
     out: Path | None = None,
     revision: str | None = None,
     device: str = "cpu",
+    dtype: torch.dtype | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
     """The results of a suite, as they come.
 
@@ -163,8 +177,10 @@ def measure(
             measures what was not there when it began.
         revision: The branch, tag or commit of models from the Hub.
         device: Where the models are put.
+        dtype: The precision in which they are read; None for that in which the device reads them fastest.
         progress: Called with the name of each job; gives a context manager around a callback that takes how
             much is done and how much there is.
+        say: Takes a line for every model that is loaded: where, and in which precision.
 
     Raises:
         RopepatchError: A model, method or text that is not there or does not fit, before anything is
@@ -174,7 +190,7 @@ def measure(
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
-        subject = _subject(name, revision, device)
+        subject = replace(_subject(name, revision, device), dtype=dtype, say=say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
             plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
                 method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
@@ -194,6 +210,7 @@ def measure_extension(
     out: Path | None = None,
     device: str = "cpu",
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
     """The results of one extension, side by side: the model as it is, patched, and adapted.
 
@@ -208,12 +225,13 @@ def measure_extension(
         out: As in `measure`. What was measured before the adaptation is not measured again after it.
         device: Where the models are put.
         progress: As in `measure`.
+        say: As in `measure`.
 
     Raises:
         RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
             than the plan.
     """
-    subject = _subject(plan.model, plan.revision, device)
+    subject = replace(_subject(plan.model, plan.revision, device), say=say)
     variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.scaling.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
@@ -289,14 +307,17 @@ def _earlier(job: Job, file: Path) -> Result | None:
     result, settings = read_result(file), job.request
     earlier = {key: _identity(getattr(result, key)) for key in settings}
     now = {key: _identity(value) for key, value in settings.items()}
+    if (dtype := job.variant.subject.dtype) and result.env.get("dtype") != str(dtype):
+        earlier["dtype"], now["dtype"] = result.env.get("dtype"), str(dtype)
     check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
     return replace(result, **settings)
 
 
 def _identity(value: Any) -> Any:
     """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
-    names = {"name", "text"} if isinstance(value, dict) and {"weights", "digest"} & value.keys() else set()
-    return {key: item for key, item in value.items() if key not in names} if names else value
+    if not isinstance(value, dict) or not {"weights", "digest"} & value.keys():
+        return value
+    return {key: item for key, item in value.items() if key not in ("name", "text", "extended_from")}
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:

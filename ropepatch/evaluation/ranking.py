@@ -185,7 +185,9 @@ def _advice(
     if chosen.price > 0:
         low, high = chosen.price_interval
         doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if math.isfinite(low) else ""
-        advice.append(f"Its price: {chosen.price:+.3f} nats within the first {trained} tokens{doubt}.")
+        advice.append(
+            f"Its short-context cost: {chosen.price:+.3f} nats within the first {trained} tokens{doubt}."
+        )
     finder = max(scalings, key=_found)
     if retrieves and _found(finder) > _found(chosen):
         advice.append(

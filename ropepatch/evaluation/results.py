@@ -39,7 +39,8 @@ class Result:
     Attributes:
         task: The name of a task, from `TASKS`.
         label: What tables and figures call it: the method, ``as it is``, or the name of an adaptation.
-        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens); of
+        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens);
+            of one that ropepatch extended and nobody trained since ``extended_from``, the context before; of
             weights that were made from it also ``adapted_from``, the fingerprint of its own.
         scaling: ``method``, its parameters and frequencies; None for the model as it is.
         target: The context in tokens that is asked about.

@@ -115,6 +115,27 @@ class Suite(Settings):
         Several[Task], BeforeValidator(_each(Task, read_task), json_schema_input_type=Several[WrittenTask])
     ]
 
+    def narrowed(self, limit: int | None, seed: int | None) -> Suite:
+        """The same with at most so many pieces, keys and documents (`Task.limited`), drawn from a seed.
+
+        Raises:
+            RopepatchError: The limit is below 1, or nothing of the suite is drawn from a seed.
+        """
+        if limit is not None and limit < 1:
+            raise RopepatchError(f"limit must be at least 1, got {limit}", hint="leave it out for all")
+        tasks = self.tasks if limit is None else tuple(task.limited(limit) for task in self.tasks)
+        if seed is not None:
+            if not any("seed" in type(task).model_fields for task in tasks):
+                raise RopepatchError(
+                    "--seed where nothing is drawn",
+                    hint="passkeys are, no text is: leave it out",
+                )
+            tasks = tuple(
+                task.model_copy(update={"seed": seed}) if "seed" in type(task).model_fields else task
+                for task in tasks
+            )
+        return self.model_copy(update={"tasks": tasks})
+
     def check(self) -> None:
         """Refuse the same method or task twice."""
         for key, values in (

@@ -184,7 +184,7 @@ def patch(
         scaling: A plan; a scaling, whose target is then factor * L; or a method's name, or a scaling file.
         to: The target of a method by its name, as in `plan`.
         length: For length-dependent methods, the length to plan for, in tokens; None for the target.
-        **parameters: Of a method by its name.
+        **parameters: The parameters of a method that is given by its name.
 
     Raises:
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.

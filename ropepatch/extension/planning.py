@@ -188,7 +188,7 @@ def plan(
         model: A checkpoint folder, a Hub id, a loaded model or its configuration.
         to: The target context: tokens, `32k`, or `4x` for four times L; None for that of a scaling file.
         method: A name from `METHODS`, or a scaling file, `fitted.json`; see `ropepatch.scaling.file`.
-        revision: Of a Hub id.
+        revision: The branch, tag or commit of a Hub id.
         **parameters: The method's own parameters; `factor` replaces target / L. On a model that is already
             scaled yarn's ramp is "rotations" unless it is given.
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import torch
 
+from ropepatch.encodings.loading import check_device
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.results import environment
@@ -39,7 +41,7 @@ from ropepatch.fitting.searches import run_search
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.precision import put, reads_faster_whole
+from ropepatch.model.precision import put, reads_faster_whole, whereabouts
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
@@ -97,10 +99,10 @@ class Fitted:
                 f"{self.plan.model}: {window} -> {self.plan.target} tokens",
                 f"{_better(gain)} than {methods} ({self.record['start']}), 95 % {low:.3f} to {high:.3f}; "
                 f"{_better(-behind)} than the model as it is, through its own window",
-                "loss of windows that decided nothing, nats per token: "
+                "loss of held-out test windows, nats per token: "
                 f"{held['before']:.4f} -> {held['after']:.4f} ({held['windows']} windows); "
                 f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",
-                f"divisors, fastest pair first: {divisors}",
+                f"frequency scale factors (θ -> θ/d), fastest pair first: {divisors}",
                 f"attention factor: {self.scaling.attention_factor:.4g}",
                 f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, "
                 f"{self.record['seconds']:.0f} s{stopped}",
@@ -132,6 +134,7 @@ def fit(
     work: Path | None = None,
     minutes: float | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    say: Callable[[str], None] = lambda line: None,
 ) -> Fitted:
     """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
 
@@ -158,7 +161,8 @@ def fit(
         work: A folder for the state of a descent: the same call goes on from it after an interruption.
         minutes: The descent ends after about so much time, over all calls, with the best until then; a third
             of it is for the starts. None to end as `steps` says, which does not depend on the machine.
-        progress: As in `ropepatch.evaluation.measuring.measure`.
+        progress: Called with the name of each stage; see `ropepatch.evaluation.measuring.measure`.
+        say: Takes a line on where the model is read, and in which precision.
 
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.
@@ -180,6 +184,7 @@ def fit(
     began = time.perf_counter()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RopepatchError("a fit runs in one process", hint="start it without torchrun or accelerate")
+    check_device(device)
     source = find_source(model, revision, weights=True)
     survey = survey_folder(source.folder)
     if keep >= survey.rope.num_pairs:
@@ -202,6 +207,8 @@ def fit(
     material.check_ids(loaded.config.get_text_config().vocab_size)
     request = _request(source, to, material, settings)
     with reading(_placed(loaded, device, work), survey) as module:
+        for line in whereabouts(loaded):
+            say(line)
         bench = FitBench(loaded, tokenizer, module, survey, material, settings)
         budget = math.inf if minutes is None else 60 * minutes
         course, seconds = _run(bench, settings, request, work, progress, began, budget)

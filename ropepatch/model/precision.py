@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 LARGEST = 512  # tokens of a measured pass, and rows and columns of its matrices: more rank no differently
+LARGE = 10**9  # parameters, from which on a CPU takes long
 CLEARLY = 0.9  # of the time of float32 at most, or float32 is taken, which rounds less
 Shapes = frozenset[tuple[int, int]]
 
@@ -85,6 +86,22 @@ def reads_faster_whole(model: PreTrainedModel, device: str | torch.device) -> bo
 def put(model: Any, device: str | torch.device, *, whole: bool) -> Any:
     """A model on its device, in float32 if that is how it is to be read."""
     return (model.float() if whole else model).to(device)
+
+
+def whereabouts(model: PreTrainedModel) -> list[str]:
+    """On what a model is read and in which precision, in words; and a warning where that will take long."""
+    device, dtype = model.device, str(model.dtype).removeprefix("torch.")
+    if device.type != "cpu":
+        name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        return [f"on {device}{name}, {dtype}"]
+    threads = torch.get_num_threads()
+    lines = [f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}"]
+    size = sum(weight.numel() for weight in model.parameters())
+    if size >= LARGE:
+        rate = fastest(model).rate(dtype)
+        basis = f": {2000 * size / rate:.0f} s or more per 1,000 tokens, by its matrices" if rate else ""
+        lines.append(f"warning: {size / 1e9:.1f} billion parameters are read on the CPU{basis}")
+    return lines
 
 
 def _memory() -> int:

@@ -57,7 +57,7 @@ def find_source(
 
     Args:
         model: What the user names.
-        revision: Of a Hub id.
+        revision: The branch, tag or commit of a Hub id.
         weights: Download the checkpoint.
         include: Patterns of what is downloaded beside it.
 

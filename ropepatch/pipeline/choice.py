@@ -96,14 +96,16 @@ def choose(
     report: str | Path | None = None,
     revision: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
+    seed: int | None = None,
     say: Say = say_on_stderr,
     progress: Progress = bar,
 ) -> Choice:
     """Measure scalings and a fit on a model, training-free, rank them and choose one; see `rank`.
 
-    The ranking is by loss over the target, with 95 % intervals; short-range loss and passkeys decide between
-    those that the text does not tell apart. The windows of text that rank are none of those that the fit has
-    seen, and the tales of tiny are others.
+    The ranking is by loss over the target, with 95 % intervals; short-context loss and passkeys decide
+    between those that the text does not tell apart. The windows of text that rank are none of those that the
+    fit has seen, and the tales of tiny are others.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
@@ -120,6 +122,9 @@ def choose(
         report: An HTML file to write, with tables and figures.
         revision: Branch, tag or commit of a Hub id.
         device: Where the model is put; None for the GPU, if there is one.
+        dtype: The precision in which it is ranked, such as `bfloat16`; None for that of its weights, or
+            float32 where a CPU reads that faster. A fit chooses its own.
+        seed: Passkeys are drawn from it.
         say: Takes lines that tell how far it is, and what takes no part.
         progress: See `ropepatch.pipeline.running.Feedback`.
 
@@ -137,6 +142,8 @@ def choose(
         say(f"warning: without {candidate}: {refusal}")
     reading: dict[str, Any] = {"text": text, "field": field, "split": split, "windows": windows}
     suite, reason = ranking_suite(name, entrants, to=target, **reading, trials=trials, revision=revision)
+    if seed is not None:
+        suite = suite.narrowed(None, seed)
     if reason is not None:
         left_out["passkeys"] = str(reason)
         say(f"warning: no passkeys are asked for: {reason}")
@@ -153,7 +160,7 @@ def choose(
                     raise
                 left_out[FIT] = str(error)
                 say(f"warning: without {FIT}: {error}")
-        results = measured(suite, out=out, report=report, **where, feedback=feedback)
+        results = measured(suite, out=out, report=report, **where, dtype=dtype, feedback=feedback)
     ranking = rank(results, base=AS_IT_IS, ignored=[FLOOR])
     names_by_label = {method.label: method.name for method in suite.methods}
     best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from ropepatch.encodings.loading import check_device, known_dtype
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.results import Result, slug
@@ -21,6 +22,8 @@ from ropepatch.pipeline.running import device as best_device
 from ropepatch.settings import Length
 
 WINDOWS = 24  # of text, if nothing else is said
+FEW = 5  # pieces of text, below which intervals are no good
+NOT_MUCH = "too little to tell models apart, whatever the intervals say; give more text, or shorter --lengths"
 
 
 def evaluate(
@@ -36,6 +39,9 @@ def evaluate(
     report: str | Path | None = None,
     revision: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
+    limit: int | None = None,
+    seed: int | None = None,
     say: Say = say_on_stderr,
     progress: Progress = bar,
     **task: Any,
@@ -57,6 +63,10 @@ def evaluate(
         report: An HTML file to write, with tables and figures.
         revision: Branch, tag or commit of a Hub id.
         device: Where the models are put; None for the GPU, if there is one.
+        dtype: The precision in which they are read, such as `bfloat16`; None for that of their weights, or
+            float32 where a CPU reads that faster.
+        limit: At most so many pieces of text, keys per length and depth, and documents of each lm-eval task.
+        seed: Passkeys are drawn from it; None for the seed of the suite.
         say: Takes a line for every result.
         progress: See `Feedback`.
         **task: Without a suite: `lengths`, `windows`, `documents`, `protocol` and what else
@@ -78,8 +88,9 @@ def evaluate(
                 hint="the suite says it: copy its YAML file and change that",
             )
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
-    feedback = Feedback(say=say, progress=progress)
-    return measured(suite, out=out, report=report, revision=revision, device=device, feedback=feedback)
+    suite = suite.narrowed(limit, seed)
+    where: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype}
+    return measured(suite, out=out, report=report, **where, feedback=Feedback(say=say, progress=progress))
 
 
 def _reading(
@@ -135,12 +146,22 @@ def measured(
     report: str | Path | None = None,
     revision: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
     feedback: Feedback,
 ) -> Results:
     """The results of a suite, and a report, refused before if it cannot be written; see `evaluate`."""
     folder, page = check_places(out, report)
-    device, progress = device or best_device(), feedback.progress
-    results = measuring.measure(suite, out=folder, revision=revision, device=device, progress=progress)
+    device, kind = device or best_device(), known_dtype(dtype)
+    check_device(device)
+    results = measuring.measure(
+        suite,
+        out=folder,
+        revision=revision,
+        device=device,
+        dtype=kind,
+        progress=feedback.progress,
+        say=feedback.say,
+    )
     with interruptible(feedback.say, lambda: kept_by_suite(folder)):
         return reported(results, page, feedback)
 
@@ -180,8 +201,11 @@ def can_report() -> bool:
 
 def reported(results: Iterator[Result], report: Path | None, feedback: Feedback) -> Results:
     """All results, each announced as it comes, and their report."""
-    measured = []
+    measured: list[Result] = []
     for result in results:
+        pieces = result.parameters.get("pieces", FEW)
+        if pieces < FEW and not any("pieces" in other.parameters for other in measured):
+            feedback.say(f"warning: {pieces} piece{'s' * (pieces > 1)} of text: {NOT_MUCH}")
         measured.append(result)
         if result.seconds is not None:
             feedback.say(f"{result.task}, {result.label}, {result.target} tokens")

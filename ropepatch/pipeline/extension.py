@@ -20,8 +20,8 @@ from ropepatch.files import absent, json_text
 from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
 from ropepatch.pipeline.kept import kept
 from ropepatch.pipeline.learned import Learned, planned
-from ropepatch.pipeline.request import Request, read_request
-from ropepatch.pipeline.results import Results, inline
+from ropepatch.pipeline.request import Request, check_pairs, read_request
+from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import (
     WEIGHTS,
     Feedback,
@@ -100,7 +100,7 @@ class Extension:
             return self.results.plot(name)
         from ropepatch.report.plots import Rescaling, plot_wavelengths
 
-        return inline(plot_wavelengths(Rescaling.of(self.plan.rope, self.plan.scaling, self.plan.target)))
+        return plot_wavelengths(Rescaling.of(self.plan.rope, self.plan.scaling, self.plan.target))
 
     def outcome(self) -> str:
         """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""
@@ -142,6 +142,7 @@ def extend(
     text: str | None = None,
     field: str = "text",
     split: str | None = None,
+    limit: int | None = None,
     link_weights: bool = False,
     include: Sequence[str] = (),
     push: str | None = None,
@@ -175,6 +176,7 @@ def extend(
         text: What the suite measures on in place of its own text; or what `fit` and `auto` read.
         field: The column or key of a document's text.
         split: Which part of a `datasets` id or a saved set is read; None for test, or train to fit on.
+        limit: The suite measures at most so many pieces of text, keys per length and depth, documents.
         link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
             rewrites one of them in place also changes the source.
         include: Patterns of files of the model, such as `examples/*`, that are carried along beside the
@@ -196,13 +198,10 @@ def extend(
             cannot be pushed. Nothing half-written is left behind.
     """
     feedback = Feedback(say=say, progress=progress, show=show)
-    if recipe is None and max_short_loss_increase is not None:
-        raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
-    if recipe is not None and link_weights:
-        raise RopepatchError("--link-weights beside --recipe, which makes new weights", hint="leave one out")
+    check_pairs(recipe, evaluate, increase=max_short_loss_increase, link_weights=link_weights, limit=limit)
     suite = None
     if evaluate is not None:
-        suite = named_suite(evaluate, text=text, field=field, split=split or "test")
+        suite = named_suite(evaluate, text=text, field=field, split=split or "test").narrowed(limit, None)
     request = read_request(
         model,
         out,
@@ -325,6 +324,7 @@ def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) ->
         out=out,
         device=device(),
         progress=feedback.progress,
+        say=feedback.say,
     )
     measured = reported(results, page, feedback)
     if is_first():

@@ -161,6 +161,22 @@ def _check_text(text: dict[str, Any], suite: Suite | None, method: str) -> None:
         )
 
 
+def check_pairs(
+    recipe: object, evaluate: object, *, increase: float | None, link_weights: bool, limit: int | None
+) -> None:
+    """Refuse arguments that are nothing without another, or beside it.
+
+    Raises:
+        RopepatchError: With the two.
+    """
+    if recipe is None and increase is not None:
+        raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
+    if recipe is not None and link_weights:
+        raise RopepatchError("--link-weights beside --recipe, which makes new weights", hint="leave one out")
+    if evaluate is None and limit is not None:
+        raise RopepatchError("--limit is of what --eval measures", hint="--eval SUITE, or leave it out")
+
+
 def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
     """The method that a call of `extend` means: its own, that of the recipe, or yarn.
 

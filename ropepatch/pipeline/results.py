@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import Result, Row, read_result
 from ropepatch.evaluation.table import data_frame
 from ropepatch.files import json_text
 from ropepatch.report import html_table, results_tables
@@ -15,12 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ropepatch.evaluation.results import Result
 
 TABLES = ("by_length", "scores")  # what a frame holds if nothing else is asked for
 
 
-class Results(tuple["Result", ...]):
+class Results(tuple[Result, ...]):
     """Results that were measured together, in the order in which they came."""
 
     __slots__ = ()
@@ -32,6 +33,8 @@ class Results(tuple["Result", ...]):
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """The rows of one table of every result, beside its model, target, task and label.
 
+        A row has one number in every column: an interval is its bounds, `lo` and `hi`.
+
         Args:
             table: A name from `Result.tables`, such as `by_position`; None for what was read or found at
                 every length and for the scores of lm-eval.
@@ -42,7 +45,7 @@ class Results(tuple["Result", ...]):
         return data_frame(
             {"model": result.model["name"]}
             | {key: getattr(result, key) for key in ("target", "task", "label")}
-            | row
+            | _tidy(row)
             for result in self
             for name in (TABLES if table is None else (table,))
             for row in result.tables.get(name, ())
@@ -64,7 +67,7 @@ class Results(tuple["Result", ...]):
             raise RopepatchError("no results to draw", hint="measure first: evaluate=SUITE")
         chosen = name or next(iter(drawn))
         refuse_unknown([chosen], drawn, "figure")
-        return inline(drawn[chosen])
+        return drawn[chosen]
 
     def __repr__(self) -> str:
         tasks = ", ".join(dict.fromkeys(result.task for result in self))
@@ -76,14 +79,21 @@ class Results(tuple["Result", ...]):
         return "".join(map(html_table, results_tables(self)))
 
 
-def inline(figure: Figure) -> Figure:
-    """The same figure, which a notebook shows also where nothing has imported pyplot."""
-    from io import BytesIO
+def _tidy(row: Row) -> Row:
+    low_high = dict(zip(("lo", "hi"), row.get("interval", ()), strict=False))
+    return {key: value for key, value in row.items() if key != "interval"} | low_high
 
-    def png() -> bytes:
-        drawn = BytesIO()
-        figure.savefig(drawn, format="png")
-        return drawn.getvalue()
 
-    figure._repr_png_ = png  # type: ignore[attr-defined]
-    return figure
+def read_results(place: str | Path) -> Results:
+    """The results in a folder that `evaluate`, `compare` or `ropepatch eval --out` wrote, or in one file.
+
+    Args:
+        place: The folder, all of whose JSON files are results; or one such file.
+
+    Raises:
+        RopepatchError: There is no such place, it holds no results, or a file is none.
+    """
+    files = sorted(Path(place).glob("*.json")) if Path(place).is_dir() else [Path(place)]
+    if not files:
+        raise RopepatchError(f"no results in {place}", hint="name what was given as out, or --out")
+    return Results(map(read_result, files))

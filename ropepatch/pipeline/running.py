@@ -45,6 +45,18 @@ def say_on_stderr(line: str) -> None:
         sys.stderr.flush()
 
 
+def warn_on_stderr(line: str) -> None:
+    """A line on stderr if it warns."""
+    if line.startswith("warning: "):
+        say_on_stderr(line)
+
+
+@contextmanager
+def no_bar(name: str) -> Iterator[Advance]:
+    """No progress at all."""
+    yield lambda done, total: None
+
+
 @contextmanager
 def bar(name: str) -> Iterator[Advance]:
     """A bar on stderr or in the notebook, which goes when it is done; nothing where neither is there.

@@ -45,7 +45,7 @@ def fold_attention(
     Args:
         model: A checkpoint folder or a Hub id.
         out: The folder to make; it must not exist.
-        revision: Of a Hub id.
+        revision: The branch, tag or commit of a Hub id.
         progress: Called with the bytes written so far and in all.
 
     Returns:

@@ -17,7 +17,7 @@ from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.tables import ranking_table
 
 FRONT = (
-    "On the Pareto front of loss, short-range loss and passkeys, if the model can find them: no other is as "
+    "Pareto-optimal in loss, short-context loss and passkeys, if the model can find them: no other is as "
     "good in all and better in one."
 )
 
@@ -99,5 +99,5 @@ def _comparison_text(comparison: Comparison, width: int | None) -> str:
             label = " ".join(cell.text for cell in row[: table.labels])
             cells = dict(zip(methods, row[table.labels :], strict=True))
             rows.append([Cell(f"  {label}"), *(cells.get(name, Cell("")) for name in names)])
-    place = f"{comparison.model}, trained on {comparison.trained:,} tokens"
+    place = f"{comparison.model}, {comparison.history}"
     return f"{place}: {task.setup(comparison)}\n{_text(rows, 1, width)}"

@@ -18,9 +18,9 @@ VERSIONS = ("ropepatch", "transformers", "torch")
 
 def outcome(groups: Sequence[Comparison]) -> list[str]:
     """What was found on one model for one target: what was measured, what came out, what to do."""
-    model, trained, target = groups[0].model, groups[0].trained, f"{groups[0].target:,}"
+    model, target = groups[0].model, f"{groups[0].target:,}"
     results = {name: result for group in groups for name, result in group.results.items()}
-    begin = f"{model} was trained on {trained:,} tokens. "
+    begin = f"{model} was {groups[0].history}. "
     begin += f"Measured here: {_measured(results, target)}."
     sentences: list[str] = []
     named: list[str] = []  # the best of every task, the first of these first
@@ -56,7 +56,7 @@ def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
             f"Loss over {loss.target:,} tokens",
             f"{taken.nats:.3f}, {taken.nats - plain.nats:+.3f} nats against as it is",
         ),
-        (f"Cost within {loss.trained:,} tokens", f"{taken.price:+.3f} nats{doubt}"),
+        (f"Short-context cost, {loss.trained:,} tokens", f"{taken.price:+.3f} nats{doubt}"),
     ]
     if taken.keys is not None:
         figures.append((f"Passkeys at {loss.target:,} tokens", f"{taken.keys[0]} of {taken.keys[1]}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -13,8 +13,18 @@ from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings.parameters import Checked, FromOne, find_kind
 
 
+class _Kind(ABCMeta):
+    """A class of scalings whose `repr` is its formula: what a list of `METHODS` shows."""
+
+    formula: str
+    paper: str
+
+    def __repr__(cls) -> str:
+        return f"<{cls.__name__}: {cls.formula}; {cls.paper}>" if cls.formula else super().__repr__()
+
+
 @dataclass(frozen=True, kw_only=True)
-class Scaling(Checked, ABC):
+class Scaling(Checked, metaclass=_Kind):
     """One published way to stretch a rope.
 
     Args:

@@ -70,7 +70,7 @@ def adapt(
         max_short_loss_increase: By how much the loss within the old context may rise, as a share; None for
             what the recipe says.
         say: Called with lines that tell how far it is.
-        progress: As in `ropepatch.evaluation.measuring.measure`, of the steps.
+        progress: Takes how many steps are done; see `ropepatch.evaluation.measuring.measure`.
 
     Raises:
         RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is not there,

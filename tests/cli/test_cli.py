@@ -79,6 +79,16 @@ def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path):
     (folder,) = tmp_path.iterdir()
     assert folder.name == "tiny-llama-ntk-1k"
     assert "logits equal" in done.stdout
+    load, measure, publish = done.stderr.splitlines()[-3:]
+    assert load.startswith("load:    python -c 'from transformers import pipeline; ")
+    assert f"ropepatch eval {folder} --text" in measure
+    assert f"ropepatch push {folder}" in publish
+
+
+def test_quiet_leaves_results_and_warnings(run_here):
+    done = run_here("eval", "tiny", "--quiet", "--limit", "1")
+    assert "Perplexity of the first" in done.stdout
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning"]
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_here):
@@ -142,7 +152,9 @@ def test_compare_ranks_and_recommends(tmp_path, run_here):
     assert done.returncode == 0, done.stderr
     ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
     assert ranked == ["yarn", "as", "linear", "floor"]
-    assert "\n  ropepatch extend tiny --to 512 --method yarn\n\n* On the" in done.stdout  # before the rule
+    assert (
+        "\n  ropepatch extend tiny --to 512 --method yarn\n\n* Pareto-optimal" in done.stdout
+    )  # before the rule
     record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
     assert record["ranking"]["recommended"] == "yarn"
     assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
@@ -174,7 +186,8 @@ def test_eval_hands_on_every_option(asked):
     texts = ("--text", "books", "--field", "body", "--split", "train", "--documents", "5", "--bos", "window")
     protocol = ("--lengths", "1k,256", "--protocol", "sliding", "--stride", "64")
     method = ("--method", "yarn", "--set", "beta_fast=16", "--to", "2k")
-    suite, options = asked("eval", "some", *texts, *protocol, *method, "--revision", "branch")
+    machine = ("--device", "cuda:1", "--dtype", "bfloat16")
+    suite, options = asked("eval", "some", *texts, *protocol, *method, *machine, "--revision", "branch")
     assert suite == Suite(
         models=("some",),
         methods=(Method(name="yarn", parameters={"beta_fast": 16.0}),),
@@ -193,7 +206,7 @@ def test_eval_hands_on_every_option(asked):
             ),
         ),
     )
-    assert options["revision"] == "branch"
+    assert [options[key] for key in ("revision", "device", "dtype")] == ["branch", "cuda:1", "bfloat16"]
 
 
 def test_eval_of_a_target_alone_is_of_yarn_and_methods_may_be_listed_or_repeated(asked):
@@ -242,7 +255,7 @@ def test_a_suite_without_a_model_and_a_text_on_the_command_line_has_its_own(aske
 def test_compare_hands_on_every_option(asked):
     texts = ("--text", "books", "--field", "body", "--split", "train", "--windows", "3")
     suite, options = asked(
-        "compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, "--trials", "2"
+        "compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, "--trials", "2", "--seed", "9"
     )
     assert suite == Suite(
         models=("tiny",),
@@ -250,7 +263,7 @@ def test_compare_hands_on_every_option(asked):
         to=(512,),
         tasks=(
             PerplexityTask(text="books", field="body", split="train", windows=3),
-            PasskeyTask(lengths=(128, 256, 512), trials=2),
+            PasskeyTask(lengths=(128, 256, 512), trials=2, seed=9),
         ),
     )
     assert {options[place] for place in ("out", "report", "revision")} == {None}

@@ -194,8 +194,8 @@ def test_the_price_is_taken_document_by_document_and_has_their_doubt():
     assert row.price_interval == pytest.approx((0.01 - error, 0.01 + error), abs=0.002)
     assert (base.price, base.price_interval) == (0.0, (0.0, 0.0))
     low, high = row.price_interval
-    price = f"Its price: +0.010 nats within the first 256 tokens (95 % interval {low:+.3f} to {high:+.3f})."
-    assert ranking.advice[1] == price
+    cost = "Its short-context cost: +0.010 nats within the first 256 tokens"
+    assert ranking.advice[1] == f"{cost} (95 % interval {low:+.3f} to {high:+.3f})."
 
 
 def test_results_without_the_sums_within_the_trained_context_have_a_price_without_an_interval():
@@ -204,7 +204,7 @@ def test_results_without_the_sums_within_the_trained_context_have_a_price_withou
         ranking = ranked(*results)
         assert ranking.rows[0].price == pytest.approx(0.05)
         assert ranking.rows[0].price_interval == (-math.inf, math.inf)
-        assert ranking.advice[1] == "Its price: +0.050 nats within the first 256 tokens."
+        assert ranking.advice[1] == "Its short-context cost: +0.050 nats within the first 256 tokens."
 
 
 def test_what_is_measured_holds_the_sums_of_each_text_within_the_trained_context():

@@ -1,11 +1,16 @@
 """Models are measured from Python, and what is measured is shown in a notebook."""
 
+import re
+
 import pytest
+import torch
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask
+from ropepatch.model.precision import whereabouts
+from ropepatch.report import print_results
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +42,53 @@ def test_a_suite_and_methods_are_given_as_objects_too():
         assert found[-1].label == "ntk-by-parts (beta=16.0)"
 
 
+def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_record(tmp_path):
+    lines = []
+    options = {"limit": 1, "seed": 7, "dtype": "bfloat16", "device": "cpu", "say": lines.append}
+    tasks = (PerplexityTask(), PasskeyTask(lengths=(128,), depths=(0.5,)))
+    results = ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **options)
+    reading, asking = (result for result in results if result.label == "as it is")
+    assert (reading.parameters["windows"], reading.parameters["pieces"]) == (1, 1)
+    assert (asking.parameters["trials"], asking.parameters["seed"]) == (1, 7)
+    assert {result.env["dtype"] for result in (reading, asking)} == {"torch.bfloat16"}
+    assert [line for line in lines if line.startswith("on ")] == [
+        f"on cpu, bfloat16, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    ]
+    assert sum("too little to tell models apart" in line for line in lines) == 1
+    again = {**options, "dtype": "float32"}
+    with pytest.raises(RopepatchError, match="dtype"):  # not the results of another precision
+        ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **again)
+    frame = ropepatch.read_results(tmp_path).to_pandas()
+    assert set(frame.label) == {"floor", "as it is"}
+    assert "interval" not in frame
+    assert (frame.lo < frame.hi)[frame.task == "passkey"].all()
+
+
+def test_a_model_too_large_for_a_cpu_is_said_to_take_long(tiny, monkeypatch):
+    monkeypatch.setattr("ropepatch.model.precision.LARGE", 10)
+    where, warning = whereabouts(tiny[0])
+    assert where.startswith("on cpu, float32, ")
+    assert re.fullmatch(r"warning: .* billion parameters are read on the CPU: .* s or more .*", warning)
+
+
+def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, capsys):
+    once = ropepatch.extend("tiny", tmp_path / "once", to=512, say=lambda line: None)
+    twice = ropepatch.extend(once, tmp_path / "twice", to=1024, say=lambda line: None)
+    (tmp_path / "text.txt").write_text("a bear went to find a ball near an old tree. " * 300)
+    results = ropepatch.evaluate(twice, text=str(tmp_path / "text.txt"), windows=1)
+    model = results[0].model
+    assert (model["trained"], model["extended_from"]) == (1024, 256)
+    print_results(results)
+    assert "twice, trained on 256, extended to 1,024 tokens: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"seed": 3}, "--seed where nothing is drawn"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
+        ({"dtype": "int8"}, "no dtype 'int8' of weights"),
+        ({"device": "cuda:99"}, "no device 'cuda:99' here"),
         ({"suite": "demo", "lengths": [64]}, "--lengths beside --suite"),
         ({"windows": 2, "documents": 2}, "--windows beside --documents"),
     ],

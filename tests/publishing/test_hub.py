@@ -474,7 +474,7 @@ def gate(**values):
 UNPROVEN = {
     "two reasons": (
         {"verified": None} | gate(passed=False),
-        "(no `verified` in ropepatch.json); its gate is red",
+        "(no `verified` in ropepatch.json); its check failed",
     ),
     "other frequencies": ({"verified": {"frequencies": "off by 1e-3", "logits": "equal"}}, "off by 1e-3"),
     "other logits": ({"verified": {"frequencies": "equal", "logits": "off by 2"}}, "logits after reloading"),
@@ -565,7 +565,7 @@ def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
     pushed(adapter)
     assert hub.files(NAME) == files_of(adapter)
     edit_json(adapter / "ropepatch.json", **gate(passed=False))
-    assert "gate is red" in refused(adapter)[0]
+    assert "its check failed" in refused(adapter)[0]
     half(adapter / "adapter_model.safetensors")
     assert "truncated" in refused(adapter, force=True)[0]
 

@@ -60,7 +60,9 @@ def drawn(plot, *results: Result):
 
 
 def test_the_loss_drawn_is_the_mean_over_each_stretch():
-    (axes,) = plots.plot_loss({"one": CURVE}, trained=256).axes
+    figure = plots.plot_loss({"one": CURVE}, trained=256)
+    assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
+    (axes,) = figure.axes
     middles, means = labelled(axes)["one"].get_data()
     assert list(means) == sorted(means, reverse=True)
     assert 0 < middles[0] < middles[-1] < 1000

@@ -498,6 +498,13 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
 
 
 @EVERY_METHOD
+def test_a_method_shows_its_formula_and_its_paper(name):
+    method = METHODS[name]
+    assert repr(method) == f"<{method.__name__}: {method.formula}; {method.paper}>"
+    assert method.formula
+
+
+@EVERY_METHOD
 def test_an_instance_is_frozen_and_comes_back_from_its_print(name):
     scaling = example(name, 4)
     assert find_method(name).name == name

@@ -72,6 +72,10 @@ class LmEvalTask(Task):
         """The same, for tasks that read a text."""
         return self.model_copy(update={"metadata": self.metadata | {"text": text}})
 
+    def limited(self, limit: int) -> LmEvalTask:
+        """The same with at most so many documents of each task."""
+        return self.model_copy(update={"limit": min(limit, self.limit or limit)})
+
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """How many documents."""

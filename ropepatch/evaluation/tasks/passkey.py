@@ -88,6 +88,10 @@ class PasskeyTask(Task):
         parameters = self.model_dump() | {"lengths": lengths, "template": template.model_dump()}
         return PasskeyMeasurement(self, lengths, template, parameters)
 
+    def limited(self, limit: int) -> PasskeyTask:
+        """The same with at most so many keys per length and depth."""
+        return self.model_copy(update={"trials": min(limit, self.trials)})
+
     @classmethod
     def setup(cls, comparison: Comparison) -> str:
         """How many keys, among how many others."""

@@ -140,6 +140,11 @@ class PerplexityTask(Task):
         """The same on another text."""
         return self.model_copy(update={"text": text, "field": field, "split": split})
 
+    def limited(self, limit: int) -> PerplexityTask:
+        """The same with at most so many windows, or documents if these are not joined."""
+        count = "windows" if self.documents is None else "documents"
+        return self.model_copy(update={count: min(limit, getattr(self, count) or limit)})
+
     def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[GeneratedDocument]:
         check_text(self.text, model)
         if self.bos == "none":

@@ -89,6 +89,10 @@ class Task(Settings):
         """The same on another text, where the task reads one; see `PerplexityTask`."""
         return self
 
+    def limited(self, limit: int) -> Task:
+        """The same with at most so many pieces of text, keys per length and depth, or documents of a task."""
+        return self
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """As a suite has it: with its name."""

@@ -62,7 +62,7 @@ def export_gguf(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         out: The file to make; it must not exist.
-        revision: Of a Hub id.
+        revision: The branch, tag or commit of a Hub id.
         progress: Called with the bytes written so far and in all.
 
     Raises:

@@ -160,7 +160,7 @@ def judge(folder: Path) -> Judgement:
     gate = record.adaptation and record.adaptation.gate
     if gate and not gate.passed:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
-        against.append(f"its gate is red: the loss within the old context {rise}")
+        against.append(f"its check failed: the loss within the old context {rise}")
     return Judgement(tuple(against), tuple(notes), allows_card=True)
 
 

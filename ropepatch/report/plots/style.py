@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -158,8 +159,19 @@ def house_style() -> Iterator[None]:
 
 @contextmanager
 def canvas(height: float, width: float = WIDTH) -> Iterator[Figure]:
-    """An empty figure in the style, its size in inches, that belongs to no window."""
+    """An empty figure in the style, its size in inches, that belongs to no window.
+
+    A notebook shows it also where nothing has imported pyplot.
+    """
     with house_style():
         from matplotlib.figure import Figure
 
-        yield Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
+        yield figure
+
+
+def _png(figure: Figure) -> bytes:
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
