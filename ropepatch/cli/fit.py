@@ -96,14 +96,10 @@ def fit(
     reads them no worse than the best published method does. An interrupted descent goes on when the same
     command is given again.
     """
-    from ropepatch.extension.writing import check_room
     from ropepatch.files import absent
     from ropepatch.fitting import Objective
     from ropepatch.fitting import fit as learn
     from ropepatch.fitting.fitting import remove_finished
-    from ropepatch.model.source import find_source
-    from ropepatch.model.weights import read_headers
-    from ropepatch.pipeline.inputs import check_writable
     from ropepatch.pipeline.kept import kept_by_fit
     from ropepatch.settings import parse_length, short_length
 
@@ -114,11 +110,7 @@ def fit(
     except RopepatchError:
         remove_finished(out.with_name(f"{out.name}.fit"))
         raise
-    check_writable(place, "choose another --out")
-    if place.suffix == FILE and link_weights:
-        raise RopepatchError("--link-weights beside a scaling file, which has none", hint="leave it out")
-    if place.suffix != FILE and not link_weights:
-        check_room(read_headers(find_source(model, revision, weights=True).folder), place)
+    _check_place(place, model, revision, link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
     with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
         fitted = learn(
@@ -147,6 +139,19 @@ def fit(
         return
     print(fitted)
     print(f"{place}: use it as a checkpoint" if place.is_dir() else f"{place}: use it as --method {place}")
+
+
+def _check_place(place: Path, model: str, revision: str | None, *, link_weights: bool) -> None:
+    from ropepatch.extension.writing import check_room
+    from ropepatch.model.source import find_source
+    from ropepatch.model.weights import read_headers
+    from ropepatch.pipeline.inputs import check_writable
+
+    check_writable(place, "choose another --out")
+    if place.suffix == FILE and link_weights:
+        raise RopepatchError("--link-weights beside a scaling file, which has none", hint="leave it out")
+    if place.suffix != FILE and not link_weights:
+        check_room(read_headers(find_source(model, revision, weights=True).folder), place)
 
 
 def _write(fitted: Fitted, place: Path, *, link_weights: bool) -> None:

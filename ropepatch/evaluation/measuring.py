@@ -78,10 +78,7 @@ class Subject:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model on its device, in its precision, or else that in which the device reads it fastest.
-
-        Of several processes the first decides, as all losses of a result are of one precision.
-        """
+        """The model on its device, in the precision asked for or that the first process finds faster."""
         loaded, whole = load_checkpoint(self.source.folder, self.dtype), False
         if self.dtype is None:
             choose = partial(reads_faster_whole, device=self.device)
