@@ -22,6 +22,7 @@ from ropepatch.cli.arguments import (
     TextSource,
     TextSplit,
     a_length,
+    command_line,
     complete,
     feedback,
     some_methods,
@@ -92,6 +93,7 @@ def compare(
         device=device,
         dtype=dtype,
         seed=seed,
+        command=command_line(),
         **feedback(quiet),
     )
     if not is_first():

@@ -23,6 +23,7 @@ from ropepatch.cli.arguments import (
     TextSplit,
     a_length,
     a_suite,
+    command_line,
     complete,
     feedback,
     parse_settings,
@@ -144,6 +145,7 @@ def evaluate(
         dtype=dtype,
         limit=limit,
         seed=seed,
+        command=command_line(),
         **feedback(quiet),
         **{key: value for key, value in task.items() if value not in unsaid},
     )

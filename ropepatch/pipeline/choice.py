@@ -100,6 +100,7 @@ def choose(
     seed: int | None = None,
     say: Say = say_on_stderr,
     progress: Progress = bar,
+    command: str | None = None,
 ) -> Choice:
     """Measure scalings and a fit on a model, training-free, rank them and choose one; see `rank`.
 
@@ -127,11 +128,12 @@ def choose(
         seed: Passkeys are drawn from it.
         say: Takes lines that tell how far it is, and what takes no part.
         progress: See `ropepatch.pipeline.running.Feedback`.
+        command: The command line that asked, for the report.
 
     Raises:
         RopepatchError: The model, the target, a method that is named or the text does not allow it.
     """
-    name, feedback = model_name(model), Feedback(say=say, progress=progress)
+    name, feedback = model_name(model), Feedback(say=say, progress=progress, command=command)
     check_text(text, name)
     folder, _ = check_places(out, report)
     names = dict.fromkeys((ALL, FIT) if methods is None else methods)

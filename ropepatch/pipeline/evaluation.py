@@ -44,6 +44,7 @@ def evaluate(
     seed: int | None = None,
     say: Say = say_on_stderr,
     progress: Progress = bar,
+    command: str | None = None,
     **task: Any,
 ) -> Results:
     """Measure a model as it is and scaled: perplexity by length in one pass, or a whole suite.
@@ -69,6 +70,7 @@ def evaluate(
         seed: Passkeys are drawn from it; None for the seed of the suite.
         say: Takes a line for every result.
         progress: See `Feedback`.
+        command: The command line that asked, for the report.
         **task: Without a suite: `lengths`, `windows`, `documents`, `protocol` and what else
             `ropepatch.evaluation.tasks.PerplexityTask` takes.
 
@@ -90,7 +92,8 @@ def evaluate(
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
     suite = suite.narrowed(limit, seed)
     where: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype}
-    return measured(suite, out=out, report=report, **where, feedback=Feedback(say=say, progress=progress))
+    feedback = Feedback(say=say, progress=progress, command=command)
+    return measured(suite, out=out, report=report, **where, feedback=feedback)
 
 
 def _reading(
@@ -213,7 +216,7 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
         from ropepatch.report import write_report
 
         try:
-            feedback.say(f"report: {write_report(measured, report)}")
+            feedback.say(f"report: {write_report(measured, report, command=feedback.command)}")
         except (OSError, RopepatchError) as error:
             raise RopepatchError(
                 f"no report: {error}", hint=f"the results are in {_kept(measured)}"

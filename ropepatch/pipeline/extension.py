@@ -197,7 +197,8 @@ def extend(
             does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
             cannot be pushed. Nothing half-written is left behind.
     """
-    feedback = Feedback(say=say, progress=progress, show=show)
+    command = (record or {}).get("command")
+    feedback = Feedback(say=say, progress=progress, show=show, command=command)
     check_pairs(recipe, evaluate, increase=max_short_loss_increase, link_weights=link_weights, limit=limit)
     suite = None
     if evaluate is not None:

@@ -98,11 +98,13 @@ class Feedback:
         progress: Called with the name of each stage; gives a context manager around a callback that takes how
             much is done and how much there is.
         show: Takes what is found on the way: `print`, or a notebook's `display`.
+        command: The command line that asked, for reports.
     """
 
     say: Say = say_on_stderr
     progress: Progress = bar
     show: Show = lambda outcome: None
+    command: str | None = None
 
     @contextmanager
     def announced(self, name: str) -> Iterator[Advance]:

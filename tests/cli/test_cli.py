@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -137,7 +138,9 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out").iterdir())) == 7
     assert "Effective length at 85.6%" in done.stdout
-    assert "<table" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "<table" in page
+    assert re.search(r"<code>ropepatch .*--report report.html</code>", page)
     again = run_here(*words, cwd=tmp_path)
     assert again.stdout == done.stdout
     drawn = ropepatch("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
