@@ -19,6 +19,7 @@ LAYERS = [
     {"scaling"},
     {"data"},
     {"model"},
+    {"attention"},
     {"encodings", "extension"},
     {"evaluation", "doctor"},
     {"fitting", "report"},
@@ -32,6 +33,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 UPWARD = {("extension/planning.py", "__init__")}  # Plan.push, by the package's face
 MEASURES_A_PLAN = {"measuring.py", "tasks", "suites.py"}  # of evaluation: the others know no patch
 TOUCH_TRANSFORMERS = {
+    "attention",
     "cli",
     "data",
     "doctor",

@@ -1,0 +1,105 @@
+"""Attention over pieces by stock kernels, whose parts are merged by their log-sum-exp; linear memory.
+
+A row's softmax over all its keys is the mean of those over parts of them, weighted by exp(lse of the part).
+In the backward pass each part is computed again, with the row's whole output and log-sum-exp, which gives
+its share of the gradient exactly.
+
+Shapes: S sequences, H heads, Q queries, T keys, D dimensions of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ropepatch.attention.bands import Piece
+
+Layout = tuple[tuple[Piece, ...], ...]  # the pieces of every band
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+DEVICES = {"cpu"}  # where a stock kernel returns its log-sum-exp and takes it back
+
+
+def banded(turned: list[tuple[Tensor, Tensor]], value: Tensor, layout: Layout, scaling: float) -> Tensor:
+    """What queries read [S, H, Q, D], by the bands of a layout; zeros where a query sees nothing.
+
+    Args:
+        turned: For every band, the queries [S, H, Q, D] and the keys [S, H, T, D] at their places there.
+        value: [S, H, T, D].
+        layout: The pieces of every band, which share no pair.
+        scaling: The factor of the scores.
+    """
+    output: Tensor = _Banded.apply(value, layout, scaling, *(x for pair in turned for x in pair))  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Banded(torch.autograd.Function):
+    """Its arguments are as `banded` has them, with queries and keys of all bands in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, layout: Layout, scaling: float, *turned: Tensor) -> Tensor:
+        wide = torch.promote_types(value.dtype, torch.float32)
+        output = torch.zeros_like(turned[0], dtype=wide)
+        lse = torch.full(output.shape[:3], -torch.inf, dtype=wide, device=value.device)
+        for piece, query, key in _parts(layout, turned):
+            part, weight = _read(piece, query, key, value, scaling)
+            before, total = lse[:, :, piece.rows], torch.logaddexp(lse[:, :, piece.rows], weight)
+            output[:, :, piece.rows].mul_((before - total).exp()[..., None])
+            output[:, :, piece.rows].addcmul_(part.to(wide), (weight - total).exp()[..., None])
+            lse[:, :, piece.rows] = total
+        output = output.to(value.dtype)
+        ctx.layout, ctx.scaling = layout, scaling
+        ctx.save_for_backward(value, output, lse, *turned)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        value, output, lse, *turned = ctx.saved_tensors
+        wide = torch.promote_types(value.dtype, torch.float32)
+        grads = [torch.zeros_like(x, dtype=wide) for x in (value, *turned)]
+        pairs = list(_parts(ctx.layout, turned))
+        sums = list(_parts(ctx.layout, tuple(grads[1:])))
+        for (piece, query, key), (_, to_query, to_key) in zip(pairs, sums, strict=True):
+            rows = (grad, output, lse)
+            parts = _differentiated(piece, query, key, value, rows, ctx.scaling)
+            to_query[:, :, piece.rows] += parts[0]
+            to_key[:, :, piece.keys] += parts[1]
+            grads[0][:, :, piece.keys] += parts[2]
+        to_value, *others = (x.to(value.dtype) for x in grads)
+        return to_value, None, None, *others
+
+
+def _parts(layout: Layout, turned: Any) -> Any:
+    """Every piece with the queries and keys of its band."""
+    for index, pieces in enumerate(layout):
+        for piece in pieces:
+            yield piece, turned[2 * index], turned[2 * index + 1]
+
+
+def _read(piece: Piece, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """What the rows of a piece read of its columns, and the log-sum-exp of their scores."""
+    tensors = _facing(piece, query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys])
+    output, lse = _FORWARD(*tensors, 0.0, piece.kind != "all", scale=scaling)
+    output, lse = _facing(piece, output, lse)
+    return output, lse
+
+
+def _differentiated(
+    piece: Piece, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, ...], scaling: float
+) -> list[Tensor]:
+    """The gradients of the queries, keys and values of a piece."""
+    query, key, value = query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys]
+    grad, output, lse = (x[:, :, piece.rows] for x in rows)
+    grad, query, key, value, output, lse = _facing(piece, grad, query, key, value, output, lse)
+    causal = piece.kind != "all"
+    found = _BACKWARD(grad, query, key, value, output, lse.contiguous(), 0.0, causal, scale=scaling)
+    return _facing(piece, *found)
+
+
+def _facing(piece: Piece, *tensors: Tensor) -> list[Tensor]:
+    """Read backwards, an upper triangle is a lower one, which kernels call causal."""
+    return [x.flip(2) for x in tensors] if piece.kind == "upper" else list(tensors)

@@ -1,0 +1,148 @@
+"""Every map is its paper's distance formula, pair by pair, and keeps within the window it was made for."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from map_oracle import ORACLE, SABOTAGE, SMALL, distances
+
+from ropepatch import RopepatchError
+from ropepatch.attention.maps import MAPS, AttentionMap, make_map
+
+# The golden rows of the papers and of maps.md: the query at m, the distances of n = 0 to m.
+LAMPE = """
+    31 30 29 28 27 27 26 26 25 25 25 24 24 24 23 23 22 22 22 21 21 20 20 20 19 19 19 18 18 17 17 17 16 16 16
+    15 15 14 14 14 13 13 12 12 12 11 11 11 10 10 9 9 9 8 8 8 7 6 5 4 3 2 1 0
+"""
+GOLDEN = [
+    ("self-extend", 31, [d for d in (13, 12, 11, 10, 9, 8) for _ in range(4)] + [*range(7, -1, -1)]),
+    ("dca", 13, [*range(12, 2, -1), 3, 2, 1, 0]),
+    ("dca", 20, [*range(12, 2, -1), *range(10, 0, -1), 0]),
+    ("dca", 25, [*range(12, 2, -1), *range(12, 2, -1), *range(5, -1, -1)]),
+    ("lampe", 63, [*map(int, LAMPE.split())]),
+]
+
+
+def told(one: AttentionMap, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distances of all pairs by the bands, NaN where unseen, and how many bands hold each pair."""
+    places = torch.arange(length)
+    table = np.full((length, length), np.nan)
+    count = np.zeros((length, length), dtype=int)
+    for band in one.bands():
+        holds = band.holds(places, places).numpy()
+        apart = band.distances(places, places).double().numpy()
+        table[holds] = apart[holds]
+        count += holds
+    return table, count
+
+
+def own(one: AttentionMap) -> dict:
+    return {name: value for name, value in one.parameters().items() if name != "log_n"}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_is_its_formula_and_a_plausible_mistake_is_not(name):
+    one = make_map(name, **SMALL[name])
+    table, count = told(one, 64)
+    expected = distances(ORACLE[name](**own(one)), 64)
+    np.testing.assert_allclose(table, expected, rtol=0, atol=1e-12)
+    assert (count == ~np.isnan(expected)).all()
+    mistaken = distances(SABOTAGE[name](**own(one)), 64)
+    assert not np.array_equal(mistaken, table, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "m", "row"), GOLDEN)
+def test_golden_rows(name, m, row):
+    table, _ = told(make_map(name, **SMALL[name]), 64)
+    assert table[m, : m + 1].tolist() == row
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(MAPS)), st.integers(40, 120), st.floats(1.0, 5.0))
+def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor):
+    target = int(factor * window)
+    if name == "string":
+        target = min(target, int(1.4 * (window - window // 32)))
+    one = make_map(name).fitted(window, target)
+    table, count = told(one, target)
+    seen = np.tri(target, dtype=bool) if name != "lambda" else ~np.isnan(table)
+    assert (count == seen).all()
+    assert np.nanmin(table) >= 0
+    assert np.nanmax(table) < window
+    np.testing.assert_allclose(table, distances(ORACLE[name](**own(one)), target), rtol=0, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_reach_is_the_last_length_within_the_window(data):
+    """Of maps whose distances grow for ever, one token more leaves the window."""
+    name = data.draw(st.sampled_from(["leaky-rerope", "self-extend", "string"]))
+    window = data.draw(st.integers(16, 40))
+    near = data.draw(st.integers(2, window - 2))
+    own = {"window": near}
+    if name == "leaky-rerope":
+        own["divisor"] = float(data.draw(st.integers(2, 4)))
+    elif name == "self-extend":
+        own["group"] = data.draw(st.integers(1, 5))
+    else:
+        own["shift"] = data.draw(st.integers(near, window))
+    one = make_map(name, **own)
+    reach = one.reach(window)
+    table, _ = told(one, reach + 1)
+    assert np.nanmax(table[:-1]) < window <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
+
+
+BELOW = {
+    "rerope": 128, "leaky-rerope": 128, "self-extend": 64, "dca": 160, "lampe": 33, "lambda": 192,
+    "string": 85,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "below"), BELOW.items())
+def test_below_its_window_a_map_is_the_identity(name, below):
+    one = make_map(name).fitted(256, 256 if name == "string" else 1024)
+    table, _ = told(one, below)
+    places = np.arange(below)
+    assert np.array_equal(np.tril(table), np.tril(places[:, None] - places))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        (
+            "string",
+            {},
+            "string with shift=256, window=8 keeps distances within 256 up to 504 tokens, not 1,024",
+        ),
+        ("rerope", {"window": 256}, "window must be below 256"),
+        ("self-extend", {"window": 300}, "window must be below 256"),
+        ("self-extend", {"group": 2}, "up to 448 tokens, not 1,024"),
+        ("leaky-rerope", {"divisor": 2.0}, "up to 384 tokens"),
+        ("leaky-rerope", {"divisor": 1.0}, "divisor must be above 1"),
+        ("dca", {"clip": 256}, "clip must be below 256"),
+        ("dca", {"chunk": 200}, "chunk must be at most 192"),
+        ("lampe", {"mapped": 256}, "mapped must be below 256"),
+        ("lampe", {"head": 600}, "head must be at most 512"),
+        ("lampe", {"length": 512}, "up to 512 tokens"),
+        ("lambda", {"sinks": 0}, "sinks must be at least 1"),
+    ],
+)
+def test_what_makes_no_map_of_this_window_is_refused(name, parameters, message):
+    with pytest.raises(RopepatchError, match=message):
+        make_map(name, **parameters).fitted(256, 1024)
+
+
+def test_unknown_names_are_answered_with_the_nearest_one():
+    with pytest.raises(RopepatchError, match="unknown map 'rerop'") as error:
+        make_map("rerop")
+    assert "did you mean rerope" in error.value.hint
+    with pytest.raises(RopepatchError, match="dca has no parameter 'chunks'"):
+        make_map("dca", chunks=3)
+
+
+def test_log_n_leaves_the_window_alone_and_grows_behind_it():
+    scale = make_map("rerope", log_n=True).temperature(torch.arange(1024), 256)
+    assert (scale[:256] == 1).all()
+    assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))
+    assert (make_map("rerope").temperature(torch.arange(1024), 256) == 1).all()

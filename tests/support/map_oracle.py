@@ -1,0 +1,159 @@
+"""Effective distances pair by pair, from the papers' formulas (references/maps.md), sharing no code with us.
+
+Every function is given its parameters and a pair (m, n); it returns the distance, or None where n is unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+Distance = Callable[[int, int], "Fraction | int | None"]
+
+
+def rerope(window):
+    return lambda m, n: min(m - n, window)
+
+
+def leaky_rerope(window, divisor):
+    k = Fraction(divisor)
+    return lambda m, n: m - n if m - n < window else window + (m - n - window) / k
+
+
+def self_extend(window, group):
+    def distance(m, n):
+        if m - n < window:
+            return m - n
+        return math.floor(m / group) - math.floor(n / group) + window - math.floor(window / group)
+
+    return distance
+
+
+def dca(clip, chunk, attention_factor=1.0):
+    def distance(m, n):
+        chunks = m // chunk - n // chunk
+        if chunks == 0:
+            return m - n
+        if chunks == 1:
+            return min(m % chunk + chunk, clip) - n % chunk
+        return min(2 * chunk - 1, clip) - n % chunk
+
+    return distance
+
+
+def lampe(length, mapped, head, tail, attention_factor=1.0):
+    def u(p):
+        return math.floor(Fraction(mapped * p, length - 1))
+
+    r = tail
+    while r + 1 < length and u(r) == u(r + 1):
+        r += 1
+    b1 = head - (u(head) + 1)
+    b2 = (length - 1 - r) - u(length - 1 - r) - b1
+
+    def distance(m, n):
+        if m - n <= head:
+            return m - n
+        return u(m) + b1 - u(n) if m - n < length - r else m - n - b2
+
+    return distance
+
+
+def lambda_(window, sinks):
+    def distance(m, n):
+        if m - n < window:
+            return m - n
+        return window if n < sinks else None
+
+    return distance
+
+
+def string(shift, window, attention_factor=1.0):
+    return lambda m, n: m - n if m - n < shift else m - n - shift + window
+
+
+ORACLE: dict[str, Callable[..., Distance]] = {
+    "rerope": rerope,
+    "leaky-rerope": leaky_rerope,
+    "self-extend": self_extend,
+    "dca": dca,
+    "lampe": lampe,
+    "lambda": lambda_,
+    "string": string,
+}
+
+# Parameters small enough that 64 tokens reach into every band.
+SMALL = {
+    "rerope": {"window": 8},
+    "leaky-rerope": {"window": 8, "divisor": 4.0},
+    "self-extend": {"window": 8, "group": 4},
+    "dca": {"clip": 12, "chunk": 10},
+    "lampe": {"length": 64, "mapped": 24, "head": 8, "tail": 4},
+    "lambda": {"window": 8, "sinks": 2},
+    "string": {"shift": 20, "window": 8},
+}
+# Plausible mistakes, by map; no test may take one for the map.
+SABOTAGE: dict[str, Callable[..., Distance]] = {
+    "rerope": lambda window: lambda m, n: m - n if m - n <= window else window + 1,
+    "leaky-rerope": lambda window, divisor: (
+        lambda m, n: m - n if m - n < window else window + Fraction(m - n) / Fraction(divisor)
+    ),
+    # the floor of the difference in place of the difference of floors
+    "self-extend": lambda window, group: (
+        lambda m, n: m - n if m - n < window else (m - n) // group + window - window // group
+    ),
+    "dca": lambda clip, chunk, attention_factor=1.0: (
+        lambda m, n: m - n if m // chunk == n // chunk else min(m % chunk + chunk, clip) - n % chunk
+    ),
+    # D = h counted twice, as in the authors' code
+    "lampe": lambda length, mapped, head, tail, attention_factor=1.0: (
+        lambda m, n: lampe(length, mapped, head, tail)(m, n) if m - n != head else head - 1
+    ),
+    "lambda": lambda window, sinks: lambda m, n: m - n if m - n < window else window if n <= sinks else None,
+    "string": lambda shift, window, attention_factor=1.0: (
+        lambda m, n: m - n if m - n <= shift else m - n - shift + window
+    ),
+}
+
+
+def distances(distance: Distance, length: int) -> np.ndarray:
+    """All pairs [length, length], float64; NaN where the key is unseen or later than the query."""
+    table = np.full((length, length), np.nan)
+    for m in range(length):
+        for n in range(m + 1):
+            value = distance(m, n)
+            table[m, n] = np.nan if value is None else float(value)
+    return table
+
+
+def attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    table: np.ndarray,
+    inv_freq: np.ndarray,
+    scaling: float,
+) -> np.ndarray:
+    """What queries [B, H, T, D] read: every key turned against its query by their effective distance."""
+    half = key.shape[-1] // 2
+    heads = query.shape[1] // key.shape[1]
+    key, value = key.repeat(heads, 1), value.repeat(heads, 1)
+    out = np.zeros_like(query)
+    for m in range(table.shape[0]):
+        seen = ~np.isnan(table[m])
+        if not seen.any():
+            continue
+        angle = -table[m][seen][:, None] * inv_freq  # R(-D) k
+        first, second = key[:, :, seen, :half], key[:, :, seen, half:]
+        turned = np.concatenate(
+            (first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)),
+            -1,
+        )
+        scores = (turned @ query[:, :, m, :, None])[..., 0] * scaling
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out[:, :, m] = (weights[..., None] * value[:, :, seen]).sum(2)
+    return out
