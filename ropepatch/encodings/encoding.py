@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ropepatch.attention.places import Places as Places
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings.parameters import Checked
@@ -49,17 +50,6 @@ class ModelShape:
     def parameter(self, *size: int) -> nn.Parameter:
         """A new parameter, normally distributed as the model's own are."""
         return nn.Parameter(torch.randn(*size) * self.initializer_range)
-
-
-class Places(NamedTuple):
-    """Where queries [B or 1, Q] and keys [B or 1, T] stand, in tokens; explicit, never counted."""
-
-    queries: Tensor
-    keys: Tensor
-
-    def offsets(self, rows: slice) -> Tensor:
-        """j - i [B or 1, q, T], of keys j from the queries i of these rows; at most 0 where i sees j."""
-        return self.keys[:, None, :] - self.queries[:, rows, None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.encodings.attention import NAME, SLOT, uninterchangeable
+from ropepatch.attention.interchange import SLOT, uninterchangeable
+from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import Attended, ModelShape
 from ropepatch.encodings.rotary import turned
 from ropepatch.errors import RopepatchError

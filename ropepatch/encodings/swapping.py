@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.encodings.attention import NAME, SLOT
+from ropepatch.attention.interchange import SLOT, set_attention
+from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
@@ -177,7 +178,7 @@ class Swap(Substitution[SwappedPositions]):
         for key, hook in list(first._forward_pre_hooks.items()):
             if isinstance(hook, _Added):
                 del first._forward_pre_hooks[key], first._forward_pre_hooks_with_kwargs[key]
-        _set_attention(self.model, positions.implementation)
+        set_attention(self.model, positions.implementation)
         logger.info("%s: positions %s -> rope", type(self.model).__name__, positions.encoding.name)
 
 
@@ -224,7 +225,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
         attention.__dict__[SLOT] = positions
     if positions.absolute:
         _first_layer(base, path).register_forward_pre_hook(_Added(positions), with_kwargs=True)
-    _set_attention(base, NAME)
+    set_attention(base, NAME)
     logger.info("%s: positions rope -> %s", type(base).__name__, positions.extra_repr())
     return Swap(base, path, positions)
 
@@ -239,9 +240,3 @@ def swapped(model: nn.Module) -> Swap | None:
 def _first_layer(base: PreTrainedModel, path: str) -> Any:
     decoder: Any = base.get_submodule(path.rpartition(".")[0])
     return decoder.layers[0]
-
-
-def _set_attention(base: PreTrainedModel, name: str | None) -> None:
-    for module in base.modules():
-        if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation_internal = name  # the setter would check and reach further

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ropepatch.encodings.attention import SLOT, attend
+from ropepatch.attention.interchange import SLOT
+from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import (
     AbsoluteModule,
     Attended,

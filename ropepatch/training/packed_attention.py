@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ropepatch.encodings.attention import OTHER_SCORES, uninterchangeable
+from ropepatch.attention.interchange import OTHER_SCORES, uninterchangeable
 from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import base_model
 

@@ -26,9 +26,11 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
     Wav2Vec2ConformerSelfAttention,
 )
 
-from ropepatch.encodings import ENCODINGS, attention, biases, make_encoding, rotary
+from ropepatch.attention import scored
+from ropepatch.attention.interchange import SLOT
+from ropepatch.encodings import ENCODINGS, biases, make_encoding, rotary
 from ropepatch.encodings.absolute import sinusoid
-from ropepatch.encodings.attention import SLOT, attend
+from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import Attended, Encoding, ModelShape, Places
 from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.swapping import SwappedPositions
@@ -236,8 +238,8 @@ def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypat
         model = model_of(reading.key_value_heads, implementation)
         with swapped_layer(make_encoding(name, **parameters), model, reading.layer) as layer, torch.no_grad():
             wanted = wanted or expected(name, layer.case, reading, inputs)
-            for scores in (attention.SCORES, FEW):
-                monkeypatch.setattr(attention, "SCORES", scores)
+            for scores in (scored.SCORES, FEW):
+                monkeypatch.setattr(scored, "SCORES", scores)
                 for title, mask in masks.items():
                     way = f"{implementation}, {scores} scores at a time, mask {title}"
                     output, weights = layer.read(*inputs, mask, reading.queries)
@@ -631,7 +633,7 @@ def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments
 @pytest.mark.parametrize("name", ATTENDING)
 def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     """Along one direction in the space of q, k, v and all parameters."""
-    monkeypatch.setattr(attention, "SCORES", FEW)
+    monkeypatch.setattr(scored, "SCORES", FEW)
     inputs, direction = leaves_and_direction()
     steps = drawn(3, TOKENS, TOKENS, seed=2)
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
@@ -652,13 +654,13 @@ def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["alibi", "shaw"])
 def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch):
-    monkeypatch.setattr(attention, "SCORES", FEW)
+    monkeypatch.setattr(scored, "SCORES", FEW)
     inputs, direction = leaves_and_direction()
     dropped = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)
-        for again in (attention.checkpoint, lambda read, *block, use_reentrant: read(*block)):
-            monkeypatch.setattr(attention, "checkpoint", again)
+        for again in (scored.checkpoint, lambda read, *block, use_reentrant: read(*block)):
+            monkeypatch.setattr(scored, "checkpoint", again)
             torch.manual_seed(0)
             dropped.append(gradients(layer, inputs, direction, dropout=0.5))
     for ours, one in zip(*dropped, strict=True):
@@ -682,18 +684,18 @@ def largest(name: str, positions: Tensor) -> int:
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(name, monkeypatch):
-    monkeypatch.setattr(attention, "SCORES", 1 << 18)
+    monkeypatch.setattr(scored, "SCORES", 1 << 18)
     assert largest(name, torch.arange(LONG)[None]) <= 1 << 18
 
 
 def test_the_counter_would_see_the_whole_matrix(monkeypatch):
-    monkeypatch.setattr(attention, "SCORES", LONG**2)
+    monkeypatch.setattr(scored, "SCORES", LONG**2)
     assert largest("t5", torch.arange(LONG)[None]) >= LONG**2
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_positions_that_jump_far_make_no_tensor_larger_than_the_sinusoids_of_their_reach(name, monkeypatch):
-    monkeypatch.setattr(attention, "SCORES", 1 << 16)
+    monkeypatch.setattr(scored, "SCORES", 1 << 16)
     positions = 16 * torch.arange(512)[None]
     assert largest(name, positions) <= HIDDEN * (16 * 511 + 1)
 
@@ -717,9 +719,9 @@ def saved_elements(name: str, tokens: int) -> int:
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
-    monkeypatch.setattr(attention, "SCORES", 1 << 12)
+    monkeypatch.setattr(scored, "SCORES", 1 << 12)
     assert saved_elements(name, 256) <= 2 * saved_elements(name, 128)
-    monkeypatch.setattr(attention, "checkpoint", lambda read, *block, use_reentrant: read(*block))
+    monkeypatch.setattr(scored, "checkpoint", lambda read, *block, use_reentrant: read(*block))
     assert saved_elements(name, 256) > 3 * saved_elements(name, 128)
 
 

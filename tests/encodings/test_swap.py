@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ropepatch
-import ropepatch.encodings.attention
+import ropepatch.attention.scored
 from ropepatch import RopepatchError
 from ropepatch.encodings import make_encoding, swap, swapped
 from ropepatch.scaling import make_scaling
@@ -155,7 +155,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 @every_encoding
 def test_gradient_checkpointing_gives_the_same_gradients(model, name, monkeypatch):
     """With blocks that are computed again themselves."""
-    monkeypatch.setattr(ropepatch.encodings.attention, "SCORES", 4 * 40 * 16)
+    monkeypatch.setattr(ropepatch.attention.scored, "SCORES", 4 * 40 * 16)
     put(model, name)
     plain = gradients(model)
     model.train()

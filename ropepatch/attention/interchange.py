@@ -1,0 +1,37 @@
+"""Whether the attention of a model can be replaced by a function, and how it is set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ropepatch.model.config import text_config
+
+SLOT = "_ropepatch_positions"  # where an attention module finds what stands in its rotary module's place
+_MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
+OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
+
+
+def uninterchangeable(model: PreTrainedModel) -> str | None:
+    """Why the attention of a model cannot be replaced by a function like sdpa's; None where it can."""
+    config: Any = text_config(model.config)
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS)
+    causal = [getattr(part, "is_causal", True) for part in (config, *model.modules())]
+    reasons = {
+        f"it has layers of the type {', '.join(others)}": others,
+        "it carries a state from token to token": getattr(model, "_is_stateful", False),
+        "it does not support sdpa": not model._supports_sdpa,
+        "its attention is no interchangeable function": not model._can_set_attn_implementation(),
+        "some of its attention is not causal": not all(causal),
+        "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
+        "its position encoding is swapped": any(SLOT in vars(module) for module in model.modules()),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def set_attention(base: PreTrainedModel, name: str | None) -> None:
+    """Set the attention of all parts of a model, whether or not transformers would."""
+    for module in base.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config._attn_implementation_internal = name  # the setter would check and reach further

@@ -1,0 +1,79 @@
+"""Attention with its scores written down, for a block of queries at a time: linear memory, in training too.
+
+When gradients are wanted, each block is computed again in the backward pass instead of being kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+SCORES = 1 << 24  # at a time, over sequences, heads, queries and keys
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredAttention(ABC):
+    """Attention whose scores a subclass computes.
+
+    Args:
+        query: [B, H, Q, E].
+        value: [B, H, T, F].
+        dropout: The share of the weights that is dropped.
+        width: The columns that the scores of one query take, where they are more than T.
+    """
+
+    query: Tensor
+    value: Tensor
+    dropout: float
+    width: int
+
+    @abstractmethod
+    def _scores(self, query: Tensor, rows: slice) -> Tensor:
+        """The scores [B, H, q, T] of the queries [B, H, q, E] of some rows, in float32 or wider, masked."""
+
+    def _more(self, rows: slice, weights: Tensor) -> Tensor | None:
+        """What the weights [B, H, q, T] of some rows add to the output [B, H, q, F]."""
+        return None
+
+    def output(self, wants_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """The output [B, H, Q, F], and the weights [B, H, Q, T] where they are wanted."""
+        sequences, heads, queries, _ = self.query.shape
+        size = max(1, SCORES // (sequences * heads * max(self.value.shape[2], self.width)))
+        run: Any = self._block
+        if torch.is_grad_enabled() and queries > size:
+            run = partial(checkpoint, run, use_reentrant=False)
+        outputs, weights = [], []
+        for start in range(0, queries, size):
+            rows = slice(start, min(start + size, queries))
+            # The queries are an argument, by which `checkpoint` knows on which device to repeat dropout.
+            output, weight = run(self.query[:, :, rows], rows)
+            outputs.append(output)
+            if wants_weights:
+                weights.append(weight)
+        return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
+
+    def _block(self, query: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """What the queries [B, H, q, E] of some rows read: [B, H, q, F], and their weights [B, H, q, T]."""
+        dtype = self.value.dtype
+        with torch.autocast(query.device.type, enabled=False):
+            weights = nn.functional.dropout(self._scores(query, rows).softmax(-1), self.dropout)
+            output = weights.to(dtype) @ self.value
+            if (more := self._more(rows, weights)) is not None:
+                output = output + more.to(output.dtype)
+        return output, weights.to(dtype)
+
+
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores [B, H, q, T] under a mask [B, 1, q, T], which is True where a query may look, or is added.
+
+    Where a query, of padding, may look nowhere, it reads the mean of all values: never NaN.
+    """
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores + mask.to(scores.dtype)
