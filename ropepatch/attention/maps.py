@@ -44,6 +44,8 @@ class AttentionMap(Checked, ABC):
 
     Args:
         log_n: Whether the scores of a query at m are multiplied by ln(m + 1) / ln L where that is above 1.
+        attention_factor: What cos and sin are multiplied by. The authors' code has 0.05 ln(N/L) + 1 for dca,
+            0.1 ln 2 + 1 for lampe and string; the text within the window is then read otherwise, too.
 
     Raises:
         RopepatchError: On parameters outside the map's domain.
@@ -53,6 +55,7 @@ class AttentionMap(Checked, ABC):
     formula: ClassVar[str]  # one line, for tables
     paper: ClassVar[str]
     log_n: bool = False
+    attention_factor: Positive = 1.0
 
     def fitted(self, window: int, target: int) -> Self:
         """The map with all its parameters, for a model of L = `window` tokens that is to read `target`.
@@ -97,10 +100,12 @@ class AttentionMap(Checked, ABC):
         """The bands; for equal maps the same objects, by which layouts are cached."""
         return _regions(self)
 
-    def temperature(self, queries: Tensor, window: int) -> Tensor:
-        """What the scores of queries are multiplied by, float64."""
-        grown = (queries.double() + 1).clamp(min=1).log() / math.log(window)
-        return grown.clamp(min=1) if self.log_n else torch.ones_like(grown)
+    def temperature(self, queries: Tensor, window: int) -> Tensor | None:
+        """What the scores of queries are multiplied by, float64; None for 1."""
+        factor = self.attention_factor**2
+        if not self.log_n:
+            return None if factor == 1 else torch.full_like(queries, factor, dtype=torch.float64)
+        return ((queries.double() + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
 
     def parameters(self) -> dict[str, Any]:
         """The parameters by name."""
@@ -243,7 +248,6 @@ class DualChunk(AttentionMap):
     Args:
         clip: c, the greatest distance, in tokens; 3L/4 by default.
         chunk: s, in tokens; 5L/8 by default.
-        attention_factor: Of cos and sin; the authors' code has 0.05 ln(N/L) + 1.
     """
 
     name = "dca"
@@ -251,7 +255,6 @@ class DualChunk(AttentionMap):
     paper = "arXiv:2402.17463"
     clip: Whole = FITTED
     chunk: Whole = FITTED
-    attention_factor: Positive = 1.0
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"clip": max(1, 3 * window // 4), "chunk": max(1, 5 * window // 8)}
@@ -288,7 +291,6 @@ class LaMPE(AttentionMap):
         mapped: M; 0.6 L by default.
         head: h, the greatest distance that stays as it is; L/8 by default.
         tail: t, how many of the farthest distances keep their steps, at least; L/20 by default.
-        attention_factor: Of cos and sin; the authors' code has 0.1 ln 2 + 1.
     """
 
     name = "lampe"
@@ -298,7 +300,6 @@ class LaMPE(AttentionMap):
     mapped: Whole = FITTED
     head: Whole = FITTED
     tail: Whole = FITTED
-    attention_factor: Positive = 1.0
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {
@@ -378,7 +379,6 @@ class String(AttentionMap):
     Args:
         shift: S, in tokens; distances below it stay as they are; N/3 by default, at most L.
         window: W, the distance that a key S tokens away is read at; L/32 by default.
-        attention_factor: Of cos and sin; the authors' code has 0.1 ln 2 + 1.
     """
 
     name = "string"
@@ -386,7 +386,6 @@ class String(AttentionMap):
     paper = "arXiv:2410.18745"
     shift: Whole = FITTED
     window: Whole = FITTED
-    attention_factor: Positive = 1.0
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"shift": max(1, min(target // 3, window)), "window": max(1, window // 32)}

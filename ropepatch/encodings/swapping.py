@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention.interchange import SLOT, set_attention
+from ropepatch.attention.unrotated import Unrotated
 from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
@@ -20,52 +20,33 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
 from ropepatch.model.config import text_config
 from ropepatch.model.record_file import write_swapped
-from ropepatch.model.rotary import RotarySubstitute, Substitution, base_model, find_substitute, float32_on_cpu
+from ropepatch.model.rotary import Substitution, base_model, find_substitute, float32_on_cpu
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey
 
 logger = logging.getLogger("ropepatch")
 
 
-class SwappedPositions(RotarySubstitute):
-    """Stands in the place of the rotary module: cos 1 and sin 0, and the encoding that works instead.
+class SwappedPositions(Unrotated):
+    """Stands in the place of the rotary module, and holds the encoding that works instead.
 
     Args:
         stock: The rotary module; not registered.
         encoding: What is in force.
         module: What it has built, registered as `module`, so that it is trained, moved and saved.
         config: The configuration of the language model.
-
-    Attributes:
-        implementation: The attention that the model was set to.
-        wants_weights: Whether that was eager attention, which returns its weights.
     """
 
     state = "the position encoding of this model is swapped"
     way_back = "call remove() on its swap first"
+    attention, what, when = NAME, "encoding", "swap"
 
     def __init__(
         self, stock: nn.Module, encoding: Encoding, module: nn.Module, config: PreTrainedConfig
     ) -> None:
-        super().__init__(stock)
-        self.encoding, self.module, self.config = encoding, module, config
-        self.implementation = config._attn_implementation
-        self.wants_weights = self.implementation == "eager"
+        super().__init__(stock, config)
+        self.encoding, self.module = encoding, module
         self.absolute = isinstance(module, AbsoluteModule)
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Ones and zeros in the shape of the stock module's cos and sin.
-
-        Raises:
-            RopepatchError: If the model was set to an attention that knows nothing of the encoding.
-        """
-        if (set_to := self.config._attn_implementation) != NAME:
-            raise RopepatchError(
-                f"the attention of this model was set to {set_to!r}, which ignores its encoding",
-                hint="set it before the swap: eager or sdpa",
-            )
-        cos, _ = self.stock(x, position_ids)
-        return torch.ones_like(cos), torch.zeros_like(cos)
 
     def attended(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
         """What attention works on in a layer."""

@@ -32,7 +32,7 @@ def self_extend(window, group):
     return distance
 
 
-def dca(clip, chunk, attention_factor=1.0):
+def dca(clip, chunk):
     def distance(m, n):
         chunks = m // chunk - n // chunk
         if chunks == 0:
@@ -44,7 +44,7 @@ def dca(clip, chunk, attention_factor=1.0):
     return distance
 
 
-def lampe(length, mapped, head, tail, attention_factor=1.0):
+def lampe(length, mapped, head, tail):
     def u(p):
         return math.floor(Fraction(mapped * p, length - 1))
 
@@ -71,7 +71,7 @@ def lambda_(window, sinks):
     return distance
 
 
-def string(shift, window, attention_factor=1.0):
+def string(shift, window):
     return lambda m, n: m - n if m - n < shift else m - n - shift + window
 
 
@@ -105,17 +105,15 @@ SABOTAGE: dict[str, Callable[..., Distance]] = {
     "self-extend": lambda window, group: (
         lambda m, n: m - n if m - n < window else (m - n) // group + window - window // group
     ),
-    "dca": lambda clip, chunk, attention_factor=1.0: (
+    "dca": lambda clip, chunk: (
         lambda m, n: m - n if m // chunk == n // chunk else min(m % chunk + chunk, clip) - n % chunk
     ),
     # D = h counted twice, as in the authors' code
-    "lampe": lambda length, mapped, head, tail, attention_factor=1.0: (
+    "lampe": lambda length, mapped, head, tail: (
         lambda m, n: lampe(length, mapped, head, tail)(m, n) if m - n != head else head - 1
     ),
     "lambda": lambda window, sinks: lambda m, n: m - n if m - n < window else window if n <= sinks else None,
-    "string": lambda shift, window, attention_factor=1.0: (
-        lambda m, n: m - n if m - n <= shift else m - n - shift + window
-    ),
+    "string": lambda shift, window: lambda m, n: m - n if m - n <= shift else m - n - shift + window,
 }
 
 

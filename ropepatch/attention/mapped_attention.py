@@ -1,0 +1,329 @@
+"""Attention by a map, in place of the model's own: keys are cached unturned, and turned when they are read.
+
+Several queries are read by stock kernels over the pieces of the map's bands, one query by one kernel over
+keys that are turned by its distance to them. What neither can (holes in a row, a mask of the user's, dropout,
+weights that are wanted, a device without such kernels) is written down for a block of queries at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama.modeling_llama import repeat_kv
+
+from ropepatch.attention.bands import WHOLE, Band, layout
+from ropepatch.attention.interchange import OTHER_SCORES, SLOT
+from ropepatch.attention.kernels import DEVICES, banded
+from ropepatch.attention.maps import AttentionMap
+from ropepatch.attention.places import Places
+from ropepatch.attention.scored import ScoredAttention, masked
+from ropepatch.attention.sight import Run, Sight, sight_mask
+from ropepatch.attention.unrotated import Unrotated
+from ropepatch.errors import RopepatchError
+
+NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
+
+
+class MappedRope(Unrotated):
+    """Stands in the place of the rotary module, and holds the map by which attention turns.
+
+    Args:
+        stock: The rotary module; not registered.
+        config: The configuration of the language model.
+        distances: The map, with all its parameters.
+        window: L, the tokens the model was built to read.
+        layer_type: Where the rope differs by layer type, the one that is mapped.
+
+    Attributes:
+        before: The configuration's max_position_embeddings.
+    """
+
+    state = "this model has an attention map"
+    way_back = "call remove() on its map first"
+    attention, what, when = NAME, "attention map", "map"
+
+    def __init__(
+        self,
+        stock: nn.Module,
+        config: PreTrainedConfig,
+        distances: AttentionMap,
+        window: int,
+        layer_type: str | None,
+    ) -> None:
+        super().__init__(stock, config)
+        self.distances, self.window = distances, window
+        self.layer_type = layer_type
+        self.before = config.max_position_embeddings
+        self.memo: dict[Any, Any] = {}  # what the layers of one step share
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        """Ones and zeros, but to layers of another type the stock module's cos and sin."""
+        self.memo.clear()
+        if self.layer_type is not None and layer_type != (self.layer_type,):
+            return self.stock(x, position_ids, *layer_type)
+        return super().forward(x, position_ids, *layer_type)
+
+    def rotation(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's cos and sin at places [B or 1, T], in the type of x."""
+        kind = () if self.layer_type is None else (self.layer_type,)
+        cos, sin = self.stock(x, places, *kind)
+        return cos, sin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"memo": {}}
+
+    def __getattr__(self, name: str) -> Any:
+        # What a model reads off its rotary module, as layer_types, is there on this one.
+        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__["stock"], name)
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{self.distances.name}, {self.distances.described()}"
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_ids: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What unturned queries [B, H, Q, D] read from unturned keys and values [B, K, T, D]: [B, Q, H, D].
+
+    Args:
+        module: The attention; one that holds no map is given turned queries and keys, or never turns them.
+        query: Of this step.
+        key: Of all tokens.
+        value: Of all tokens.
+        attention_mask: What `sight_mask` gave, or a mask of the user's own.
+        scaling: The factor of the scores.
+        dropout: The share of the weights that is dropped.
+        position_ids: Of the queries.
+        kwargs: Whatever else a model passes.
+
+    Raises:
+        RopepatchError: The model changes its scores itself, or the map has been taken out.
+    """
+    if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
+        raise RopepatchError(
+            f"{type(module).__name__} changes its scores itself ({changed[0]})", hint="map a LLaMA-like model"
+        )
+    if SLOT not in module.__dict__:
+        raise RopepatchError(
+            "this attention needs an attention map, and there is none",
+            hint="call ropepatch.attention.map_attention first",
+        )
+    sight = Sight.of(attention_mask, query, key)
+    if position_ids is None:
+        position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
+    rope: MappedRope | None = module.__dict__[SLOT]
+    step = _Step(module, rope, sight, position_ids, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    wants_weights = rope is not None and rope.wants_weights
+    if not wants_weights and not dropout:
+        if query.shape[2] == 1:
+            return step.one(query, key, value).transpose(1, 2).contiguous(), None
+        runs = sight.runs(position_ids)
+        if runs is not None and (query.device.type in DEVICES or step.is_plain(runs)):
+            return step.running(query, key, value, runs).transpose(1, 2).contiguous(), None
+    output, weights = step.written_down(query, key, value, dropout, wants_weights)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One step through one layer."""
+
+    module: nn.Module
+    rope: MappedRope | None
+    sight: Sight
+    position_ids: Tensor
+    scaling: float
+
+    @property
+    def bands(self) -> tuple[Band, ...]:
+        """The map's; of a layer that sees no farther than the window, or does not turn, the plain one."""
+        narrow = self.sight.window is not None and self.rope and self.sight.window <= self.rope.window
+        return WHOLE if self.rope is None or narrow else self.rope.distances.bands()
+
+    def one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What one query reads: each of its keys is turned back by its distance, whatever its band."""
+        mask = self.sight.mask(slice(None))
+        if self.rope is not None:
+            cos, sin, origin, mask = self._told_apart(query, key, mask)
+            query = self._scaled(self._turned(query, *origin), self.position_ids)
+            key = self._turned(key, cos, sin)
+        tensors = query.to(value.dtype), key.to(value.dtype), value
+        output, _ = sdpa_attention_forward(
+            cast(Any, self.module), *tensors, mask, scaling=self.scaling, is_causal=False
+        )
+        return output.transpose(1, 2)
+
+    def _told_apart(self, query: Tensor, key: Tensor, mask: Tensor) -> tuple[Any, ...]:
+        """cos and sin of keys, those of the query, and the mask; the layers of a step share them."""
+        rope = cast(MappedRope, self.rope)
+        shape = self.bands, self.sight.window, key.shape[2], key.dtype
+        known = rope.memo.get(shape)
+        if known is not None and known[0] is self.position_ids and torch.equal(known[1], mask):
+            told: tuple[Any, ...] = known[2]
+            return told
+        places = self.sight.places(query, key, self.position_ids)
+        distance = torch.zeros(len(places.keys), 1, key.shape[2], dtype=torch.float64, device=key.device)
+        seen = torch.zeros_like(distance, dtype=torch.bool)
+        for band in self.bands:
+            holds = band.holds(*places)
+            distance = torch.where(holds, band.distances(*places).double(), distance)
+            seen |= holds
+        cos, sin = rope.rotation(key, -distance[:, 0])
+        origin = rope.rotation(query, torch.zeros_like(distance[:, 0, :1]))
+        hidden = seen[:, None]
+        whole = mask & hidden if mask.dtype == torch.bool else masked(mask, hidden)
+        told = cos, sin, origin, whole
+        rope.memo[shape] = self.position_ids, mask, told
+        return told
+
+    def is_plain(self, runs: list[Run]) -> bool:
+        """Whether all that is read is causal attention as it is, which any device has a kernel for."""
+        return all(self._plain(self._layout(run)) for run in runs)
+
+    def _layout(self, run: Run) -> Any:
+        first = run.position - (self.sight.column + run.first_row - run.first_key)
+        queries, keys = self.sight.queries - run.first_row, self.sight.end - run.first_key
+        return layout(self.bands, queries, keys, first, self.sight.window)
+
+    def _plain(self, pieces: Any) -> bool:
+        near, *others = pieces
+        square = len(near) == 1 and near[0].kind == "lower" and near[0].first_key == near[0].first_row == 0
+        return square and not any(others)  # every row reads itself: the square holds them all
+
+    def running(self, query: Tensor, key: Tensor, value: Tensor, runs: list[Run]) -> Tensor:
+        """What the queries of sequences without holes read."""
+        outputs = []
+        order: list[int] = []
+        for run in runs:
+            sequences = list(run.sequences)
+            order += sequences
+            whole = len(sequences) == query.shape[0]
+            q, k, v = (x if whole else x[sequences] for x in (query, key, value))
+            keys = slice(run.first_key, self.sight.end)
+            read = self._run(run, q[:, :, run.first_row :], k[:, :, keys], v[:, :, keys])
+            outputs.append(nn.functional.pad(read, (0, 0, run.first_row, 0)))
+        output = torch.cat(outputs)
+        return output[torch.tensor(order).argsort().to(output.device)] if len(runs) > 1 else output
+
+    def _run(self, run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        pieces = self._layout(run)
+        used = [index for index, own in enumerate(pieces) if own]
+        n = torch.arange(key.shape[2], device=key.device)[None]
+        n = n + run.position + query.shape[2] - key.shape[2]
+        m = n[:, -query.shape[2] :]
+        pairs = []
+        for index in used:
+            pair, band = (query, key), self.bands[index]
+            if self.rope is not None:
+                cos_sin = self._shared(query, ("queries", index, run), band.query(m))
+                turned_query = self._scaled(self._turned(query, *cos_sin), m)
+                cos_sin = self._shared(key, ("keys", index, run), band.key(n))
+                pair = turned_query, self._turned(key, *cos_sin)
+            pairs.append((pair[0].to(value.dtype), pair[1].to(value.dtype)))
+        if self._plain(pieces):
+            module: Any = self.module
+            output, _ = sdpa_attention_forward(
+                module, *pairs[0], value, None, scaling=self.scaling, is_causal=True
+            )
+            return output.transpose(1, 2)
+        groups = query.shape[1] // key.shape[1]
+        pairs = [(query, repeat_kv(key, groups)) for query, key in pairs]
+        return banded(pairs, repeat_kv(value, groups), tuple(pieces[index] for index in used), self.scaling)
+
+    def _shared(self, x: Tensor, what: Any, places: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at places that follow from `what` and the step's shape; the layers share them."""
+        rope = cast(MappedRope, self.rope)
+        key = (self.bands, self.sight.queries, self.sight.end, self.sight.column, x.dtype, *what)
+        if key not in rope.memo:
+            rope.memo[key] = rope.rotation(x, places)
+        tables: tuple[Tensor, Tensor] = rope.memo[key]
+        return tables
+
+    def written_down(
+        self, query: Tensor, key: Tensor, value: Tensor, dropout: float, wants_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """What queries read, with their scores written down for a block of queries at a time."""
+        places = self.sight.places(query, key, self.position_ids)
+        groups = query.shape[1] // key.shape[1]
+        queries, keys = [query], [key]
+        if self.rope is not None:
+            tables = [self.rope.rotation(query, band.query(places.queries)) for band in self.bands]
+            queries = [self._scaled(self._turned(query, *table), places.queries) for table in tables]
+            tables = [self.rope.rotation(key, band.key(places.keys)) for band in self.bands]
+            keys = [self._turned(key, *table) for table in tables]
+        keys = [repeat_kv(one, groups) for one in keys]
+        scored = _ScoredBands(
+            torch.cat(queries, -1), repeat_kv(value, groups), dropout, len(keys) * key.shape[2],
+            keys, self.bands, places, self.sight, self.scaling,
+        )  # fmt: skip
+        return scored.output(wants_weights)
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return turned(self.module, x, cos, sin)
+
+    def _scaled(self, query: Tensor, positions: Tensor) -> Tensor:
+        """The query, multiplied by what the map multiplies its scores by."""
+        if self.rope is None or self.bands is WHOLE:
+            return query
+        factor = self.rope.distances.temperature(positions, self.rope.window)
+        return query if factor is None else query * factor.to(query.dtype)[:, None, :, None]
+
+
+def turned(module: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys [B, H, T, D], turned by the model's own function in its own layout of pairs."""
+    apply = sys.modules[type(module).__module__].apply_rotary_pos_emb
+    width = cos.shape[-1]
+    out, _ = apply(x[..., :width], x[:, :1, :, :width], cos, sin)
+    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoredBands(ScoredAttention):
+    """Attention by bands with its scores written down; its queries are those of all bands, side by side.
+
+    Args:
+        keys: For every band, [B, H, T, D].
+        bands: The bands.
+        places: Where queries and keys stand.
+        sight: What they may see.
+        scaling: The factor of the scores.
+    """
+
+    keys: list[Tensor]
+    bands: tuple[Band, ...]
+    places: Places
+    sight: Sight
+    scaling: float
+
+    def _scores(self, query: Tensor, rows: slice) -> Tensor:
+        wide = torch.promote_types(query.dtype, torch.float32)
+        own = query.chunk(len(self.keys), -1)
+        scores = [(q @ k.mT).to(wide) * self.scaling for q, k in zip(own, self.keys, strict=True)]
+        if len(self.bands) == 1:  # whatever the mask lets through
+            return masked(scores[0], self.sight.mask(rows))
+        queries = self.places.queries[:, rows]
+        total = torch.full_like(scores[0], torch.finfo(wide).min)
+        for band, score in zip(self.bands, scores, strict=True):
+            total = torch.where(band.holds(queries, self.places.keys)[:, None], score, total)
+        return masked(total, self.sight.mask(rows))
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sight_mask)

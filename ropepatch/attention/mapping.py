@@ -1,0 +1,261 @@
+"""Put an attention map into one model in memory, and take it out again."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from ropepatch.attention.interchange import OTHER_SCORES, SLOT, set_attention, uninterchangeable
+from ropepatch.attention.mapped_attention import NAME, MappedRope, turned
+from ropepatch.attention.maps import AttentionMap, make_map
+from ropepatch.errors import RopepatchError
+from ropepatch.model.config import text_config
+from ropepatch.model.rotary import Substitution, base_model, find_substitute, float32_on_cpu, rotating_by
+from ropepatch.model.survey import Survey, survey
+
+PROBE = "ropepatch_probe"
+TOKENS = 4  # that a model reads to show how its attention turns
+
+logger = logging.getLogger("ropepatch")
+
+
+class Mapped(Substitution[MappedRope]):
+    """The handle of a model with an attention map, and a context manager that takes the map out.
+
+    Args:
+        model: The model.
+        path: Where its rotary module was.
+        substitute: What stands there now.
+    """
+
+    @property
+    def distances(self) -> AttentionMap:
+        """The map in force, with all its parameters.
+
+        Raises:
+            RopepatchError: If it has been taken out.
+        """
+        if not self.in_force:
+            raise RopepatchError("this map has been taken out", hint="call map_attention again")
+        return self._substitute.distances
+
+    def remove(self) -> None:
+        """Put the same rotary module, attention and configuration back; a second time does nothing."""
+        if not self.in_force:
+            return
+        rope = self._substitute
+        self.model.set_submodule(self.path, rope.stock)
+        for module in self.model.modules():
+            module.__dict__.pop(SLOT, None)
+        set_attention(self.model, rope.implementation)
+        text_config(self.model.config).max_position_embeddings = rope.before
+        logger.info("%s: map %s -> none", type(self.model).__name__, rope.distances.name)
+
+
+@float32_on_cpu()
+def map_attention(model: nn.Module, distances: str | AttentionMap, *, to: int, **parameters: Any) -> Mapped:
+    """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
+
+    Layers that do not turn, and those that slide within the model's window, stay as they are.
+
+    Args:
+        model: A causal language model, possibly inside a PEFT model.
+        distances: One of `MAPS`, or what `make_map` returned.
+        to: N, the tokens it is to read. Parameters that are left out follow from it.
+        parameters: The parameters of a map that is given by its name.
+
+    Raises:
+        RopepatchError: If there is no such map, its distances would leave the window before N, or the model
+            is patched, swapped, or does more than turn queries and keys and attend causally.
+    """
+    if isinstance(distances, str):
+        distances = make_map(distances, **parameters)
+    elif not isinstance(distances, AttentionMap) or parameters:
+        raise RopepatchError(
+            f"map_attention takes a name with its parameters, or a map, got {distances!r}",
+            hint="map_attention(model, 'self-extend', to=8192)",
+        )
+    if type(to) is not int or to < 1:
+        raise RopepatchError(f"to must be a whole number of tokens above 0, got {to!r}", hint="to=8192")
+    base = base_model(model)
+    surveyed = survey(base.config.to_dict(), base)
+    config: Any = text_config(base.config)
+    window = surveyed.rope.original_max_position_embeddings
+    if reason := uninterchangeable(base):
+        raise _refusal(surveyed, reason)
+    fitted = distances.fitted(window, to)
+    turning = _turning(base, surveyed)
+    if not any(turns and _sees_far(module, config, window) for module, turns in turning.items()):
+        reason = f"its layers that turn see no farther than {config.sliding_window} of its {window} tokens"
+        raise _refusal(surveyed, reason)
+    path = surveyed.site.path
+    stock = base.get_submodule(path)
+    rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type).train(stock.training)
+    base.set_submodule(path, rope)
+    for module, turns in turning.items():
+        module.__dict__[SLOT] = rope if turns else None
+    config.max_position_embeddings = max(window, to)
+    set_attention(base, NAME)
+    logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
+    return Mapped(base, path, rope)
+
+
+def mapped(model: nn.Module) -> Mapped | None:
+    """The map of a model (also of a copy of a mapped model), or None."""
+    base = base_model(model)
+    place = find_substitute(base, MappedRope)
+    return None if place is None else Mapped(base, *place)
+
+
+def _refusal(surveyed: Survey, reason: str) -> RopepatchError:
+    return RopepatchError(
+        f"{surveyed.config.model_type} cannot have an attention map: {reason}",
+        hint="extend it by a method of frequencies: `ropepatch methods` lists them",
+    )
+
+
+def _sees_far(module: Any, config: Any, window: int) -> bool:
+    """Whether an attention sees farther than the model's window, or slides within it."""
+    sees = getattr(config, "sliding_window", None)
+    if sees is None or sees > window:
+        return True
+    kinds = getattr(config, "layer_types", None)
+    return kinds is not None and kinds[module.layer_idx] != "sliding_attention"
+
+
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """What an attention function was given."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    others: dict[str, Any]
+
+
+_HEARD: ContextVar[list[_Heard]] = ContextVar("heard")
+
+
+def _listen(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> tuple[Tensor, None]:
+    """Attention that reads nothing: what later layers are given does not depend on how this one turns."""
+    _HEARD.get().append(_Heard(module, query, key, others))
+    sequences, heads, queries, _ = query.shape
+    return value.new_zeros(sequences, queries, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(PROBE, _listen)
+AttentionMaskInterface.register(PROBE, lambda **_: None)
+
+
+class _Still(nn.Module):
+    """A rotary module that turns by nothing, and says by what the stock one would."""
+
+    def __init__(self, stock: nn.Module, layer_type: str | None) -> None:
+        super().__init__()
+        self.__dict__["stock"] = stock
+        self.layer_type = layer_type
+        self.tables: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        if self.layer_type is not None and layer_type != (self.layer_type,):
+            return self.stock(x, position_ids, *layer_type)
+        self.tables = self.stock(x, position_ids, *layer_type)
+        cos, _ = self.tables
+        return torch.ones_like(cos), torch.zeros_like(cos)
+
+    def __getattr__(self, name: str) -> Any:
+        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__["stock"], name)
+        return super().__getattr__(name)
+
+
+def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
+    """Every attention of a model, and whether it turns its queries and keys; told from a few tokens.
+
+    Raises:
+        RopepatchError: Where one does more, with the reason.
+    """
+    if any(parameter.is_meta for parameter in base.parameters()):
+        raise _refusal(surveyed, "its weights are on the meta device")
+    path, stock = surveyed.site.path, base.get_submodule(surveyed.site.path)
+    still = _Still(stock, surveyed.site.layer_type)
+    modes = [(part, part.training) for part in base.modules()]
+    before = text_config(base.config)._attn_implementation
+    set_attention(base, PROBE)
+    try:
+        base.eval()  # type: ignore[no-untyped-call]  # torch
+        moved = _hear(base)
+        with rotating_by(base, path, still):
+            stood = _hear(base)
+    except RopepatchError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise _refusal(surveyed, f"it does not run with attention of another kind ({kind})") from error
+    finally:
+        set_attention(base, before)
+        for part, mode in modes:
+            part.training = mode
+    kinds = {}
+    for one, other in zip(moved, stood, strict=True):
+        if reason := _more_than_attention(other):
+            raise _refusal(surveyed, reason)
+        kinds[one.module] = _turns(one, other, still.tables, surveyed)
+    if not any(kinds.values()):
+        raise _refusal(surveyed, "its attention is no interchangeable function, or turns nothing")
+    return kinds
+
+
+@torch.no_grad()
+def _hear(base: PreTrainedModel) -> list[_Heard]:
+    token = _HEARD.set([])
+    try:
+        base.base_model(input_ids=torch.arange(TOKENS, device=base.device)[None], use_cache=False)
+        return _HEARD.get()
+    finally:
+        _HEARD.reset(token)
+
+
+def _more_than_attention(heard: _Heard) -> str | None:
+    for argument in OTHER_SCORES:
+        if heard.others.get(argument) is not None:
+            return f"it changes its scores itself ({argument})"
+    if heard.others.get("position_ids") is None:
+        return f"its {type(heard.module).__name__} is not told where its queries stand (position_ids)"
+    return None
+
+
+def _turns(moved: _Heard, stood: _Heard, tables: tuple[Tensor, Tensor] | None, surveyed: Survey) -> bool:
+    """Whether an attention turns its queries and keys last, and by the function beside it.
+
+    Raises:
+        RopepatchError: If it turns them in another way.
+    """
+    pairs = [(moved.query, stood.query), (moved.key, stood.key)]
+    if tables is not None:
+        try:
+            own = [turned(moved.module, still, *tables) for _, still in pairs]
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            own = []
+        if own and all(_alike(x, y) for x, (y, _) in zip(own, pairs, strict=True)):
+            return True
+    if all(_alike(x, y) for x, y in pairs):
+        return False
+    name = type(moved.module).__name__
+    raise _refusal(surveyed, f"its {name} does not turn queries and keys last, by apply_rotary_pos_emb")
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    tolerance = 1e-4 if one.dtype in (torch.float32, torch.float64) else 2e-2
+    scale = float(other.abs().max())
+    return bool((one.float() - other.float()).abs().max() <= tolerance * max(scale, 1e-6))

@@ -1,0 +1,49 @@
+"""A rotary module that does not rotate: caches then hold keys that attention turns when they are read."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from ropepatch.errors import RopepatchError
+from ropepatch.model.rotary import RotarySubstitute
+
+
+class Unrotated(RotarySubstitute):
+    """Stands in the place of the rotary module: cos 1 and sin 0; an attention function does what it did.
+
+    Args:
+        stock: The rotary module; not registered.
+        config: The configuration of the language model.
+
+    Attributes:
+        implementation: The attention that the model was set to.
+        wants_weights: Whether that was eager attention, which returns its weights.
+    """
+
+    attention: ClassVar[str]  # its function's name in transformers' interface
+    what: ClassVar[str]  # that another attention would ignore
+    when: ClassVar[str]
+
+    def __init__(self, stock: nn.Module, config: PreTrainedConfig) -> None:
+        super().__init__(stock)
+        self.config = config
+        self.implementation = config._attn_implementation
+        self.wants_weights = self.implementation == "eager"
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        """Ones and zeros in the shape of the stock module's cos and sin.
+
+        Raises:
+            RopepatchError: If the model was set to another attention.
+        """
+        if (set_to := self.config._attn_implementation) != self.attention:
+            raise RopepatchError(
+                f"the attention of this model was set to {set_to!r}, which ignores its {self.what}",
+                hint=f"set it before the {self.when}: eager or sdpa",
+            )
+        cos, _ = self.stock(x, position_ids, *layer_type)
+        return torch.ones_like(cos), torch.zeros_like(cos)

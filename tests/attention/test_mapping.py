@@ -1,0 +1,486 @@
+"""A map within a model: its formula at every length, through every cache, and gone without a trace."""
+
+import copy
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import every_family, refusal
+from map_oracle import ORACLE, SMALL, attention, distances
+from swaps import IDS, ONE, apart, cast, logits, lora, pickled
+from tiny_models import tiny_config, tiny_model
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedModel,
+    StaticCache,
+)
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.attention import MAPS, map_attention, mapped, scored, sight
+from ropepatch.attention.maps import make_map
+
+CHUNKS = [13, 1, 1, 9, 16]
+every_map = pytest.mark.parametrize("name", MAPS)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return tiny_model("llama")
+
+
+def put(model: nn.Module, name: str, **more: Any) -> Any:
+    """A map whose every band matters to a text of 40 tokens."""
+    return map_attention(model, name, to=40, **SMALL[name] | more)
+
+
+def sliding(window: int | None) -> PreTrainedModel:
+    """A mistral of 16 tokens, with the same weights whatever its sliding window."""
+    config = tiny_config("mistral")
+    config.sliding_window, config.max_position_embeddings = window, 16
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6 if parameter.ndim > 1 else 1)
+    return model
+
+
+# The formula
+
+
+@contextmanager
+def by_oracle(model: PreTrainedModel, table: np.ndarray):
+    """The model with attention by a table of distances, in float64 and pair by pair."""
+    rotary = model.model.rotary_emb
+    inv_freq = rotary.inv_freq.double().numpy()
+
+    class Still(nn.Module):
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            cos, sin = rotary(x, position_ids)
+            return torch.ones_like(cos), torch.zeros_like(sin)
+
+    def attend(module, query, key, value, attention_mask, scaling=None, **_):
+        tensors = (x.double().numpy() for x in (query, key, value))
+        output = attention(*tensors, table, inv_freq, scaling)
+        return torch.from_numpy(output).to(query.dtype).transpose(1, 2), None
+
+    AttentionInterface.register("test_oracle", attend)
+    AttentionMaskInterface.register("test_oracle", lambda **_: None)
+    before = model.config._attn_implementation
+    model.model.rotary_emb = Still()
+    model.set_attn_implementation("test_oracle")
+    try:
+        yield
+    finally:
+        model.model.rotary_emb = rotary
+        model.set_attn_implementation(before)
+
+
+@every_map
+def test_a_mapped_model_is_the_model_with_these_distances(model, name):
+    stock = logits(model)
+    with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
+        expected = logits(model)
+    put(model, name)
+    assert apart(logits(model), expected) < 5e-5
+    assert apart(stock, expected) > 1e-1
+
+
+@every_map
+def test_a_text_within_the_window_of_a_map_is_read_bit_for_bit_as_before(model, name):
+    ids = ONE[:, :8]
+    expected = logits(model, ids)
+    put(model, name)
+    assert torch.equal(logits(model, ids), expected)
+
+
+def test_log_n_multiplies_the_scores_of_late_queries(model):
+    with put(model, "rerope"):
+        plain = logits(model)
+    model.config.max_position_embeddings = 20
+    with map_attention(model, "rerope", to=64, window=8, log_n=True):
+        scaled = logits(model)
+    assert apart(scaled[:, :20], plain[:, :20]) < 1e-5
+    assert apart(scaled[:, 20:], plain[:, 20:]) > 1e-2
+
+
+# Through caches
+
+
+def cached(model: PreTrainedModel, sizes: list[int], cache: Any) -> Tensor:
+    """The logits of `ONE` that is read in pieces."""
+    pieces = [logits(model, piece, past_key_values=cache, use_cache=True) for piece in ONE.split(sizes, 1)]
+    return torch.cat(pieces, 1)
+
+
+@every_map
+def test_reading_through_a_cache_equals_reading_at_once(model, name):
+    put(model, name)
+    expected = logits(model)
+    for sizes in (CHUNKS, [1] * 40):
+        assert apart(cached(model, sizes, DynamicCache(config=model.config)), expected) < 5e-5
+        static = StaticCache(config=model.config, max_cache_len=56)
+        assert apart(cached(model, sizes, static), expected) < 5e-5
+
+
+def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
+    places = sight.Sight.places
+
+    def shifted(self, *tensors):
+        told = places(self, *tensors)
+        return told._replace(keys=told.keys - 1)
+
+    put(model, "self-extend")
+    expected = logits(model)
+    monkeypatch.setattr(sight.Sight, "places", shifted)
+    assert apart(cached(model, [1] * 40, DynamicCache(config=model.config)), expected) > 1e-2
+
+
+@every_map
+def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
+    """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
+    put(model, name)
+    mask = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
+    for cache in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        out = model.generate(
+            IDS[:, :24] * mask, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None,
+            pad_token_id=0, output_logits=True, return_dict_in_generate=True, **cache,
+        )  # fmt: skip
+        said = torch.stack(out.logits, 1)
+        for row, padding in enumerate((7, 0)):
+            alone = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
+            assert apart(said[row], alone) < 5e-5
+            assert torch.equal(alone.argmax(-1), out.sequences[row, -9:])
+
+
+# Of the second half of a row, after a first half in the cache.
+MASKS = {
+    "padded ahead": [[1] * 30, [0] * 11 + [1] * 19],
+    "padded behind": [[1] * 30, [1] * 24 + [0] * 6],
+    "a hole in the cache": [[1] * 30, [1] * 4 + [0] * 2 + [1] * 24],
+    "a hole and padding ahead": [[1] * 30, [0] * 2 + [1] * 2 + [0] * 2 + [1] * 24],
+    "one token alone": [[1] * 30, [0] * 29 + [1]],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("name", ["self-extend", "dca", "lampe"])
+def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
+    mask, ids = torch.tensor(mask), IDS[:, :30]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    put(model, name)
+    for ends in ((15, 30), (30,), (15, *range(16, 31))):
+        cache, begin, parts = DynamicCache(config=model.config), 0, []
+        for end in ends:
+            told = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
+            read = logits(model, ids[:, begin:end], **told, past_key_values=cache, use_cache=True)
+            parts.append(read)
+            begin = end
+        for row in range(2):
+            real = mask[row].bool()
+            alone = logits(model, ids[row][real][None], use_cache=False)[0]
+            assert apart(torch.cat(parts, 1)[row][real], alone) < 2e-4
+
+
+def test_documents_of_a_packed_row_are_read_as_if_alone(model):
+    put(model, "self-extend")
+    parts = [logits(model, ONE[:, :18], use_cache=False), logits(model, ONE[:, 18:], use_cache=False)]
+    positions = torch.cat((torch.arange(18), torch.arange(22)))[None]
+    packed = logits(model, ONE, position_ids=positions, use_cache=False)
+    assert apart(packed, torch.cat(parts, 1)) < 5e-5
+
+
+def test_positions_that_jump_keep_their_distances(model):
+    """A jump of 64 tokens behind a window of 8: read as 64 tokens in between that nobody sees."""
+    ids = torch.cat((ONE[:, :10], ONE, ONE[:, :24], ONE[:, 10:]), 1)
+    seen = torch.ones_like(ids)
+    seen[:, 10:74] = 0
+    handle = map_attention(model, "self-extend", to=200, window=8, group=5)
+    mask = torch.tril(torch.ones(104, 104)).bool() & seen.bool()
+    expected = logits(model, ids, attention_mask=mask[None, None], position_ids=torch.arange(104)[None])
+    positions = torch.cat((torch.arange(10), torch.arange(74, 104)))[None]
+    read = logits(model, attention_mask=torch.ones_like(ONE), position_ids=positions)
+    assert apart(read, expected[:, seen[0].bool()]) < 5e-5
+    assert handle.in_force
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "lambda"])
+def test_a_sliding_window_beyond_the_model_shuts_out_older_keys(name):
+    age = torch.arange(40)[:, None] - torch.arange(40)
+    mask = ((age >= 0) & (age < 20))[None, None]
+    whole = sliding(None)
+    put(whole, name)
+    expected = logits(whole, attention_mask=mask)
+    assert apart(logits(whole), expected) > (1e-2 if name != "lambda" else -1)
+    model = sliding(20)
+    put(model, name)
+    assert apart(logits(model), expected) < 5e-5
+    assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) < 5e-5
+
+
+# Kernels and scores that are written down
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "lampe"])
+def test_kernels_and_written_scores_agree_forward_and_backward_in_blocks_and_checkpointed(name, monkeypatch):
+    def step(model: PreTrainedModel) -> list[Tensor]:
+        model.train()
+        model(IDS, labels=IDS, use_cache=False).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    def fresh() -> PreTrainedModel:
+        model = tiny_model("llama")
+        put(model, name)
+        return model
+
+    by_kernels = step(fresh())
+    checkpointed = fresh()
+    enable = getattr(checkpointed, "activation_checkpointing_enable", None)
+    (enable or checkpointed.gradient_checkpointing_enable)()
+    for one, other in zip(step(checkpointed), by_kernels, strict=True):
+        assert torch.equal(one, other)
+    monkeypatch.setattr("ropepatch.attention.mapped_attention.DEVICES", set())
+    monkeypatch.setattr(scored, "SCORES", 2 * 4 * 40 * 7)
+    for one, other in zip(step(fresh()), by_kernels, strict=True):
+        assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
+
+
+def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model):
+    put(model, "self-extend")
+    expected = logits(model)
+    mapped(model).remove()
+    model.set_attn_implementation("eager")
+    put(model, "self-extend")
+    with torch.no_grad():
+        out = model(ONE, output_attentions=True)
+    assert apart(out.logits, expected) < 1e-5
+    for weights in out.attentions:
+        assert apart(weights.sum(-1), torch.ones(1, 4, 40)) < 1e-5
+        assert weights.triu(1).abs().max() == 0
+
+
+def test_dropout_drops_weights_in_training(model):
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    put(model, "self-extend")
+    expected = logits(model)
+    model.train()
+    torch.manual_seed(0)
+    assert apart(logits(model), expected) > 1e-2
+    model.eval()
+    assert torch.equal(logits(model), expected)
+
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that any operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca"])
+def test_no_tensor_grows_with_the_square_of_the_tokens(model, name):
+    map_attention(model, name, to=1024)
+    ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(512) >= torch.tensor([[7], [0]])).long()
+    with Largest() as largest:
+        model(ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum().backward()
+    assert largest.numbers < 512 * 512
+
+
+# Put in and taken out
+
+
+@every_map
+def test_a_map_that_is_taken_out_leaves_nothing(model, name):
+    stock, config, state = logits(model), model.config.to_dict(), copy.copy(model.model.__dict__)
+    rotary, implementation = model.model.rotary_emb, model.config._attn_implementation
+    with put(model, name) as handle:
+        assert mapped(model).distances == handle.distances == make_map(name, **SMALL[name])
+        assert f"MappedRope({name}, " in repr(model)
+        assert model.config.max_position_embeddings == 64
+    assert torch.equal(logits(model), stock)
+    assert model.model.rotary_emb is rotary
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == implementation
+    assert model.model.__dict__.keys() == state.keys()
+    assert not any("_ropepatch_positions" in vars(module) for module in model.modules())
+    assert mapped(model) is None
+    handle.remove()
+    with pytest.raises(RopepatchError, match="this map has been taken out"):
+        _ = handle.distances
+
+
+def test_the_window_is_that_which_the_rope_reads_now_and_comes_back_as_it_was_written():
+    """As Vicuna writes it: four times 64 tokens, of which max_position_embeddings knows nothing."""
+    config = tiny_config("llama")
+    config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    config.max_sequence_length = 256
+    model = AutoModelForCausalLM.from_config(config)
+    with map_attention(model, "rerope", to=1024) as handle:
+        assert handle.distances.window == 128
+        assert model.config.max_position_embeddings == 1024
+    assert model.config.max_position_embeddings == 64
+
+
+def test_another_instance_is_not_touched(model):
+    other = tiny_model("llama")
+    expected = logits(other)
+    put(model, "rerope")
+    assert torch.equal(logits(other), expected)
+
+
+def test_copies_and_pickles_of_a_mapped_model_are_mapped_and_independent(model):
+    stock = logits(model)
+    put(model, "dca")
+    expected = logits(model)
+    for twin in (copy.deepcopy(model), pickled(model)):
+        assert torch.equal(logits(twin), expected)
+        mapped(twin).remove()
+        assert torch.equal(logits(twin), stock)
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_that_is_cast_before_or_after_the_map_is_the_same(dtype):
+    one, other = tiny_model("llama"), cast(tiny_model("llama"), dtype)
+    put(one, "self-extend")
+    put(other, "self-extend")
+    one.to(dtype)
+    assert torch.equal(logits(one), logits(other))
+    stepwise = cached(one, [39, 1], DynamicCache(config=one.config))
+    assert apart(stepwise, logits(one)) < 0.1 * float(logits(one).abs().max())
+
+
+def test_an_adapter_is_trained_and_merged_on_a_mapped_model(model):
+    stock = logits(model)
+    put(model, "self-extend")
+    adapted = lora(model)
+    adapted(ONE, labels=ONE).loss.backward()
+    assert any(
+        parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in adapted.parameters()
+    )
+    expected = logits(adapted)
+    merged = adapted.merge_and_unload()
+    assert apart(logits(merged), expected) < 1e-4
+    mapped(merged).remove()
+    assert apart(logits(merged), stock) > 1e-2
+
+
+# Why a family is refused, in the words of the refusal.
+REFUSED = {
+    "has layers of the type": """
+        axk2 bailing_hybrid bamba deepseek_v32 falcon_h1 glm_moe_dsa granitemoehybrid hy_v4 lfm2_moe lfm3
+        llama4 llama4_text minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next
+        qwen4_exp qwen4_exp_text zamba2
+    """,
+    "does not turn queries and keys last": """
+        axk1 deepseek_v3 gemma3n_text glm4_moe_lite longcat_flash minicpm3 youtu
+    """,
+    "its layers that turn see no farther than 64 of its 64 tokens": """
+        afmoe cohere2 cohere2_moe doge exaone4 exaone_moe kolibri1 ministral mistral mixtral phi3
+        phi4_multimodal starcoder2
+    """,
+    "is not told where its queries stand": "cohere_compass_text fuyu persimmon",
+    "does not support sdpa": "flint gemma2 got_ocr2 gpt_neox_japanese gpt_oss mimo_v2_flash vaultgemma",
+    "is no interchangeable function": "falcon",
+    "some of its attention is not causal": "gemma3 moss_transcribe_diarize",
+    "does not run with attention of another kind": "deepseek_v2",
+}
+REASON = {name: reason for reason, names in REFUSED.items() for name in names.split()}
+
+
+@every_family("smollm3", "cohere", "glm", "phi", "gemma3_text", "gpt_neox", "hunyuan_v1_dense", "qwen3")
+def test_every_family_is_mapped_or_refused_with_the_reason(model_type):
+    if refusal(model_type):
+        pytest.skip("its rope cannot be read")
+    model = tiny_model(model_type)
+    stock = logits(model)
+    window = model.config.get_text_config().max_position_embeddings
+    if reason := REASON.get(model_type):
+        with pytest.raises(RopepatchError, match=f"cannot have an attention map: .*{reason}"):
+            map_attention(model, "self-extend", to=4 * window)
+        assert torch.equal(logits(model), stock)
+        return
+    handle = map_attention(model, "self-extend", to=4 * window, window=7)
+    assert apart(logits(model, ONE[:, :7]), logits(tiny_model(model_type), ONE[:, :7])) < 1e-5
+    far = logits(model)
+    assert apart(far, stock) > 1e-3
+    cache = DynamicCache(config=model.config)
+    steps = [
+        logits(model, ids, past_key_values=cache, use_cache=True)
+        for ids in ONE.split([30, 4, 1, 1, 1, 1, 1, 1], 1)
+    ]
+    assert apart(torch.cat(steps, 1), far) < 1e-3
+    handle.remove()
+    assert torch.equal(logits(model), stock)
+
+
+# What is refused
+
+
+def meta(model: PreTrainedModel) -> PreTrainedModel:
+    return model.to("meta")
+
+
+REFUSALS = {
+    "twice": (lambda m: put(m, "rerope"), "this model has an attention map"),
+    "patched": (lambda m: ropepatch.patch(m, "linear", to=128), "this model is already patched"),
+    "swapped": (lambda m: ropepatch.swap(m, "alibi"), "the position encoding of this model is swapped"),
+    "on meta": (meta, "its weights are on the meta device"),
+}
+
+
+@pytest.mark.parametrize(("before", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_a_model_that_cannot_be_mapped_now_says_why(model, before, message):
+    before(model)
+    with pytest.raises(RopepatchError, match=message):
+        put(model, "self-extend")
+
+
+def test_a_mapped_model_is_neither_patched_nor_swapped_nor_read_by_another_attention(model):
+    handle = put(model, "rerope")
+    for attempt in (lambda: ropepatch.patch(model, "linear", to=128), lambda: ropepatch.swap(model, "alibi")):
+        with pytest.raises(RopepatchError, match="this model has an attention map") as error:
+            attempt()
+        assert "call remove() on its map first" in error.value.hint
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RopepatchError, match="was set to 'sdpa', which ignores its attention map"):
+        logits(model)
+    model.set_attn_implementation("ropepatch_map")
+    handle.remove()
+    model.set_attn_implementation("ropepatch_map")
+    with pytest.raises(RopepatchError, match="needs an attention map, and there is none"):
+        logits(model)
+
+
+def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does(model):
+    """Normalised behind the rotation by weights that differ, as in trained hunyuan models."""
+    model = tiny_model("hunyuan_v1_dense")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.query_layernorm.weight.copy_(torch.linspace(0.2, 2, 16))
+    stock = logits(model)
+    with pytest.raises(RopepatchError, match="HunYuanDenseV1Attention does not turn queries and keys last"):
+        put(model, "rerope")
+    assert torch.equal(logits(model), stock)
+
+
+@pytest.mark.parametrize("to", [0, "8k", 2.0, True])
+def test_a_target_is_a_whole_number_of_tokens(model, to):
+    with pytest.raises(RopepatchError, match="to must be a whole number of tokens above 0"):
+        map_attention(model, "rerope", to=to)
