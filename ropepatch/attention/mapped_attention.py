@@ -24,13 +24,13 @@ from ropepatch.attention.maps import AttentionMap
 from ropepatch.attention.places import Places
 from ropepatch.attention.scored import ScoredAttention, masked
 from ropepatch.attention.sight import Run, Sight, sight_mask
-from ropepatch.attention.unrotated import Unrotated
+from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 
 NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
 
 
-class MappedRope(Unrotated):
+class MappedRope(UnrotatedLayers):
     """Stands in the place of the rotary module, and holds the map by which attention turns.
 
     Args:
@@ -39,6 +39,7 @@ class MappedRope(Unrotated):
         distances: The map, with all its parameters.
         window: L, the tokens the model was built to read.
         layer_type: Where the rope differs by layer type, the one that is mapped.
+        halves: Whether the pairs are (x_i, x_(i + n)), as LLaMA lays them out.
 
     Attributes:
         before: The configuration's max_position_embeddings.
@@ -55,34 +56,20 @@ class MappedRope(Unrotated):
         distances: AttentionMap,
         window: int,
         layer_type: str | None,
+        halves: bool,
     ) -> None:
-        super().__init__(stock, config)
-        self.distances, self.window = distances, window
-        self.layer_type = layer_type
+        super().__init__(stock, config, layer_type)
+        self.distances, self.window, self.halves = distances, window, halves
         self.before = config.max_position_embeddings
         self.memo: dict[Any, Any] = {}  # what the layers of one step share
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
         """Ones and zeros, but to layers of another type the stock module's cos and sin."""
         self.memo.clear()
-        if self.layer_type is not None and layer_type != (self.layer_type,):
-            return self.stock(x, position_ids, *layer_type)
         return super().forward(x, position_ids, *layer_type)
-
-    def rotation(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's cos and sin at places [B or 1, T], in the type of x."""
-        kind = () if self.layer_type is None else (self.layer_type,)
-        cos, sin = self.stock(x, places, *kind)
-        return cos, sin
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"memo": {}}
-
-    def __getattr__(self, name: str) -> Any:
-        # What a model reads off its rotary module, as layer_types, is there on this one.
-        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
-            return getattr(self.__dict__["stock"], name)
-        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -163,7 +150,8 @@ class _Step:
         if self.rope is not None:
             cos, sin, origin, mask = self._told_apart(query, key, mask)
             query = self._scaled(self._turned(query, *origin), self.position_ids)
-            key = self._turned(key, cos, sin)
+            quickly = self.rope.halves and not torch.is_grad_enabled()
+            key = halves_turned(key, cos, sin) if quickly else self._turned(key, cos, sin)
         tensors = query.to(value.dtype), key.to(value.dtype), value
         output, _ = sdpa_attention_forward(
             cast(Any, self.module), *tensors, mask, scaling=self.scaling, is_causal=False
@@ -189,7 +177,7 @@ class _Step:
         origin = rope.rotation(query, torch.zeros_like(distance[:, 0, :1]))
         hidden = seen[:, None]
         whole = mask & hidden if mask.dtype == torch.bool else masked(mask, hidden)
-        told = cos, sin, origin, whole
+        told = cos, sin, origin, None if whole.dtype == torch.bool and bool(whole.all()) else whole
         rope.memo[shape] = self.position_ids, mask, told
         return told
 
@@ -290,7 +278,17 @@ def turned(module: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Queries or keys [B, H, T, D], turned by the model's own function in its own layout of pairs."""
     apply = sys.modules[type(module).__module__].apply_rotary_pos_emb
     width = cos.shape[-1]
-    out, _ = apply(x[..., :width], x[:, :1, :, :width], cos, sin)
+    out, _ = apply(x[..., :width], x[:, :0, :, :width], cos, sin)
+    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
+
+
+def halves_turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same for pairs (x_i, x_(i + n)), without gradients and in a third of the time."""
+    cos, sin, width = cos[:, None], sin[:, None], cos.shape[-1]
+    first, second = x[..., :width].chunk(2, -1)
+    out = torch.mul(x[..., :width], cos)
+    out[..., : width // 2].addcmul_(second, sin[..., : width // 2], value=-1)
+    out[..., width // 2 :].addcmul_(first, sin[..., width // 2 :])
     return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT, set_attention, uninterchangeable
-from ropepatch.attention.mapped_attention import NAME, MappedRope, turned
+from ropepatch.attention.mapped_attention import NAME, MappedRope, halves_turned, turned
 from ropepatch.attention.maps import AttentionMap, make_map
+from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import Substitution, base_model, find_substitute, float32_on_cpu, rotating_by
@@ -90,13 +91,13 @@ def map_attention(model: nn.Module, distances: str | AttentionMap, *, to: int, *
     if reason := uninterchangeable(base):
         raise _refusal(surveyed, reason)
     fitted = distances.fitted(window, to)
-    turning = _turning(base, surveyed)
+    turning, halves = _turning(base, surveyed)
     if not any(turns and _sees_far(module, config, window) for module, turns in turning.items()):
         reason = f"its layers that turn see no farther than {config.sliding_window} of its {window} tokens"
         raise _refusal(surveyed, reason)
     path = surveyed.site.path
     stock = base.get_submodule(path)
-    rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type).train(stock.training)
+    rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type, halves).train(stock.training)
     base.set_submodule(path, rope)
     for module, turns in turning.items():
         module.__dict__[SLOT] = rope if turns else None
@@ -155,30 +156,22 @@ AttentionInterface.register(PROBE, _listen)
 AttentionMaskInterface.register(PROBE, lambda **_: None)
 
 
-class _Still(nn.Module):
-    """A rotary module that turns by nothing, and says by what the stock one would."""
+class _Still(UnrotatedLayers):
+    """A rotary module that turns by nothing, and tells by what the stock one would."""
 
-    def __init__(self, stock: nn.Module, layer_type: str | None) -> None:
-        super().__init__()
-        self.__dict__["stock"] = stock
-        self.layer_type = layer_type
-        self.tables: tuple[Tensor, Tensor] | None = None
+    attention = PROBE
+    told: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
-        if self.layer_type is not None and layer_type != (self.layer_type,):
-            return self.stock(x, position_ids, *layer_type)
-        self.tables = self.stock(x, position_ids, *layer_type)
-        cos, _ = self.tables
-        return torch.ones_like(cos), torch.zeros_like(cos)
-
-    def __getattr__(self, name: str) -> Any:
-        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
-            return getattr(self.__dict__["stock"], name)
-        return super().__getattr__(name)
+        if layer_type == self.layer_type:
+            self.told = self.rotation(x, position_ids)
+        return super().forward(x, position_ids, *layer_type)
 
 
-def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
-    """Every attention of a model, and whether it turns its queries and keys; told from a few tokens.
+def _turning(base: PreTrainedModel, surveyed: Survey) -> tuple[dict[nn.Module, bool], bool]:
+    """Every attention of a model, and whether it turns its queries and keys; and whether by halves.
+
+    Told from a few tokens that the model reads with and without its rotation.
 
     Raises:
         RopepatchError: Where one does more, with the reason.
@@ -186,7 +179,7 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
     if any(parameter.is_meta for parameter in base.parameters()):
         raise _refusal(surveyed, "its weights are on the meta device")
     path, stock = surveyed.site.path, base.get_submodule(surveyed.site.path)
-    still = _Still(stock, surveyed.site.layer_type)
+    still = _Still(stock, text_config(base.config), surveyed.site.layer_type)
     modes = [(part, part.training) for part in base.modules()]
     before = text_config(base.config)._attn_implementation
     set_attention(base, PROBE)
@@ -204,14 +197,16 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
         set_attention(base, before)
         for part, mode in modes:
             part.training = mode
-    kinds = {}
+    kinds, halves = {}, True
     for one, other in zip(moved, stood, strict=True):
         if reason := _more_than_attention(other):
             raise _refusal(surveyed, reason)
-        kinds[one.module] = _turns(one, other, still.tables, surveyed)
+        kinds[one.module] = _turns(one, other, still.told, surveyed)
+        if kinds[one.module] and still.told:
+            halves &= _alike(halves_turned(other.query, *still.told), one.query)
     if not any(kinds.values()):
         raise _refusal(surveyed, "its attention is no interchangeable function, or turns nothing")
-    return kinds
+    return kinds, halves
 
 
 @torch.no_grad()

@@ -47,3 +47,34 @@ class Unrotated(RotarySubstitute):
             )
         cos, _ = self.stock(x, position_ids, *layer_type)
         return torch.ones_like(cos), torch.zeros_like(cos)
+
+
+class UnrotatedLayers(Unrotated):
+    """As `Unrotated`, in a model whose rope may differ by layer type: the layers of one type do not rotate.
+
+    Args:
+        stock: The rotary module; not registered.
+        config: The configuration of the language model.
+        layer_type: The type; None where there is one rope.
+    """
+
+    def __init__(self, stock: nn.Module, config: PreTrainedConfig, layer_type: str | None) -> None:
+        super().__init__(stock, config)
+        self.layer_type = () if layer_type is None else (layer_type,)
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        """Ones and zeros, but to layers of another type the stock module's cos and sin."""
+        if self.layer_type and layer_type != self.layer_type:
+            return self.stock(x, position_ids, *layer_type)
+        return super().forward(x, position_ids, *layer_type)
+
+    def rotation(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's cos and sin at places [B or 1, T], in the type of x."""
+        cos, sin = self.stock(x, places, *self.layer_type)
+        return cos, sin
+
+    def __getattr__(self, name: str) -> Any:
+        # What a model reads off its rotary module, as layer_types, is there on this one.
+        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__["stock"], name)
+        return super().__getattr__(name)
