@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import Substitution, base_model, find_substitute, float32_on_cpu, rotating_by
 from ropepatch.model.survey import Survey, survey
+from ropepatch.settings import Length, relative_length
 
 PROBE = "ropepatch_probe"
 TOKENS = 4  # that a model reads to show how its attention turns
@@ -60,7 +62,9 @@ class Mapped(Substitution[MappedRope]):
 
 
 @float32_on_cpu()
-def map_attention(model: nn.Module, distances: str | AttentionMap, *, to: int, **parameters: Any) -> Mapped:
+def map_attention(
+    model: nn.Module, distances: str | AttentionMap, *, to: Length, **parameters: Any
+) -> Mapped:
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
 
     Layers that do not turn, and those that slide within the model's window, stay as they are.
@@ -68,7 +72,8 @@ def map_attention(model: nn.Module, distances: str | AttentionMap, *, to: int, *
     Args:
         model: A causal language model, possibly inside a PEFT model.
         distances: One of `MAPS`, or what `make_map` returned.
-        to: N, the tokens it is to read. Parameters that are left out follow from it.
+        to: N, the tokens it is to read, `32k`, or `4x` for four times L. Parameters that are left
+            out follow from it.
         parameters: The parameters of a map that is given by its name.
 
     Raises:
@@ -82,15 +87,22 @@ def map_attention(model: nn.Module, distances: str | AttentionMap, *, to: int, *
             f"map_attention takes a name with its parameters, or a map, got {distances!r}",
             hint="map_attention(model, 'self-extend', to=8192)",
         )
-    if type(to) is not int or to < 1:
-        raise RopepatchError(f"to must be a whole number of tokens above 0, got {to!r}", hint="to=8192")
     base = base_model(model)
     surveyed = survey(base.config.to_dict(), base)
     config: Any = text_config(base.config)
     window = surveyed.rope.original_max_position_embeddings
     if reason := uninterchangeable(base):
         raise _refusal(surveyed, reason)
-    fitted = distances.fitted(window, to)
+    try:
+        target = relative_length(to, window) if isinstance(to, str) else operator.index(to)
+    except TypeError:
+        raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
+    if target <= window:
+        raise RopepatchError(
+            f"{surveyed.config.model_type} already covers {window} tokens; nothing to extend to {target}",
+            hint=f"to is the target context, e.g. to={4 * window}",
+        )
+    fitted = distances.fitted(window, target)
     turning, halves = _turning(base, surveyed)
     if not any(turns and _sees_far(module, config, window) for module, turns in turning.items()):
         reason = f"its layers that turn see no farther than {config.sliding_window} of its {window} tokens"
@@ -101,7 +113,7 @@ def map_attention(model: nn.Module, distances: str | AttentionMap, *, to: int, *
     base.set_submodule(path, rope)
     for module, turns in turning.items():
         module.__dict__[SLOT] = rope if turns else None
-    config.max_position_embeddings = max(window, to)
+    config.max_position_embeddings = target
     set_attention(base, NAME)
     logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
     return Mapped(base, path, rope)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ropepatch.attention import MAPS, AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan_scaling
@@ -168,21 +169,36 @@ class Patch(Substitution[ScaledRope]):
         return self._substitute
 
 
+@overload
+def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = None) -> Patch: ...
+
+
+@overload
+def patch(model: nn.Module, scaling: AttentionMap, *, to: Length) -> Mapped: ...
+
+
+@overload
+def patch(
+    model: nn.Module, scaling: str, *, to: Length | None = None, length: int | None = None, **parameters: Any
+) -> Patch | Mapped: ...
+
+
 @float32_on_cpu()
 def patch(
     model: nn.Module,
-    scaling: Plan | Scaling | str,
+    scaling: Plan | Scaling | AttentionMap | str,
     *,
     to: Length | None = None,
     length: int | None = None,
     **parameters: Any,
-) -> Patch:
-    """Scale the rope of one loaded model, in memory and reversibly.
+) -> Patch | Mapped:
+    """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
-        scaling: A plan; a scaling, whose target is then factor * L; or a method's name, or a scaling file.
-        to: The target of a method by its name, as in `plan`.
+        scaling: A plan; a scaling, whose target is then factor * L; an attention map; or the name of a method
+            or of a map, or a scaling file.
+        to: The target of a method or map by its name, as in `plan`.
         length: For length-dependent methods, the length to plan for, in tokens; None for the target.
         **parameters: The parameters of a method that is given by its name.
 
@@ -190,6 +206,13 @@ def patch(
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     base = base_model(model)
+    if isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS):
+        if to is None or length is not None:
+            raise RopepatchError(
+                f"an attention map needs its target, and no other length, got to={to!r}, length={length!r}",
+                hint="ropepatch.patch(model, 'self-extend', to=...)",
+            )
+        return map_attention(base, scaling, to=to, **parameters)
     if isinstance(scaling, str):
         scaling = make_plan(base, to=to, method=scaling, **parameters)
     elif not isinstance(scaling, Plan | Scaling) or to is not None or parameters:

@@ -38,7 +38,7 @@ def model() -> PreTrainedModel:
 
 def put(model: nn.Module, name: str, **more: Any) -> Any:
     """A map whose every band matters to a text of 40 tokens."""
-    return map_attention(model, name, to=40, **SMALL[name] | more)
+    return map_attention(model, name, to=model.config.max_position_embeddings + 1, **SMALL[name] | more)
 
 
 def sliding(window: int | None) -> PreTrainedModel:
@@ -312,7 +312,7 @@ def test_a_map_that_is_taken_out_leaves_nothing(model, name):
     with put(model, name) as handle:
         assert mapped(model).distances == handle.distances == make_map(name, **SMALL[name])
         assert f"MappedRope({name}, " in repr(model)
-        assert model.config.max_position_embeddings == 64
+        assert model.config.max_position_embeddings == 65
     assert torch.equal(logits(model), stock)
     assert model.model.rotary_emb is rotary
     assert model.config.to_dict() == config
@@ -480,7 +480,29 @@ def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does(model):
     assert torch.equal(logits(model), stock)
 
 
-@pytest.mark.parametrize("to", [0, "8k", 2.0, True])
-def test_a_target_is_a_whole_number_of_tokens(model, to):
-    with pytest.raises(RopepatchError, match="to must be a whole number of tokens above 0"):
-        map_attention(model, "rerope", to=to)
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        (2.5, "to must be a whole number of tokens, got 2.5"),
+        (None, "an attention map needs its target, and no other length, got to=None, length=None"),
+        (64, "llama already covers 64 tokens; nothing to extend to 64"),
+        ("4y", "'4y'"),
+        ("100x", "string with shift=64, window=2 keeps distances within 64 up to 126 tokens, not 6,400"),
+    ],
+)
+def test_a_target_is_tokens_beyond_the_window_that_the_map_reaches(model, to, message):
+    stock = logits(model)
+    with pytest.raises(RopepatchError, match=message):
+        ropepatch.patch(model, "string", to=to)
+    assert torch.equal(logits(model), stock)
+
+
+def test_patch_takes_a_map_by_its_name_or_itself(model):
+    with ropepatch.patch(model, "self-extend", to="4x") as handle:
+        assert handle.distances == make_map("self-extend", window=16, group=11)
+        assert model.config.max_position_embeddings == 256
+        expected = logits(model)
+    with ropepatch.patch(model, make_map("self-extend"), to=256):
+        assert torch.equal(logits(model), expected)
+    with pytest.raises(RopepatchError, match="self-extend has no parameter 'windw'"):
+        ropepatch.patch(model, "self-extend", to=256, windw=3)

@@ -56,7 +56,8 @@ def test_a_map_is_its_formula_and_a_plausible_mistake_is_not(name):
 
 @pytest.mark.parametrize(("name", "m", "row"), GOLDEN)
 def test_golden_rows(name, m, row):
-    table, _ = told(make_map(name, **SMALL[name]), 64)
+    one = make_map(name, **SMALL[name] | ({"length": 64} if name == "lampe" else {}))
+    table, _ = told(one, 64)
     assert table[m, : m + 1].tolist() == row
 
 

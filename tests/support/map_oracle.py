@@ -91,7 +91,7 @@ SMALL = {
     "leaky-rerope": {"window": 8, "divisor": 4.0},
     "self-extend": {"window": 8, "group": 4},
     "dca": {"clip": 12, "chunk": 10},
-    "lampe": {"length": 64, "mapped": 24, "head": 8, "tail": 4},
+    "lampe": {"length": 65, "mapped": 24, "head": 8, "tail": 4},
     "lambda": {"window": 8, "sinks": 2},
     "string": {"shift": 20, "window": 8},
 }
