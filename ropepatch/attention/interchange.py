@@ -6,7 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ropepatch.attention.unrotated import Unrotated
 from ropepatch.model.config import text_config
+from ropepatch.model.rotary import find_substitute
 
 SLOT = "_ropepatch_positions"  # where an attention module finds what stands in its rotary module's place
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
@@ -17,6 +19,7 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
     """Why the attention of a model cannot be replaced by a function like sdpa's; None where it can."""
     config: Any = text_config(model.config)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS)
+    unrotated = find_substitute(model, Unrotated)
     causal = [getattr(part, "is_causal", True) for part in (config, *model.modules())]
     reasons = {
         f"it has layers of the type {', '.join(others)}": others,
@@ -25,8 +28,7 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
         "its attention is no interchangeable function": not model._can_set_attn_implementation(),
         "some of its attention is not causal": not all(causal),
         "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
-        "its position encoding is swapped": any(SLOT in vars(module) for module in model.modules()),
-    }
+    } | ({unrotated[1].reason: True} if unrotated else {})
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 

@@ -47,6 +47,7 @@ class MappedRope(UnrotatedLayers):
 
     state = "this model has an attention map"
     way_back = "call remove() on its map first"
+    reason = "it has an attention map"
     attention, what, when = NAME, "attention map", "map"
 
     def __init__(

@@ -57,7 +57,9 @@ class Mapped(Substitution[MappedRope]):
         for module in self.model.modules():
             module.__dict__.pop(SLOT, None)
         set_attention(self.model, rope.implementation)
-        text_config(self.model.config).max_position_embeddings = rope.before
+        config: Any = text_config(self.model.config)
+        config.max_position_embeddings = rope.before
+        del config.attention_map
         logger.info("%s: map %s -> none", type(self.model).__name__, rope.distances.name)
 
 
@@ -67,7 +69,9 @@ def map_attention(
 ) -> Mapped:
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
 
-    Layers that do not turn, and those that slide within the model's window, stay as they are.
+    Layers that do not turn, and those that slide within the model's window, stay as they are. While it is in
+    force the configuration says so (`attention_map`); what `save_pretrained` writes then is read by
+    transformers without the map.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
@@ -114,6 +118,7 @@ def map_attention(
     for module, turns in turning.items():
         module.__dict__[SLOT] = rope if turns else None
     config.max_position_embeddings = target
+    config.attention_map = {"name": fitted.name, "target": target} | fitted.parameters()
     set_attention(base, NAME)
     logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
     return Mapped(base, path, rope)

@@ -24,6 +24,7 @@ class Unrotated(RotarySubstitute):
         wants_weights: Whether that was eager attention, which returns its weights.
     """
 
+    reason: ClassVar[str]  # why a model that has it cannot be given another attention
     attention: ClassVar[str]  # its function's name in transformers' interface
     what: ClassVar[str]  # that another attention would ignore
     when: ClassVar[str]

@@ -39,6 +39,7 @@ class SwappedPositions(Unrotated):
 
     state = "the position encoding of this model is swapped"
     way_back = "call remove() on its swap first"
+    reason = "its position encoding is swapped"
     attention, what, when = NAME, "encoding", "swap"
 
     def __init__(

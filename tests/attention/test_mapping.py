@@ -26,6 +26,7 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.attention import MAPS, map_attention, mapped, scored, sight
 from ropepatch.attention.maps import make_map
+from ropepatch.training.packed_attention import packed_attention
 
 CHUNKS = [13, 1, 1, 9, 16]
 every_map = pytest.mark.parametrize("name", MAPS)
@@ -310,6 +311,10 @@ def test_a_map_that_is_taken_out_leaves_nothing(model, name):
     stock, config, state = logits(model), model.config.to_dict(), copy.copy(model.model.__dict__)
     rotary, implementation = model.model.rotary_emb, model.config._attn_implementation
     with put(model, name) as handle:
+        assert (
+            model.config.to_dict()["attention_map"].items()
+            >= ({"name": name, "target": 65} | SMALL[name]).items()
+        )
         assert mapped(model).distances == handle.distances == make_map(name, **SMALL[name])
         assert f"MappedRope({name}, " in repr(model)
         assert model.config.max_position_embeddings == 65
@@ -458,6 +463,8 @@ def test_a_mapped_model_is_neither_patched_nor_swapped_nor_read_by_another_atten
         with pytest.raises(RopepatchError, match="this model has an attention map") as error:
             attempt()
         assert "call remove() on its map first" in error.value.hint
+    with pytest.raises(RopepatchError, match="cannot be trained on packed rows: it has an attention map"):
+        packed_attention(model).__enter__()
     model.set_attn_implementation("sdpa")
     with pytest.raises(RopepatchError, match="was set to 'sdpa', which ignores its attention map"):
         logits(model)
