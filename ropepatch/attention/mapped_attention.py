@@ -69,6 +69,14 @@ class MappedRope(UnrotatedLayers):
         self.memo.clear()
         return super().forward(x, position_ids, *layer_type)
 
+    def sight(self, mask: Tensor | None, query: Tensor, key: Tensor) -> Sight:
+        """What a step may see; the layers with one mask share it."""
+        known = self.memo.get(("sight", id(mask), key.shape))
+        if known is None or known[0] is not mask:  # the mask is held: nothing else has its id
+            known = self.memo["sight", id(mask), key.shape] = mask, Sight.of(mask, query, key)
+        told: Sight = known[1]
+        return told
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"memo": {}}
 
@@ -113,10 +121,10 @@ def attend(
             "this attention needs an attention map, and there is none",
             hint="call ropepatch.attention.map_attention first",
         )
-    sight = Sight.of(attention_mask, query, key)
+    rope: MappedRope | None = module.__dict__[SLOT]
+    sight = Sight.of(attention_mask, query, key) if rope is None else rope.sight(attention_mask, query, key)
     if position_ids is None:
         position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
-    rope: MappedRope | None = module.__dict__[SLOT]
     step = _Step(module, rope, sight, position_ids, query.shape[-1] ** -0.5 if scaling is None else scaling)
     wants_weights = rope is not None and rope.wants_weights
     if not wants_weights and not dropout:
@@ -147,9 +155,10 @@ class _Step:
 
     def one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What one query reads: each of its keys is turned back by its distance, whatever its band."""
-        mask = self.sight.mask(slice(None))
-        if self.rope is not None:
-            cos, sin, origin, mask = self._told_apart(query, key, mask)
+        if self.rope is None:
+            mask = self.sight.mask(slice(None))
+        else:
+            cos, sin, origin, mask = self._told_apart(query, key)
             query = self._scaled(self._turned(query, *origin), self.position_ids)
             quickly = self.rope.halves and not torch.is_grad_enabled()
             key = halves_turned(key, cos, sin) if quickly else self._turned(key, cos, sin)
@@ -159,14 +168,16 @@ class _Step:
         )
         return output.transpose(1, 2)
 
-    def _told_apart(self, query: Tensor, key: Tensor, mask: Tensor) -> tuple[Any, ...]:
+    def _told_apart(self, query: Tensor, key: Tensor) -> tuple[Any, ...]:
         """cos and sin of keys, those of the query, and the mask; the layers of a step share them."""
         rope = cast(MappedRope, self.rope)
-        shape = self.bands, self.sight.window, key.shape[2], key.dtype
-        known = rope.memo.get(shape)
-        if known is not None and known[0] is self.position_ids and torch.equal(known[1], mask):
-            told: tuple[Any, ...] = known[2]
+        asked = self.sight, self.position_ids  # the same objects in all layers of a step
+        kind = "told apart", self.sight.window, key.dtype, torch.is_inference_mode_enabled()
+        known = rope.memo.get(kind)
+        if known is not None and all(one is other for one, other in zip(known[0], asked, strict=True)):
+            told: tuple[Any, ...] = known[1]
             return told
+        mask = self.sight.mask(slice(None))
         places = self.sight.places(query, key, self.position_ids)
         distance = torch.zeros(len(places.keys), 1, key.shape[2], dtype=torch.float64, device=key.device)
         seen = torch.zeros_like(distance, dtype=torch.bool)
@@ -179,7 +190,7 @@ class _Step:
         hidden = seen[:, None]
         whole = mask & hidden if mask.dtype == torch.bool else masked(mask, hidden)
         told = cos, sin, origin, None if whole.dtype == torch.bool and bool(whole.all()) else whole
-        rope.memo[shape] = self.position_ids, mask, told
+        rope.memo[kind] = asked, told
         return told
 
     def is_plain(self, runs: list[Run]) -> bool:
@@ -239,7 +250,9 @@ class _Step:
     def _shared(self, x: Tensor, what: Any, places: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin at places that follow from `what` and the step's shape; the layers share them."""
         rope = cast(MappedRope, self.rope)
-        key = (self.bands, self.sight.queries, self.sight.end, self.sight.column, x.dtype, *what)
+        inference = torch.is_inference_mode_enabled()  # such tensors are of no use to a backward pass
+        shape = self.sight.queries, self.sight.end, self.sight.column
+        key = (self.bands, shape, x.dtype, inference, *what)
         if key not in rope.memo:
             rope.memo[key] = rope.rotation(x, places)
         tables: tuple[Tensor, Tensor] = rope.memo[key]

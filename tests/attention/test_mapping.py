@@ -254,6 +254,24 @@ def test_kernels_and_written_scores_agree_forward_and_backward_in_blocks_and_che
         assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 
+def test_a_text_that_is_read_before_a_checkpointed_backward_pass_changes_no_gradient(model):
+    put(model, "self-extend")
+    model.train()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+    gradients = []
+    for between in (False, True):
+        loss = model(IDS, labels=IDS, use_cache=False).loss
+        if between:
+            with torch.inference_mode():
+                model(IDS, use_cache=False)
+        loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.zero_grad()
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model):
     put(model, "self-extend")
     expected = logits(model)
