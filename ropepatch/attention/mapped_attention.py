@@ -172,7 +172,7 @@ class _Step:
         """cos and sin of keys, those of the query, and the mask; the layers of a step share them."""
         rope = cast(MappedRope, self.rope)
         asked = self.sight, self.position_ids  # the same objects in all layers of a step
-        kind = "told apart", self.sight.window, key.dtype, torch.is_inference_mode_enabled()
+        kind = "told apart", self.sight.window, key.dtype, key.device, torch.is_inference_mode_enabled()
         known = rope.memo.get(kind)
         if known is not None and all(one is other for one, other in zip(known[0], asked, strict=True)):
             told: tuple[Any, ...] = known[1]
@@ -252,7 +252,7 @@ class _Step:
         rope = cast(MappedRope, self.rope)
         inference = torch.is_inference_mode_enabled()  # such tensors are of no use to a backward pass
         shape = self.sight.queries, self.sight.end, self.sight.column
-        key = (self.bands, shape, x.dtype, inference, *what)
+        key = (self.bands, shape, x.dtype, x.device, inference, *what)
         if key not in rope.memo:
             rope.memo[key] = rope.rotation(x, places)
         tables: tuple[Tensor, Tensor] = rope.memo[key]
