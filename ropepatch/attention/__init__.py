@@ -5,9 +5,9 @@ the scores written down, for a block of queries at a time. `maps` are the publis
 puts one into a model.
 """
 
+from ropepatch.attention.attention_map import AttentionMap as AttentionMap
 from ropepatch.attention.mapping import Mapped as Mapped
 from ropepatch.attention.mapping import map_attention as map_attention
 from ropepatch.attention.mapping import mapped as mapped
 from ropepatch.attention.maps import MAPS as MAPS
-from ropepatch.attention.maps import AttentionMap as AttentionMap
 from ropepatch.attention.maps import make_map as make_map

@@ -17,10 +17,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import repeat_kv
 
+from ropepatch.attention.attention_map import AttentionMap
 from ropepatch.attention.bands import WHOLE, Band, layout
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
 from ropepatch.attention.kernels import DEVICES, banded
-from ropepatch.attention.maps import AttentionMap
 from ropepatch.attention.places import Places
 from ropepatch.attention.scored import ScoredAttention, masked
 from ropepatch.attention.sight import Run, Sight, sight_mask

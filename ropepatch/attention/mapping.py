@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from ropepatch.attention.attention_map import AttentionMap
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT, set_attention, uninterchangeable
 from ropepatch.attention.mapped_attention import NAME, MappedRope, halves_turned, turned
-from ropepatch.attention.maps import AttentionMap, make_map
+from ropepatch.attention.maps import make_map
 from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config

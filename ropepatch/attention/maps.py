@@ -6,137 +6,23 @@ m is the position of a query, n that of a key, D = m - n their distance, L the m
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ropepatch.attention.bands import Band, Place, behind, same, start
-from ropepatch.errors import RopepatchError
-from ropepatch.settings.parameters import (
-    AboveOne,
-    Checked,
-    Positive,
-    WholeFromOne,
-    find_kind,
-    refuse_parameters,
+from ropepatch.attention.attention_map import (
+    FITTED,
+    TRAINED,
+    AttentionMap,
+    Divisor,
+    Whole,
+    constant,
+    far_band,
+    near_band,
 )
-
-if TYPE_CHECKING:
-    Whole = int
-    Divisor = float
-else:
-    Whole = WholeFromOne | None
-    Divisor = AboveOne | None
-
-FITTED: Any = None  # a parameter that follows from L and N
-TRAINED = 0.6  # rho, the share of L whose distances a model knows well
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionMap(Checked, ABC):
-    """One published way to keep every distance within those that were trained.
-
-    Parameters that are None follow from L and N; `fitted` fills them in.
-
-    Args:
-        log_n: Whether the scores of a query at m are multiplied by ln(m + 1) / ln L where that is above 1.
-        attention_factor: What cos and sin are multiplied by. The authors' code has 0.05 ln(N/L) + 1 for dca,
-            0.1 ln 2 + 1 for lampe and string; the text within the window is then read otherwise, too.
-
-    Raises:
-        RopepatchError: On parameters outside the map's domain.
-    """
-
-    listed_by = "ropepatch methods"
-    formula: ClassVar[str]  # one line, for tables
-    paper: ClassVar[str]
-    log_n: bool = False
-    attention_factor: Positive = 1.0
-
-    def fitted(self, window: int, target: int) -> Self:
-        """The map with all its parameters, for a model of L = `window` tokens that is to read `target`.
-
-        Raises:
-            RopepatchError: If its distances would leave the window, or there is no such map of this window.
-        """
-        derived = self.derived(window, max(window, target))
-        mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
-        whole = replace(self, **mine)
-        whole.check(window)
-        reach = whole.reach(window)
-        if reach is not None and reach < target:
-            raise RopepatchError(
-                f"{self.name} with {whole.described()} keeps distances within {window} up to "
-                f"{reach:,} tokens, not {target:,}",
-                hint=f"ask for {reach:,} tokens at most, or use rerope" if reach > window else "use rerope",
-            )
-        return whole
-
-    @abstractmethod
-    def derived(self, window: int, target: int) -> dict[str, Any]:
-        """The parameters for L and N, by name."""
-
-    @abstractmethod
-    def check(self, window: int) -> None:
-        """Refuse parameters that make no map of a window.
-
-        Raises:
-            RopepatchError: With the parameter.
-        """
-
-    @abstractmethod
-    def reach(self, window: int) -> int | None:
-        """The most tokens whose effective distances all stay below L; None where there is no end."""
-
-    @abstractmethod
-    def regions(self) -> tuple[Band, ...]:
-        """The bands, the nearest keys first. All parameters are there."""
-
-    def bands(self) -> tuple[Band, ...]:
-        """The bands; for equal maps the same objects, by which layouts are cached."""
-        return _regions(self)
-
-    def temperature(self, queries: Tensor, window: int) -> Tensor | None:
-        """What the scores of queries are multiplied by, float64; None for 1."""
-        factor = self.attention_factor**2
-        if not self.log_n:
-            return None if factor == 1 else torch.full_like(queries, factor, dtype=torch.float64)
-        return ((queries.double() + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
-
-    def parameters(self) -> dict[str, Any]:
-        """The parameters by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def described(self) -> str:
-        """The parameters, for a line."""
-        given = {name: value for name, value in self.parameters().items() if value not in (None, False, 1.0)}
-        return ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in given.items()
-        )
-
-
-@lru_cache(maxsize=64)
-def _regions(one: AttentionMap) -> tuple[Band, ...]:
-    return one.regions()
-
-
-def _constant(place: int) -> Place:
-    return lambda positions: torch.full_like(positions, place)
-
-
-def _near(window: int) -> Band:
-    """Distances below a window, as they are."""
-    return Band(behind(window), behind(0), same, same)
-
-
-def _far(window: int, query: Place, key: Place) -> Band:
-    """Distances from a window on."""
-    return Band(start, behind(window), query, key)
+from ropepatch.attention.bands import Band, Place, behind, same, start
+from ropepatch.settings.parameters import WholeFromOne, find_kind, refuse_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +58,7 @@ class ReRoPE(_Windowed):
         return None
 
     def regions(self) -> tuple[Band, ...]:
-        return _near(self.window), _far(self.window, _constant(self.window), start)
+        return near_band(self.window), far_band(self.window, constant(self.window), start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +88,7 @@ class LeakyReRoPE(_Windowed):
 
     def regions(self) -> tuple[Band, ...]:
         k, shift = self.divisor, self.window - self.window / self.divisor
-        return _near(self.window), _far(
+        return near_band(self.window), far_band(
             self.window, lambda m: shift + m.double() / k, lambda n: n.double() / k
         )
 
@@ -238,7 +124,9 @@ class SelfExtend(_Windowed):
 
     def regions(self) -> tuple[Band, ...]:
         group, shift = self.group, self.window - self.window // self.group
-        return _near(self.window), _far(self.window, lambda m: m // group + shift, lambda n: n // group)
+        return near_band(self.window), far_band(
+            self.window, lambda m: m // group + shift, lambda n: n // group
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +166,7 @@ class DualChunk(AttentionMap):
         return (
             Band(chunks_back(0), behind(0), within, within),
             Band(chunks_back(1), chunks_back(0), lambda m: (m % s + s).clamp(max=c), within),
-            Band(start, chunks_back(1), _constant(min(2 * s - 1, c)), within),
+            Band(start, chunks_back(1), constant(min(2 * s - 1, c)), within),
         )
 
 
@@ -368,8 +256,8 @@ class Lambda(_Windowed):
 
     def regions(self) -> tuple[Band, ...]:
         sinks, far = self.sinks, behind(self.window)
-        near, first = _near(self.window), _constant(self.window)
-        return near, Band(start, lambda m: far(m).clamp(max=sinks), first, start)
+        first = Band(start, lambda m: far(m).clamp(max=sinks), constant(self.window), start)
+        return near_band(self.window), first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,7 +287,7 @@ class String(AttentionMap):
 
     def regions(self) -> tuple[Band, ...]:
         nearer = self.window - self.shift
-        return _near(self.shift), _far(self.shift, lambda m: m + nearer, same)
+        return near_band(self.shift), far_band(self.shift, lambda m: m + nearer, same)
 
 
 MAPS: dict[str, type[AttentionMap]] = {

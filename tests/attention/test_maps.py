@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
 from ropepatch import RopepatchError
-from ropepatch.attention.maps import MAPS, AttentionMap, make_map
+from ropepatch.attention.attention_map import AttentionMap
+from ropepatch.attention.maps import MAPS, make_map
 
 # The golden rows of the papers and of maps.md: the query at m, the distances of n = 0 to m.
 LAMPE = """
