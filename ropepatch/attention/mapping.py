@@ -6,7 +6,8 @@ import logging
 import operator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,7 @@ class Mapped(Substitution[MappedRope]):
         config: Any = text_config(self.model.config)
         config.max_position_embeddings = rope.before
         del config.attention_map
+        self.model.__dict__.pop("save_pretrained", None)
         logger.info("%s: map %s -> none", type(self.model).__name__, rope.distances.name)
 
 
@@ -71,8 +73,8 @@ def map_attention(
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
 
     Layers that do not turn, and those that slide within the model's window, stay as they are. While it is in
-    force the configuration says so (`attention_map`); what `save_pretrained` writes then is read by
-    transformers without the map.
+    force the configuration says so (`attention_map`), and `save_pretrained` refuses: transformers would read
+    what it writes without the map.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
@@ -120,6 +122,7 @@ def map_attention(
         module.__dict__[SLOT] = rope if turns else None
     config.max_position_embeddings = target
     config.attention_map = {"name": fitted.name, "target": target} | fitted.parameters()
+    base.__dict__["save_pretrained"] = partial(_refuse_saving, fitted.name)
     set_attention(base, NAME)
     logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
     return Mapped(base, path, rope)
@@ -130,6 +133,14 @@ def mapped(model: nn.Module) -> Mapped | None:
     base = base_model(model)
     place = find_substitute(base, MappedRope)
     return None if place is None else Mapped(base, *place)
+
+
+def _refuse_saving(name: str, *given: Any, **options: Any) -> NoReturn:
+    """In the place of a model's `save_pretrained`."""
+    raise RopepatchError(
+        f"a model with an attention map ({name}) cannot be saved: transformers would read it without the map",
+        hint="take the map out first; an adapter can be saved by itself",
+    )
 
 
 def _refusal(surveyed: Survey, reason: str) -> RopepatchError:

@@ -531,3 +531,15 @@ def test_patch_takes_a_map_by_its_name_or_itself(model):
         assert torch.equal(logits(model), expected)
     with pytest.raises(RopepatchError, match="self-extend has no parameter 'windw'"):
         ropepatch.patch(model, "self-extend", to=256, windw=3)
+
+
+def test_a_mapped_model_is_not_saved_as_one_that_transformers_would_read_without_the_map(model, tmp_path):
+    with put(model, "rerope"):
+        for one in (model, copy.deepcopy(model)):
+            with pytest.raises(RopepatchError, match="transformers would read it without the map"):
+                one.save_pretrained(tmp_path)
+        adapted = lora(model)
+        adapted.save_pretrained(tmp_path / "adapter")
+        assert not (tmp_path / "adapter" / "config.json").exists()
+    assert "save_pretrained" not in vars(model)
+    assert not list(tmp_path.glob("*.json"))
