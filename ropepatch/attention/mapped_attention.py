@@ -253,9 +253,9 @@ class _Step:
         inference = torch.is_inference_mode_enabled()  # such tensors are of no use to a backward pass
         shape = self.sight.queries, self.sight.end, self.sight.column
         key = (self.bands, shape, x.dtype, x.device, inference, *what)
-        if key not in rope.memo:
-            rope.memo[key] = rope.rotation(x, places)
-        tables: tuple[Tensor, Tensor] = rope.memo[key]
+        tables: tuple[Tensor, Tensor] | None = rope.memo.get(key)  # another thread may empty it meanwhile
+        if tables is None:
+            tables = rope.memo[key] = rope.rotation(x, places)
         return tables
 
     def written_down(

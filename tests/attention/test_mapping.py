@@ -543,3 +543,19 @@ def test_a_mapped_model_is_not_saved_as_one_that_transformers_would_read_without
         assert not (tmp_path / "adapter" / "config.json").exists()
     assert "save_pretrained" not in vars(model)
     assert not list(tmp_path.glob("*.json"))
+
+
+class Emptied(dict):
+    """What the layers of a step share, as if another thread emptied it again and again."""
+
+    def __setitem__(self, key, value):
+        pass
+
+
+def test_what_another_thread_empties_meanwhile_is_made_anew(model):
+    text = torch.arange(3, 43)[None] % 90
+    with put(model, "self-extend") as handle, torch.inference_mode():
+        expected = model(text).logits
+        model.get_submodule(handle.path).memo = Emptied()
+        assert torch.equal(model(text).logits, expected)
+        assert torch.equal(model.generate(text, max_new_tokens=3, do_sample=False)[:, :40], text)
