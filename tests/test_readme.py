@@ -358,6 +358,16 @@ def test_the_costs_are_those_of_the_benchmarks():
         f"{runs['extend']['peak_mb']['median']:.0f} MB | "
         f"{spread(ratio, '.2f')} x importing torch and transformers |"
     ]
+    start = json.loads((RESULTS / "start_cost.json").read_text())
+    for name, what, baseline in (
+        ("methods", "`ropepatch methods`", "import torch"),
+        ("plan tiny --to 2q", "a wrong length, name or option", "import torch"),
+        ("plan tiny --to 2k", "`ropepatch plan`", "import torch, transformers.modeling_utils"),
+    ):
+        rows.append(
+            f"| {what} | {spread(start['cpu_seconds'][name], '.2f')} s of CPU time | "
+            f"{spread(start['ratio'][f'{name} / {baseline}'], '.2f')} x `{baseline}` |"
+        )
     rows += [
         f"| forward of {f['tokens']} tokens, {f['mode']} | "
         f"| {spread(f['ratios']['patched / native'], '.3f')} x the same scaling in stock transformers |"

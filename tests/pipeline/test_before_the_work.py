@@ -61,7 +61,7 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
 
 
 def test_a_report_that_fails_after_all_leaves_the_results(tmp_path, monkeypatch):
-    def fails(results, page):
+    def fails(results, page, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ropepatch.report.write_report", fails)
