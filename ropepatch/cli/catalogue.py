@@ -34,9 +34,11 @@ def entries(kind: str) -> dict[str, Any]:
 
     They are from the file; compiled where the registry is there already, as somebody may have added to it.
     """
-    content = compiled() if "ropepatch.scaling.named" in sys.modules else read_json(FILE)
-    part: dict[str, Any] = content[kind]
-    return part
+    return _content()[kind]
+
+
+def _content() -> dict[str, dict[str, Any]]:
+    return compiled() if "ropepatch.scaling.named" in sys.modules else read_json(FILE)
 
 
 def find_entry(kind: str, name: str) -> Entry:
@@ -47,5 +49,6 @@ def find_entry(kind: str, name: str) -> Entry:
     """
     from ropepatch.settings.parameters import find_kind
 
-    entry: Entry = find_kind(name, entries(f"{kind}s"), kind, entries(f"other names of {kind}s"))
+    content = _content()
+    entry: Entry = find_kind(name, content[f"{kind}s"], kind, content[f"other names of {kind}s"])
     return entry

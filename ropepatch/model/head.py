@@ -165,7 +165,7 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
         def by_thread(*args: Any, **kwargs: Any) -> Any:
             return (forward if get_ident() == thread else usual)(*args, **kwargs)
 
-        by_thread.shadows = module  # type: ignore[attr-defined]
+        by_thread.shadows = module  # type: ignore[attr-defined]  # a mark on the function
         module.forward = by_thread
         try:
             yield
