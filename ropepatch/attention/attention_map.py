@@ -44,6 +44,8 @@ class AttentionMap(Checked, ABC):
     listed_by = "ropepatch methods"
     formula: ClassVar[str]  # one line, for tables
     paper: ClassVar[str]
+    saved_as: ClassVar[str] = "code beside it"
+    length_dependent: ClassVar[bool] = False
     log_n: bool = False
     attention_factor: Positive = 1.0
 

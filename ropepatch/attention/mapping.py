@@ -98,8 +98,7 @@ def map_attention(
     surveyed = survey(base.config.to_dict(), base)
     config: Any = text_config(base.config)
     window = surveyed.rope.original_max_position_embeddings
-    if reason := uninterchangeable(base):
-        raise _refusal(surveyed, reason)
+    check_mappable(base, window)
     try:
         target = relative_length(to, window) if isinstance(to, str) else operator.index(to)
     except TypeError:
@@ -112,8 +111,7 @@ def map_attention(
     fitted = distances.fitted(window, target)
     turning, halves = _turning(base, surveyed)
     if not any(turns and _sees_far(module, config, window) for module, turns in turning.items()):
-        reason = f"its layers that turn see no farther than {config.sliding_window} of its {window} tokens"
-        raise _refusal(surveyed, reason)
+        raise _refusal(config.model_type, _narrow(config.sliding_window, window))
     path = surveyed.site.path
     stock = base.get_submodule(path)
     rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type, halves).train(stock.training)
@@ -126,6 +124,25 @@ def map_attention(
     set_attention(base, NAME)
     logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
     return Mapped(base, path, rope)
+
+
+def check_mappable(model: PreTrainedModel, window: int) -> None:
+    """Refuse what classes and configuration of a model tell, whose weights may be on the meta device.
+
+    Raises:
+        RopepatchError: With the reason why it cannot have a map.
+    """
+    config: Any = text_config(model.config)
+    reason = uninterchangeable(model)
+    sees, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not reason and sees and sees <= window and not set(kinds or ()) - {"sliding_attention"}:
+        reason = _narrow(sees, window)
+    if reason:
+        raise _refusal(config.model_type, reason)
+
+
+def _narrow(sees: int, window: int) -> str:
+    return f"its layers that turn see no farther than {sees} of its {window} tokens"
 
 
 def mapped(model: nn.Module) -> Mapped | None:
@@ -143,9 +160,9 @@ def _refuse_saving(name: str, *given: Any, **options: Any) -> NoReturn:
     )
 
 
-def _refusal(surveyed: Survey, reason: str) -> RopepatchError:
+def _refusal(model_type: str, reason: str) -> RopepatchError:
     return RopepatchError(
-        f"{surveyed.config.model_type} cannot have an attention map: {reason}",
+        f"{model_type} cannot have an attention map: {reason}",
         hint="extend it by a method of frequencies: `ropepatch methods` lists them",
     )
 
@@ -206,7 +223,7 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> tuple[dict[nn.Module, b
         RopepatchError: Where one does more, with the reason.
     """
     if any(parameter.is_meta for parameter in base.parameters()):
-        raise _refusal(surveyed, "its weights are on the meta device")
+        raise _refusal(surveyed.config.model_type, "its weights are on the meta device")
     path, stock = surveyed.site.path, base.get_submodule(surveyed.site.path)
     still = _Still(stock, text_config(base.config), surveyed.site.layer_type)
     modes = [(part, part.training) for part in base.modules()]
@@ -221,7 +238,9 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> tuple[dict[nn.Module, b
         raise
     except Exception as error:
         kind = type(error).__name__
-        raise _refusal(surveyed, f"it does not run with attention of another kind ({kind})") from error
+        raise _refusal(
+            surveyed.config.model_type, f"it does not run with attention of another kind ({kind})"
+        ) from error
     finally:
         set_attention(base, before)
         for part, mode in modes:
@@ -229,12 +248,14 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> tuple[dict[nn.Module, b
     kinds, halves = {}, True
     for one, other in zip(moved, stood, strict=True):
         if reason := _more_than_attention(other):
-            raise _refusal(surveyed, reason)
+            raise _refusal(surveyed.config.model_type, reason)
         kinds[one.module] = _turns(one, other, still.told, surveyed)
         if kinds[one.module] and still.told:
             halves &= _alike(halves_turned(other.query, *still.told), one.query)
     if not any(kinds.values()):
-        raise _refusal(surveyed, "its attention is no interchangeable function, or turns nothing")
+        raise _refusal(
+            surveyed.config.model_type, "its attention is no interchangeable function, or turns nothing"
+        )
     return kinds, halves
 
 
@@ -274,7 +295,9 @@ def _turns(moved: _Heard, stood: _Heard, tables: tuple[Tensor, Tensor] | None, s
     if all(_alike(x, y) for x, y in pairs):
         return False
     name = type(moved.module).__name__
-    raise _refusal(surveyed, f"its {name} does not turn queries and keys last, by apply_rotary_pos_emb")
+    raise _refusal(
+        surveyed.config.model_type, f"its {name} does not turn queries and keys last, by apply_rotary_pos_emb"
+    )
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

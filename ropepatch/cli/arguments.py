@@ -166,8 +166,8 @@ def parse_settings(method: str, settings: list[str] | None, *, learnable: bool =
         RopepatchError: If a pair has no `=`, its name is unknown or its value is of another type; or beside a
             scaling file; or the method is `fit` or `auto`.
     """
-    from ropepatch.scaling import find_method
-    from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file
+    from ropepatch.extension.methods import check_method, find_method
+    from ropepatch.scaling.file import AUTO, FIT, is_scaling_file
 
     pairs = [_pair(setting) for setting in settings or []]
     if method in (FIT, AUTO):

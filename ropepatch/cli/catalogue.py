@@ -14,6 +14,8 @@ Entry = dict[str, Any]
 
 def compiled() -> dict[str, dict[str, Any]]:
     """The catalogue from the registries and the recipes themselves, which needs torch and transformers."""
+    from ropepatch.attention import MAPS
+    from ropepatch.attention.maps import OTHER_NAMES
     from ropepatch.cli.descriptions import describe_encoding, describe_method, describe_recipe
     from ropepatch.encodings import registry
     from ropepatch.scaling import METHODS, method
@@ -21,8 +23,8 @@ def compiled() -> dict[str, dict[str, Any]]:
     from ropepatch.training.recipe import read_recipe
 
     return {
-        "methods": {name: describe_method(kind) for name, kind in METHODS.items()},
-        "other names of methods": method.OTHER_NAMES,
+        "methods": {name: describe_method(kind) for name, kind in (METHODS | MAPS).items()},
+        "other names of methods": method.OTHER_NAMES | OTHER_NAMES,
         "encodings": {name: describe_encoding(kind) for name, kind in registry.ENCODINGS.items()},
         "other names of encodings": registry.OTHER_NAMES,
         "recipes": {name: describe_recipe(name, read_recipe(name)) for name in shipped_names(RECIPES)},

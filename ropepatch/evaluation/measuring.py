@@ -229,13 +229,13 @@ def measure_extension(
             than the plan.
     """
     subject = replace(_subject(plan.model, plan.revision, device), say=say)
-    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.scaling.name, plan)]
+    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
         folder = after.source.folder
         if frequency_error(load_text_config(read_json(folder / "config.json")), plan):
             raise RopepatchError(
-                f"{folder} does not have the frequencies of {plan.scaling.name} to {plan.target} tokens",
+                f"{folder} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
                 hint="give the checkpoint that was made by this plan",
             )
         variants.append(Variant(after, label, plan))

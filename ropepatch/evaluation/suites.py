@@ -12,8 +12,9 @@ from typing_extensions import TypedDict
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.tasks import TASKS, Task
+from ropepatch.extension.methods import check_method
 from ropepatch.scaling import METHODS
-from ropepatch.scaling.file import check_method, method_label
+from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, OneOf, Settings, Several, Text, refuse_unknown, seed_of, shown
 from ropepatch.settings.shipped import SUITES, find_shipped
 

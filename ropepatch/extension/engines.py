@@ -55,6 +55,13 @@ def engine_support(
     ]
 
 
+def map_support() -> list[EngineSupport]:
+    """The same of a checkpoint with an attention map, whose code transformers alone runs."""
+    own = EngineSupport("transformers 5.x", "yes", "with trust_remote_code=True: the map is code beside it")
+    others = "transformers 4.x", "vLLM", "SGLang", "llama.cpp", "mlx-lm"
+    return [own, *(EngineSupport(engine, "no", "has no such attention") for engine in others)]
+
+
 @dataclass(frozen=True)
 class _Written:
     """What config.json says."""

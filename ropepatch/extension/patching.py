@@ -206,6 +206,9 @@ def patch(
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     base = base_model(model)
+    if isinstance(scaling, Plan) and scaling.distances is not None and not parameters and to is None:
+        _check_same(scaling, survey(base.config.to_dict(), base))
+        return map_attention(base, scaling.distances, to=scaling.target)
     if isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS):
         if to is None or length is not None:
             raise RopepatchError(

@@ -9,27 +9,30 @@ import math
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ropepatch.attention import AttentionMap, make_map
+from ropepatch.attention.mapping import check_mappable
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.config_changes import changed, find_changes
-from ropepatch.extension.engines import EngineSupport, engine_support
+from ropepatch.extension.engines import EngineSupport, engine_support, map_support
 from ropepatch.extension.forms import SavedRope
+from ropepatch.extension.methods import find_method
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.architectures import LOCAL_ONLY, NORMALISED
 from ropepatch.model.checks import config_errors
+from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_folder
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
-from ropepatch.scaling.method import find_method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import Length, relative_length
 
@@ -44,11 +47,12 @@ class Plan:
         model: The name of the model as the user gave it.
         revision: Its commit, of a model from the Hub.
         survey: What its configuration says.
-        scaling: The method and its parameters.
+        scaling: The method and its parameters; of an attention map `none`.
         target: The context to reach, in tokens.
         changes: What changes in config.json (or its section); empty where no stock type holds the method.
         saved: How config.json says it; None where no stock type holds the method.
         warnings: What the user should know before going on, a sentence each.
+        distances: The attention map with all its parameters, of a plan by one.
     """
 
     model: str
@@ -59,6 +63,12 @@ class Plan:
     changes: dict[str, Any]
     saved: SavedRope | None = field(compare=False)  # it holds tensors, and follows from the rest
     warnings: tuple[str, ...] = ()
+    distances: AttentionMap | None = None
+
+    @property
+    def method(self) -> Scaling | AttentionMap:
+        """What extends the model: the attention map, or the scaling of its rope."""
+        return self.distances or self.scaling
 
     @property
     def model_type(self) -> str:
@@ -101,6 +111,8 @@ class Plan:
         """Who will read the extended checkpoint, by the engines' sources."""
         if not self.savable:
             return []
+        if self.distances is not None:
+            return map_support()
         return engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
 
     def saved_at(self, length: int | None = None) -> tuple[SavedRope, dict[str, Any]]:
@@ -131,10 +143,10 @@ class Plan:
             "model": self.model,
             "revision": self.revision,
             "model_type": self.model_type,
-            "method": self.scaling.name,
+            "method": self.method.name,
             "factor": self.scaling.factor,
-            "parameters": self.scaling.parameters(),
-            "paper": self.scaling.paper,
+            "parameters": self.method.parameters(),
+            "paper": self.method.paper,
             "original_max_position_embeddings": self.rope.original_max_position_embeddings,
             "target": self.target,
             "rotary_dim": self.rope.rotary_dim,
@@ -167,7 +179,7 @@ class Plan:
         return plan_text(self.to_dict())
 
     def __repr__(self) -> str:
-        names = "model", "revision", "model_type", "rope", "scaling", "target", "site", "section", "warnings"
+        names = "model", "revision", "model_type", "rope", "method", "target", "site", "section", "warnings"
         return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def _repr_html_(self) -> str:
@@ -187,10 +199,10 @@ def plan(
     Args:
         model: A checkpoint folder, a Hub id, a loaded model or its configuration.
         to: The target context: tokens, `32k`, or `4x` for four times L; None for that of a scaling file.
-        method: A name from `METHODS`, or a scaling file, `fitted.json`; see `ropepatch.scaling.file`.
+        method: A name from `METHODS` or `MAPS`, or a scaling file; see `ropepatch.scaling.file`.
         revision: The branch, tag or commit of a Hub id.
-        **parameters: The method's own parameters; `factor` replaces target / L. On a model that is already
-            scaled yarn's ramp is "rotations" unless it is given.
+        **parameters: The method's own parameters; of a scaling `factor` replaces target / L. On a model that
+            is already scaled yarn's ramp is "rotations" unless it is given.
 
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
@@ -223,9 +235,13 @@ def plan(
             f"{name} already covers {window} tokens ({source_of}); nothing to extend to {tokens}",
             hint=f"--to is the target context, e.g. --to {4 * window}",
         )
-    composing = find_method(method).composing if surveyed.rope.is_scaled and not file else {}
-    given = {"factor": tokens / window, **composing} | parameters
-    scaling = file.scaling if file else make_scaling(method, **given)
+    if file:
+        return plan_scaling(surveyed, name, revision, file.scaling, tokens)
+    kind = find_method(method)
+    if issubclass(kind, AttentionMap):
+        return plan_map(surveyed, name, revision, make_map(method, **parameters), tokens)
+    composing = kind.composing if surveyed.rope.is_scaled else {}
+    scaling = make_scaling(method, **{"factor": tokens / window, **composing} | parameters)
     return plan_scaling(surveyed, name, revision, scaling, tokens)
 
 
@@ -238,10 +254,23 @@ def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scali
     return Plan(name, revision, survey, scaling, to, changes, saved, warnings)
 
 
-def _by_default(scaling: Scaling) -> str:
-    """With which parameters a method composes where it has others for that."""
+@float32_on_cpu()
+def plan_map(survey: Survey, name: str, revision: str | None, distances: AttentionMap, to: int) -> Plan:
+    """The plan of one attention map, whose missing parameters follow from the target; see `plan`."""
+    window = survey.rope.original_max_position_embeddings
+    fitted = distances.fitted(window, to)
+    check_mappable(blueprint(load_config(survey.raw, survey.own_config)), window)
+    scaling = make_scaling("none", factor=to / window)
+    return replace(plan_scaling(survey, name, revision, scaling, to), distances=fitted)
+
+
+def _on_top(scaling: Scaling) -> str:
+    """That a method composes, and with which parameters where it has others for that."""
+    if scaling.name == "none":
+        return ""
     values = [f"{key}={value}" for key, value in scaling.composing.items() if getattr(scaling, key) == value]
-    return f" ({', '.join(values)})" if values else ""
+    parameters = f" ({', '.join(values)})" if values else ""
+    return f", and {scaling.name} is applied on top of the frequencies it carries{parameters}"
 
 
 def _other_window(survey: Survey) -> int | None:
@@ -275,7 +304,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     if rope.is_scaled:
         yield (
             f"the model is already scaled: L = {window} is {'taken for ' * bool(doubled)}the window it reads "
-            f"now, and {scaling.name} is applied on top of the frequencies it carries{_by_default(scaling)}"
+            f"now{_on_top(scaling)}"
         )
     if doubled:
         yield (

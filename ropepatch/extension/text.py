@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ropepatch.attention import MAPS, make_map
 from ropepatch.errors import printable
 from ropepatch.model.legacy import LEGACY_KEYS
 from ropepatch.model.rotary import float32_on_cpu
@@ -40,9 +41,13 @@ def plan_text(record: PlanRecord) -> str:
     if record["layer_type"]:
         console.print(f"scales the rope of the {record['layer_type']} layers; the others keep theirs")
     console.print()
-    console.print(_band_table(rope, record))
-    a = record["attention_factor"]
-    console.print(f"attention factor {rope.carried_attention_factor:.4f} -> {a:.4f} (logits x {a * a:.4f})")
+    if record["method"] in MAPS:
+        console.print(_distance_table(record))
+        console.print(_reach(record))
+    else:
+        console.print(_band_table(rope, record))
+        before, a = rope.carried_attention_factor, record["attention_factor"]
+        console.print(f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})")
     console.print()
     if record["config_changes"]:
         console.print("config.json")
@@ -83,6 +88,27 @@ def _band_table(rope: Rope, record: PlanRecord) -> Table:
     return table
 
 
+def _distance_table(record: PlanRecord) -> Table:
+    """What the last token sees, one row for each band of a map."""
+    last = torch.tensor([record["target"] - 1])
+    keys = torch.arange(record["target"])
+    headers = "keys at a distance of", "are read at"
+    table = _grid(*headers, right=headers)
+    for band in make_map(record["method"], **record["parameters"]).bands():
+        seen = band.holds(last, keys)[0]
+        if seen.any():
+            true, read = (last - keys)[seen], band.distances(last, keys)[0, seen].double()
+            table.add_row(*(_span((float(some.min()), float(some.max()))) for some in (true, read)))
+    return table
+
+
+def _reach(record: PlanRecord) -> str:
+    window = record["original_max_position_embeddings"]
+    reach = make_map(record["method"], **record["parameters"]).reach(window)
+    length = "whatever the length" if reach is None else f"up to {reach} tokens"
+    return f"no distance leaves the {window} that were trained, {length}"
+
+
 def _span(ends: tuple[float, float]) -> str:
     first, last = (f"{end:.4g}" if end < 1e5 else f"{end:.3g}" for end in ends)
     return first if first == last else f"{first} to {last}"
@@ -107,6 +133,7 @@ def _change_table(record: PlanRecord) -> Table:
 def _engine_table(record: PlanRecord) -> Table:
     table = _grid("", "", "", "")
     kind = _rope_parameters(record, "config_changes")["rope_type"]
+    kind = record["method"] if record["method"] in MAPS else kind
     for engine in record["engines"]:
         table.add_row(f"  {engine['engine']}", engine["reads"], kind, engine["note"])
     return table

@@ -106,6 +106,11 @@ def check_savable(plan: Plan) -> None:
     Raises:
         RopepatchError: With the method that can be saved in its place.
     """
+    if plan.distances is not None:
+        raise RopepatchError(
+            f"no rope type can hold the attention map {plan.method.name}",
+            hint="use it in memory: ropepatch.patch(model, plan)",
+        )
     if not plan.savable:
         raise RopepatchError(
             f"no stock rope type can hold {plan.scaling.name}",

@@ -107,7 +107,7 @@ class Extension:
         if not self.record:
             return "\n\n".join(map(str, filter(None, (self.plan, self.forecast))))
         window = self.plan.rope.original_max_position_embeddings
-        lines = [f"{self.folder}: {window} -> {self.plan.target} tokens, {self.plan.scaling.name}"]
+        lines = [f"{self.folder}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
         if verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             lines.append(f"reloaded with stock transformers: {proof}")

@@ -11,11 +11,12 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
+from ropepatch.extension.methods import check_method
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.source import find_source
 from ropepatch.pipeline.inputs import in_tokens, model_name
-from ropepatch.scaling.file import AUTO, FIT, check_method, is_scaling_file, method_label, read_scaling
+from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, short_length
 from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -112,7 +113,7 @@ def read_request(
             hint="give the model, or the plan alone",
         )
     else:
-        name, revision, target, method = plan.model, plan.revision, plan.target, plan.scaling.name
+        name, revision, target, method = plan.model, plan.revision, plan.target, plan.method.name
     _check_text(text, suite, method)
     label = method_label(method)
     recipe_name = "recipe" if isinstance(recipe, Recipe) else Path(recipe or "").stem

@@ -98,18 +98,6 @@ def method_label(method: str) -> str:
     return Path(method).stem if is_scaling_file(method) else method
 
 
-def check_method(method: str, parameters: Collection[str]) -> None:
-    """Refuse what is no method or scaling file, or names that are no parameters of it; a file takes none.
-
-    Raises:
-        RopepatchError: On an unknown method or parameter, or a file that is not a scaling.
-    """
-    if is_scaling_file(method):
-        read_scaling(method, beside=parameters)
-    else:
-        check_parameters(method, [name for name in parameters if name != "factor"])
-
-
 def write_scaling(
     file: str | Path, scaling: Scaling, rope: Rope, target: int, *, fit: Mapping[str, Any] | None = None
 ) -> Path:
