@@ -9,12 +9,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import attention_maps as maps
 import means
 import pytest
 import torch
 import torch.nn.functional as F
 from loss_models import VOCABULARY, build
+from map_oracle import ORACLE
 from methods import NEED_MORE
 
 import ropepatch
@@ -189,41 +189,40 @@ def test_a_pair_is_the_method_over_the_target_and_keeps_its_one_attention_factor
 # Attention maps
 
 
-def farthest(made, target, last=256):
-    """The greatest effective distance of the last tokens, which are the farthest, to any before them."""
-    keys = torch.arange(target).double()
-    queries = keys[-last:]
-    return made.distances(queries, keys)[queries[:, None] >= keys].max().item()
+def farthest(name, settings, target):
+    """The greatest effective distance of the last tokens to any before them."""
+    distance = ORACLE[name](**settings)
+    return max(distance(last, key) for last in (target - 1, target - 2) for key in range(target - 2))
 
 
 @pytest.mark.parametrize(("factor", "trained"), [(2, 512), (8, 256)])
-@pytest.mark.parametrize("name", ["rerope", "leaky_rerope", "self_extend"])
+@pytest.mark.parametrize("name", ["rerope", "leaky-rerope", "self-extend"])
 def test_every_setting_of_a_map_keeps_the_target_within_the_trained_window_and_the_least_just_so(
     name, factor, trained
 ):
-    make = getattr(maps, name)
-    reading = SimpleNamespace(trained=trained, length=factor * trained)
-    options = list(means.map_settings(make, SimpleNamespace(testing=reading)))
+    target = factor * trained
+    reading = SimpleNamespace(trained=trained, length=target)
+    options = list(means.map_settings(name, SimpleNamespace(testing=reading)))
     assert len({tuple(settings.values()) for settings in options}) == (3 if name == "rerope" else 6)
     for settings in options:
         assert 0 < settings["window"] < trained
-        assert farthest(make(**settings), factor * trained) <= trained
+        assert farthest(name, settings, target) <= trained
     if name != "rerope":
-        number, step = ("divisor", 0.1) if name == "leaky_rerope" else ("group", 1)
+        number, step = ("divisor", 0.1) if name == "leaky-rerope" else ("group", 1)
         for window in (trained // 2, trained * 3 // 4):
             least = min(settings[number] for settings in options if settings["window"] == window)
-            assert farthest(make(window, least - step), factor * trained) > trained
+            assert farthest(name, {"window": window, number: least - step}, target) >= trained
 
 
 def test_a_map_is_the_best_of_its_settings_on_the_windows_to_choose_on(case):
-    row = means.attention_map(maps.self_extend, case, {})
+    row = means.attention_map("self-extend", case, {})
     costs = {}
-    for settings in means.map_settings(maps.self_extend, case):
-        with maps.mapped(case.model, maps.self_extend(**settings)):
+    for settings in means.map_settings("self-extend", case):
+        with ropepatch.patch(case.model, "self-extend", to=TARGET, **settings):
             costs[tuple(settings.values())] = in_one_pass(case.model, case.choosing.pieces).mean().item()
     window, group = min(costs, key=costs.get)
     assert row["settings"] == {"window": window, "group": group, "tried": 6}
-    with maps.mapped(case.model, maps.self_extend(window, group)):
+    with ropepatch.patch(case.model, "self-extend", to=TARGET, window=window, group=group):
         one = in_one_pass(case.model, case.testing.pieces)
     own = half_a_window_at_a_time(case.model, case.testing.pieces)
     assert row["excess"] == pytest.approx((one - own).mean().item(), abs=1e-5)

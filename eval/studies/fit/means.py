@@ -12,9 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from attention_maps import DistanceMap, leaky_rerope, mapped, rerope, self_extend
-
 import ropepatch
+from ropepatch.attention import make_map
 from ropepatch.evaluation.curves import LossCurve, difference
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.vectors import Vector
@@ -84,9 +83,9 @@ class Case:
         """The model with a scaling."""
         return lambda: ropepatch.patch(self.model, scaling, length=length)
 
-    def mapped(self, distance_map: DistanceMap) -> Within:
+    def mapped(self, name: str, settings: Mapping[str, Any]) -> Within:
         """The model with an attention map."""
-        return lambda: mapped(self.model, distance_map)
+        return lambda: ropepatch.patch(self.model, name, to=self.testing.length, **settings)
 
     def cost(self, within: Within) -> float:
         """Nats per token on the windows to choose on."""
@@ -160,28 +159,31 @@ def pair(case: Case, rows: Mapping[str, Row]) -> Row:
     return row | {"short": case.testing.short(case.testing.curve(case.scaled(switch, trained), trained))}
 
 
-def attention_map(make: Callable[..., DistanceMap], case: Case, rows: Mapping[str, Row]) -> Row:
+def attention_map(name: str, case: Case, rows: Mapping[str, Row]) -> Row:
     """An attention map, its settings from a small grid."""
-    options = list(map_settings(make, case))
-    best = min(options, key=lambda settings: case.cost(case.mapped(make(**settings))))
-    return case.row({**best, "tried": len(options)}, case.mapped(make(**best)))
+    options = list(map_settings(name, case))
+    best = min(options, key=lambda settings: case.cost(case.mapped(name, settings)))
+    return case.row({**best, "tried": len(options)}, case.mapped(name, best))
 
 
-def map_settings(make: Callable[..., DistanceMap], case: Case) -> Iterable[dict[str, Any]]:
+def map_settings(name: str, case: Case) -> Iterable[dict[str, Any]]:
     """Windows of a part of L; the other number from the least with which the target stays within L."""
     trained, target = case.testing.trained, case.testing.length
-    if make is rerope:
+    if name == "rerope":
         yield {"window": trained // 4}
     for window in (trained // 2, trained * 3 // 4):
-        if make is rerope:
+        if name == "rerope":
             yield {"window": window}
             continue
         least = (target - window) / (trained - window)
         for more in (1, 1.5, 2):
-            if make is leaky_rerope:
+            if name == "leaky-rerope":
                 yield {"window": window, "divisor": least * more}
             else:
-                yield {"window": window, "group": math.ceil(least * more)}
+                group = math.ceil(least * more)
+                while make_map(name, window=window, group=group).reach(trained) < target:
+                    group += 1
+                yield {"window": window, "group": group}
 
 
 @dataclass(frozen=True)
@@ -276,9 +278,9 @@ MEANS: dict[str, Callable[[Case, Mapping[str, Row]], Row | None]] = {
     "published": published,
     "temperature": temperature,
     "short/long pair": pair,
-    "rerope": partial(attention_map, rerope),
-    "leaky-rerope": partial(attention_map, leaky_rerope),
-    "self-extend": partial(attention_map, self_extend),
+    "rerope": partial(attention_map, "rerope"),
+    "leaky-rerope": partial(attention_map, "leaky-rerope"),
+    "self-extend": partial(attention_map, "self-extend"),
     "search": search,
     "adaptation": adaptation,
 }
