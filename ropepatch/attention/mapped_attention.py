@@ -1,13 +1,12 @@
 """Attention by a map, in place of the model's own: keys are cached unturned, and turned when they are read.
 
-Several queries are read by stock kernels over the pieces of the map's bands, one query by one kernel over
-keys that are turned by its distance to them. What neither can (holes in a row, a mask of the user's, dropout,
-weights that are wanted, a device without such kernels) is written down for a block of queries at a time.
+Several queries are read by stock kernels over the pieces of the map's bands. What they cannot (holes in
+a row, a mask of the user's, dropout, weights that are wanted, a device without such kernels) is written down
+for a block of queries at a time; the scores of one query always are, for a block of keys at a time.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,8 +20,8 @@ from ropepatch.attention.attention_map import AttentionMap
 from ropepatch.attention.bands import WHOLE, Band, layout
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
 from ropepatch.attention.kernels import DEVICES, banded
-from ropepatch.attention.places import Places
-from ropepatch.attention.scored import ScoredAttention, masked
+from ropepatch.attention.scored import masked
+from ropepatch.attention.scored_bands import ScoredBands, ScoredQuery, laid_out, turned
 from ropepatch.attention.sight import Run, Sight, sight_mask
 from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
@@ -39,7 +38,6 @@ class MappedRope(UnrotatedLayers):
         distances: The map, with all its parameters.
         window: L, the tokens the model was built to read.
         layer_type: Where the rope differs by layer type, the one that is mapped.
-        halves: Whether the pairs are (x_i, x_(i + n)), as LLaMA lays them out.
 
     Attributes:
         before: The configuration's max_position_embeddings.
@@ -57,10 +55,9 @@ class MappedRope(UnrotatedLayers):
         distances: AttentionMap,
         window: int,
         layer_type: str | None,
-        halves: bool,
     ) -> None:
         super().__init__(stock, config, layer_type)
-        self.distances, self.window, self.halves = distances, window, halves
+        self.distances, self.window = distances, window
         self.before = config.max_position_embeddings
         self.memo: dict[Any, Any] = {}  # what the layers of one step share
 
@@ -127,9 +124,10 @@ def attend(
         position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
     step = _Step(module, rope, sight, position_ids, query.shape[-1] ** -0.5 if scaling is None else scaling)
     wants_weights = rope is not None and rope.wants_weights
+    if query.shape[2] == 1:
+        output, weights = step.one(query, key, value, dropout, wants_weights)
+        return output.transpose(1, 2).contiguous(), weights
     if not wants_weights and not dropout:
-        if query.shape[2] == 1:
-            return step.one(query, key, value).transpose(1, 2).contiguous(), None
         runs = sight.runs(position_ids)
         if runs is not None and (query.device.type in DEVICES or step.is_plain(runs)):
             return step.running(query, key, value, runs).transpose(1, 2).contiguous(), None
@@ -153,26 +151,31 @@ class _Step:
         narrow = self.sight.window is not None and self.rope and self.sight.window <= self.rope.window
         return WHOLE if self.rope is None or narrow else self.rope.distances.bands()
 
-    def one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What one query reads: each of its keys is turned back by its distance, whatever its band."""
+    def one(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, wants_weights: bool) -> Any:
+        """What one query reads, and its weights: all its keys stand at a distance, whatever their band."""
         if self.rope is None:
+            stock: Any = sdpa_attention_forward
             mask = self.sight.mask(slice(None))
-        else:
-            cos, sin, origin, mask = self._told_apart(query, key)
-            query = self._scaled(self._turned(query, *origin), self.position_ids)
-            quickly = self.rope.halves and not torch.is_grad_enabled()
-            key = halves_turned(key, cos, sin) if quickly else self._turned(key, cos, sin)
-        tensors = query.to(value.dtype), key.to(value.dtype), value
-        output, _ = sdpa_attention_forward(
-            cast(Any, self.module), *tensors, mask, scaling=self.scaling, is_causal=False
-        )
-        return output.transpose(1, 2)
+            output, _ = stock(self.module, query, key, value, mask, dropout, self.scaling, is_causal=False)
+            return output.transpose(1, 2), None
+        heads, (sequences, shared, keys, _) = query.shape[1], key.shape
+        cos, sin, origin, mask = self._apart(query, key)
+        query = self._scaled(query.to(cos.dtype), self.position_ids)
+        sides = turned(self.module, query, *origin), turned(self.module, query, *reversed(origin))
+        rows = torch.cat(sides, -1).view(sequences, shared, heads // shared, -1)
+        read = ScoredQuery(rows, value, dropout, keys, key, cos, sin, mask, self.scaling)
+        output, weights = read.output(wants_weights)
+        output = output.reshape(sequences, heads, 1, -1)
+        return output, None if weights is None else weights.reshape(sequences, heads, 1, keys)
 
-    def _told_apart(self, query: Tensor, key: Tensor) -> tuple[Any, ...]:
-        """cos and sin of keys, those of the query, and the mask; the layers of a step share them."""
+    def _apart(self, query: Tensor, key: Tensor) -> tuple[Any, ...]:
+        """By what each key is multiplied at its distance, by what the query at none, and the mask.
+
+        The layers of a step share them.
+        """
         rope = cast(MappedRope, self.rope)
         asked = self.sight, self.position_ids  # the same objects in all layers of a step
-        kind = "told apart", self.sight.window, key.dtype, key.device, torch.is_inference_mode_enabled()
+        kind = "apart", self.sight.window, key.dtype, key.device, torch.is_inference_mode_enabled()
         known = rope.memo.get(kind)
         if known is not None and all(one is other for one, other in zip(known[0], asked, strict=True)):
             told: tuple[Any, ...] = known[1]
@@ -185,11 +188,16 @@ class _Step:
             holds = band.holds(*places)
             distance = torch.where(holds, band.distances(*places).double(), distance)
             seen |= holds
-        cos, sin = rope.rotation(key, -distance[:, 0])
-        origin = rope.rotation(query, torch.zeros_like(distance[:, 0, :1]))
+        wide = key.new_empty(0, dtype=torch.promote_types(key.dtype, torch.float32))
+        apart, which = torch.unique(distance, return_inverse=True)  # a map has few of them
+        cos, sin = rope.rotation(wide, apart[None])
+        tables = laid_out(self.module, key.shape[-1], cos[0], sin[0])
+        cos, sin = (nn.functional.embedding(which, table) for table in tables)
+        at_none, _ = rope.rotation(wide, torch.zeros_like(apart[None, :1]))
         hidden = seen[:, None]
         whole = mask & hidden if mask.dtype == torch.bool else masked(mask, hidden)
-        told = cos, sin, origin, None if whole.dtype == torch.bool and bool(whole.all()) else whole
+        clear = whole.dtype == torch.bool and bool(whole.all())
+        told = cos, sin, (at_none, torch.zeros_like(at_none)), None if clear else whole
         rope.memo[kind] = asked, told
         return told
 
@@ -271,7 +279,7 @@ class _Step:
             tables = [self.rope.rotation(key, band.key(places.keys)) for band in self.bands]
             keys = [self._turned(key, *table) for table in tables]
         keys = [repeat_kv(one, groups) for one in keys]
-        scored = _ScoredBands(
+        scored = ScoredBands(
             torch.cat(queries, -1), repeat_kv(value, groups), dropout, len(keys) * key.shape[2],
             keys, self.bands, places, self.sight, self.scaling,
         )  # fmt: skip
@@ -286,55 +294,6 @@ class _Step:
             return query
         factor = self.rope.distances.temperature(positions, self.rope.window)
         return query if factor is None else query * factor.to(query.dtype)[:, None, :, None]
-
-
-def turned(module: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys [B, H, T, D], turned by the model's own function in its own layout of pairs."""
-    apply = sys.modules[type(module).__module__].apply_rotary_pos_emb
-    width = cos.shape[-1]
-    out, _ = apply(x[..., :width], x[:, :0, :, :width], cos, sin)
-    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
-
-
-def halves_turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same for pairs (x_i, x_(i + n)), without gradients and in a third of the time."""
-    cos, sin, width = cos[:, None], sin[:, None], cos.shape[-1]
-    first, second = x[..., :width].chunk(2, -1)
-    out = torch.mul(x[..., :width], cos)
-    out[..., : width // 2].addcmul_(second, sin[..., : width // 2], value=-1)
-    out[..., width // 2 :].addcmul_(first, sin[..., width // 2 :])
-    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
-
-
-@dataclass(frozen=True, eq=False)
-class _ScoredBands(ScoredAttention):
-    """Attention by bands with its scores written down; its queries are those of all bands, side by side.
-
-    Args:
-        keys: For every band, [B, H, T, D].
-        bands: The bands.
-        places: Where queries and keys stand.
-        sight: What they may see.
-        scaling: The factor of the scores.
-    """
-
-    keys: list[Tensor]
-    bands: tuple[Band, ...]
-    places: Places
-    sight: Sight
-    scaling: float
-
-    def _scores(self, query: Tensor, rows: slice) -> Tensor:
-        wide = torch.promote_types(query.dtype, torch.float32)
-        own = query.chunk(len(self.keys), -1)
-        scores = [(q @ k.mT).to(wide) * self.scaling for q, k in zip(own, self.keys, strict=True)]
-        if len(self.bands) == 1:  # whatever the mask lets through
-            return masked(scores[0], self.sight.mask(rows))
-        queries = self.places.queries[:, rows]
-        total = torch.full_like(scores[0], torch.finfo(wide).min)
-        for band, score in zip(self.bands, scores, strict=True):
-            total = torch.where(band.holds(queries, self.places.keys)[:, None], score, total)
-        return masked(total, self.sight.mask(rows))
 
 
 AttentionInterface.register(NAME, attend)

@@ -15,8 +15,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ropepatch.attention.attention_map import AttentionMap
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT, set_attention, uninterchangeable
-from ropepatch.attention.mapped_attention import NAME, MappedRope, halves_turned, turned
+from ropepatch.attention.mapped_attention import NAME, MappedRope
 from ropepatch.attention.maps import make_map
+from ropepatch.attention.scored_bands import turned
 from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
@@ -109,12 +110,12 @@ def map_attention(
             hint=f"to is the target context, e.g. to={4 * window}",
         )
     fitted = distances.fitted(window, target)
-    turning, halves = _turning(base, surveyed)
+    turning = _turning(base, surveyed)
     if not any(turns and _sees_far(module, config, window) for module, turns in turning.items()):
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
     path = surveyed.site.path
     stock = base.get_submodule(path)
-    rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type, halves).train(stock.training)
+    rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type).train(stock.training)
     base.set_submodule(path, rope)
     for module, turns in turning.items():
         module.__dict__[SLOT] = rope if turns else None
@@ -214,8 +215,8 @@ class _Still(UnrotatedLayers):
         return super().forward(x, position_ids, *layer_type)
 
 
-def _turning(base: PreTrainedModel, surveyed: Survey) -> tuple[dict[nn.Module, bool], bool]:
-    """Every attention of a model, and whether it turns its queries and keys; and whether by halves.
+def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
+    """Every attention of a model, and whether it turns its queries and keys.
 
     Told from a few tokens that the model reads with and without its rotation.
 
@@ -245,18 +246,16 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> tuple[dict[nn.Module, b
         set_attention(base, before)
         for part, mode in modes:
             part.training = mode
-    kinds, halves = {}, True
+    kinds = {}
     for one, other in zip(moved, stood, strict=True):
         if reason := _more_than_attention(other):
             raise _refusal(surveyed.config.model_type, reason)
         kinds[one.module] = _turns(one, other, still.told, surveyed)
-        if kinds[one.module] and still.told:
-            halves &= _alike(halves_turned(other.query, *still.told), one.query)
     if not any(kinds.values()):
         raise _refusal(
             surveyed.config.model_type, "its attention is no interchangeable function, or turns nothing"
         )
-    return kinds, halves
+    return kinds
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from transformers import (
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import MAPS, map_attention, mapped, scored, sight
+from ropepatch.attention import MAPS, map_attention, mapped, scored, scored_bands, sight
 from ropepatch.attention.maps import make_map
 from ropepatch.training.packed_attention import packed_attention
 
@@ -284,6 +284,32 @@ def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model):
     for weights in out.attentions:
         assert apart(weights.sum(-1), torch.ones(1, 4, 40)) < 1e-5
         assert weights.triu(1).abs().max() == 0
+
+
+@pytest.mark.parametrize("model_type", ["llama", "cohere", "glm", "gpt_neox"])
+def test_one_query_reads_keys_block_by_block_with_the_weights_and_gradients_of_many(model_type, monkeypatch):
+    """Rows of 33 and 40 tokens; pairs in halves and side by side, and keys that are turned in part."""
+    monkeypatch.setattr(scored_bands, "KEYS", {"cpu": 2 * 4 * 16 * 7})
+    mask = (torch.arange(40) >= torch.tensor([[7], [0]])).long()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    model = tiny_model(model_type)
+    model.set_attn_implementation("eager")
+    put(model, "self-extend")
+    found = []
+    for sizes in ([40], [39, 1]):
+        cache, begin = DynamicCache(config=model.config), 0
+        for ids in IDS.split(sizes, 1):
+            end = begin + ids.shape[1]
+            told = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
+            out = model(ids, **told, past_key_values=cache, output_attentions=True)
+            begin = end
+        out.logits[:, -1].square().sum().backward()
+        weights = [weights[:, :, -1] for weights in out.attentions]
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        found.append([x.detach() for x in (out.logits[:, -1], *weights, *gradients)])
+        model.zero_grad(set_to_none=True)
+    for one, other in zip(*found, strict=True):
+        assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 
 def test_dropout_drops_weights_in_training(model):
