@@ -8,6 +8,7 @@ for a block of queries at a time; the scores of one query always are, for a bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from ropepatch.attention.attention_map import AttentionMap
 from ropepatch.attention.bands import WHOLE, Band, layout
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
 from ropepatch.attention.kernels import DEVICES, banded
+from ropepatch.attention.plain import causal
 from ropepatch.attention.scored import masked
 from ropepatch.attention.scored_bands import ScoredBands, ScoredQuery, laid_out, turned
 from ropepatch.attention.sight import Run, Sight, sight_mask
@@ -203,11 +205,11 @@ class _Step:
 
     def is_plain(self, runs: list[Run]) -> bool:
         """Whether all that is read is causal attention as it is, which any device has a kernel for."""
-        return all(self._plain(self._layout(run)) for run in runs)
+        return self.bands is WHOLE or all(self._plain(self._layout(run)) for run in runs)
 
     def _layout(self, run: Run) -> Any:
         first = run.position - (self.sight.column + run.first_row - run.first_key)
-        queries, keys = self.sight.queries - run.first_row, self.sight.end - run.first_key
+        queries, keys = run.end - self.sight.column - run.first_row, run.end - run.first_key
         return layout(self.bands, queries, keys, first, self.sight.window)
 
     def _plain(self, pieces: Any) -> bool:
@@ -219,16 +221,19 @@ class _Step:
         """What the queries of sequences without holes read."""
         outputs = []
         order: list[int] = []
-        for run in runs:
-            sequences = list(run.sequences)
+        for sequences, documents in groupby(runs, lambda run: run.sequences):
             order += sequences
             whole = len(sequences) == query.shape[0]
-            q, k, v = (x if whole else x[sequences] for x in (query, key, value))
-            keys = slice(run.first_key, self.sight.end)
-            read = self._run(run, q[:, :, run.first_row :], k[:, :, keys], v[:, :, keys])
-            outputs.append(nn.functional.pad(read, (0, 0, run.first_row, 0)))
+            q, k, v = (x if whole else x[list(sequences)] for x in (query, key, value))
+            parts = []
+            for run in documents:
+                rows = slice(run.first_row, run.end - self.sight.column)
+                keys = slice(run.first_key, run.end)
+                parts.append(self._run(run, q[:, :, rows], k[:, :, keys], v[:, :, keys]))
+            output = torch.cat(parts, 2)
+            outputs.append(nn.functional.pad(output, (0, 0, query.shape[2] - output.shape[2], 0)))
         output = torch.cat(outputs)
-        return output[torch.tensor(order).argsort().to(output.device)] if len(runs) > 1 else output
+        return output[torch.tensor(order).argsort().to(output.device)] if len(outputs) > 1 else output
 
     def _run(self, run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         pieces = self._layout(run)
@@ -245,12 +250,9 @@ class _Step:
                 cos_sin = self._shared(key, ("keys", index, run), band.key(n))
                 pair = turned_query, self._turned(key, *cos_sin)
             pairs.append((pair[0].to(value.dtype), pair[1].to(value.dtype)))
-        if self._plain(pieces):
-            module: Any = self.module
-            output, _ = sdpa_attention_forward(
-                module, *pairs[0], value, None, scaling=self.scaling, is_causal=True
-            )
-            return output.transpose(1, 2)
+        if self.bands is WHOLE or self._plain(pieces):
+            window = self.sight.window if self.bands is WHOLE else None
+            return causal(self.module, *pairs[0], value, window, self.scaling).transpose(1, 2)
         groups = query.shape[1] // key.shape[1]
         pairs = [(query, repeat_kv(key, groups)) for query, key in pairs]
         return banded(pairs, repeat_kv(value, groups), tuple(pieces[index] for index in used), self.scaling)

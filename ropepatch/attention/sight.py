@@ -7,6 +7,7 @@ the column of the first query and the window of a sliding layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,17 +30,22 @@ def sight_mask(
     device: Any = "cpu",
     **others: Any,
 ) -> Tensor | None:
-    """In the place of a mask, int64 [B, 1, 1, T + 2]: T tokens or none, the first query's column, the window.
+    """In the place of a mask, int64 [B, 1, 1, T + 2]: T documents, the first query's column, the window.
 
-    Patterns beyond padding, cached and sliding keys (packed rows, a user's functions) are sdpa's mask.
+    The documents of a row count from 1, and 0 is padding. Patterns beyond documents, padding, cached and
+    sliding keys (a user's functions) are sdpa's mask.
     """
-    if use_vmap or not (allow_is_causal_skip or q_length == 1):
-        mask: Tensor | None = sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask=attention_mask,
-            local_size=local_size, allow_is_causal_skip=False, use_vmap=use_vmap, device=device, **others,
-        )  # fmt: skip
-        return mask
     told = torch.ones(batch_size, kv_length + 2, dtype=torch.long, device=device)
+    if use_vmap or not (allow_is_causal_skip or q_length == 1):
+        packed = not use_vmap and attention_mask is None and q_length == kv_length
+        documents = _documents(others["mask_function"], told[:, :-2]) if packed else None
+        if documents is None:
+            mask: Tensor | None = sdpa_mask(
+                batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask=attention_mask,
+                local_size=local_size, allow_is_causal_skip=False, use_vmap=use_vmap, device=device, **others,
+            )  # fmt: skip
+            return mask
+        told[:, :kv_length] = documents
     if attention_mask is not None:
         given = attention_mask[:, kv_offset : kv_offset + kv_length]
         told[:, :kv_length] = 0
@@ -49,19 +55,32 @@ def sight_mask(
     return told[:, None, None]
 
 
+def _documents(mask_function: Any, ones: Tensor) -> Tensor | None:
+    """Those of packed rows, told from whether tokens see their neighbours; None where one sees the next."""
+    rows = torch.arange(len(ones), device=ones.device)[:, None]
+    columns = torch.arange(ones.shape[1], device=ones.device)[None]
+    if mask_function(rows, 0, columns[:, :-1], columns[:, 1:]).any():
+        return None
+    starts = torch.zeros_like(ones)
+    starts[:, 1:] = ~mask_function(rows, 0, columns[:, 1:], columns[:, :-1])
+    return ones + starts.cumsum(-1)
+
+
 @dataclass(frozen=True)
 class Run:
-    """Sequences of a batch whose tokens follow each other, and begin alike.
+    """Sequences of a batch, or the same document of several, whose tokens follow each other and begin alike.
 
     Args:
         sequences: Which ones.
         first_key: The column of their first token.
+        end: The column behind their last query's.
         first_row: Their first query that is a token.
         position: Where that query stands.
     """
 
     sequences: tuple[int, ...]
     first_key: int
+    end: int
     first_row: int
     position: int
 
@@ -74,7 +93,7 @@ class Sight:
         queries: Q.
         keys: T.
         given: A mask [B or 1, 1, Q, T], boolean or added to the scores, that says it all; or None.
-        tokens: Without such a mask, whether columns [B, T] hold tokens.
+        documents: Without such a mask, those of the columns [B, T], from 1; 0 is padding.
         column: That of the first query.
         window: Of a sliding layer, how many keys a query sees at most.
     """
@@ -82,7 +101,7 @@ class Sight:
     queries: int
     keys: int
     given: Tensor | None
-    tokens: Tensor
+    documents: Tensor
     column: int
     window: int | None
 
@@ -90,14 +109,17 @@ class Sight:
     def of(cls, mask: Tensor | None, query: Tensor, key: Tensor) -> Sight:
         """What stands in the place of a mask; None is a causal one, whose queries end with the keys."""
         sequences, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-        tokens = torch.ones(sequences, keys, dtype=torch.bool, device=query.device)
-        if mask is None:
-            return cls(queries, keys, None, tokens, keys - queries, None)
-        if mask.dtype != torch.long:
-            return cls(queries, keys, mask, tokens, keys - queries, None)
+        if mask is None or mask.dtype != torch.long:
+            one = torch.ones(sequences, keys, dtype=torch.long, device=query.device)
+            return cls(queries, keys, mask, one, keys - queries, None)
         told = mask[:, 0, 0]
         column, window = told[0, keys:].tolist()
-        return cls(queries, keys, None, told[:, :keys].bool().expand_as(tokens), column, window or None)
+        return cls(queries, keys, None, told[:, :keys].expand(sequences, -1), column, window or None)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Whether columns [B, T] hold tokens."""
+        return self.documents > 0
 
     @property
     def end(self) -> int:
@@ -108,12 +130,14 @@ class Sight:
         """Whether the queries of some rows see the keys: [B, 1, q, T], boolean or added to the scores."""
         if self.given is not None:
             return self.given[:, :, rows]
-        columns = torch.arange(self.keys, device=self.tokens.device)
-        own = torch.arange(self.column, self.end, device=self.tokens.device)[rows, None]
+        device = self.documents.device
+        columns = torch.arange(self.keys, device=device)
+        own = torch.arange(self.column, self.end, device=device)[rows, None]
         seen = columns <= own
         if self.window is not None:
             seen &= columns > own - self.window
-        return (seen & self.tokens[:, None])[:, None]
+        mine = self.documents[:, own]  # [B, q, 1]
+        return (seen & self.tokens[:, None] & ((mine == 0) | (mine == self.documents[:, None])))[:, None]
 
     def places(self, query: Tensor, key: Tensor, position_ids: Tensor) -> Places:
         """Where queries and keys stand; cached tokens follow each other."""
@@ -128,24 +152,28 @@ class Sight:
         return Places(position_ids, positions.gather(1, anchor) - behind)
 
     def runs(self, position_ids: Tensor) -> list[Run] | None:
-        """The sequences, where tokens and positions of each follow each other; None where some do not."""
+        """The documents, where tokens and positions of each follow each other; None where some do not.
+
+        Those of the same sequences stand together, in their order.
+        """
         if self.given is not None:
             return None
-        tokens = self.tokens[:, : self.end]
-        columns = torch.arange(self.end, device=tokens.device)
-        first = tokens.long().argmax(-1)
-        last = torch.where(tokens, columns, -1).amax(-1)  # behind it only queries that are padding
-        row = (first - self.column).clamp(min=0)
-        positions = position_ids.expand(len(tokens), -1)
-        steps = positions.diff() == 1
-        real = (columns[self.column : -1] >= (self.column + row)[:, None]) & (
-            columns[self.column + 1 :] <= last[:, None]
-        )
-        whole = (tokens.sum(-1) == last - first + 1) & (last >= self.column) & (steps | ~real).all(-1)
-        if not bool(whole.all()):
+        documents = self.documents[:, : self.end]
+        positions = position_ids.expand(len(documents), -1)
+        own = documents[:, self.column :]
+        joined = (own.diff() == 0) & (own[:, 1:] > 0)
+        if bool((joined & (positions.diff() != 1)).any()):
             return None
-        start = positions.gather(1, row[:, None])[:, 0]
-        alike: dict[tuple[int, int, int], list[int]] = {}
-        for sequence, key in enumerate(zip(first.tolist(), row.tolist(), start.tolist(), strict=True)):
-            alike.setdefault(key, []).append(sequence)
-        return [Run(tuple(sequences), *key) for key, sequences in alike.items()]
+        alike: dict[tuple[tuple[int, int, int, int], ...], list[int]] = {}
+        for sequence, row in enumerate(documents):
+            kinds, counts = (x.tolist() for x in torch.unique_consecutive(row, return_counts=True))
+            ends = zip(kinds, counts, accumulate(counts), strict=True)
+            spans = [(end - count, end) for kind, count, end in ends if kind]
+            if 0 in kinds[1:-1] or not spans or spans[0][1] <= self.column:
+                return None  # there is a hole, or no query
+            spans[-1] = spans[-1][0], self.end  # behind it only queries that are padding
+            rows = [max(0, first - self.column) for first, _ in spans]
+            begins = positions[sequence, rows].tolist()
+            told = tuple((*span, row, begin) for span, row, begin in zip(spans, rows, begins, strict=True))
+            alike.setdefault(told, []).append(sequence)
+        return [Run(tuple(sequences), *one) for told, sequences in alike.items() for one in told]

@@ -1,15 +1,16 @@
 """Attention within the segments of a packed row, whatever their position ids say, without a [T, T] mask.
 
 Stock sdpa takes positions that jump for packed documents, and builds a [T, T] mask for packed ones. Here the
-segments are given (`cu_seq_lens_q`), and stock sdpa runs on each as on a sequence of its own.
+segments are given (`cu_seq_lens_q`), and stock kernels run on each as on a sequence of its own.
 
-Shapes: H heads, T tokens of all segments, D dimensions of a head; S segments of n tokens each.
+Shapes: H heads, T tokens of all segments, D dimensions of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from reprlib import repr as short
 from typing import Any
@@ -17,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ropepatch.attention.interchange import OTHER_SCORES, uninterchangeable
+from ropepatch.attention.plain import causal
 from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import base_model
 
 NAME = "ropepatch_packed"
-BLOCK = 1024  # queries of a sliding window that are read at a time
 
 
 @contextmanager
@@ -76,6 +76,8 @@ def _attention(
     attention_mask: Tensor | None,
     *,
     cu_seq_lens_q: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What queries [1, H, T, D] read [1, T, H, D] from keys and values, of H heads or fewer."""
@@ -89,31 +91,19 @@ def _attention(
     if rows > 1 or key.shape[2] != tokens or edges != sorted({0, *edges[1:-1], tokens}):
         raise _misuse(f"segments {short(edges)} for {rows} x {tokens} queries and {key.shape[2]} keys")
     lengths = [end - start for start, end in pairwise(edges)]
-    window = attention_mask.shape[-1] or tokens
+    read = partial(
+        causal,
+        module,
+        window=attention_mask.shape[-1] or None,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        dropout=dropout,
+    )
     tensors = (query, key, value)
     if len(set(lengths)) == 1:
         stacked = [torch.unflatten(x[0], 1, (-1, lengths[0])).transpose(0, 1) for x in tensors]
-        return _segments(module, window, kwargs, *stacked).flatten(0, 1)[None], None
+        return read(*stacked).flatten(0, 1)[None], None
     split = [torch.split(x, lengths, dim=2) for x in tensors]
-    return torch.cat([_segments(module, window, kwargs, *one) for one in zip(*split, strict=True)], 1), None
-
-
-def _segments(
-    module: nn.Module, window: int, kwargs: dict[str, Any], query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """The same [S, n, H, D] for segments of one length, where queries see the last ``window`` keys."""
-    length = query.shape[2]
-    if length <= window:
-        return sdpa_attention_forward(module, query, key, value, None, **kwargs | {"is_causal": True})[0]
-    indices = torch.arange(length, device=query.device)
-    blocks = []
-    for start in range(0, length, BLOCK):
-        end, first = min(start + BLOCK, length), max(0, start + 1 - window)
-        age = indices[start:end, None] - indices[first:end]
-        mask = ((age >= 0) & (age < window))[None, None]
-        block = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end]
-        blocks.append(sdpa_attention_forward(module, *block, mask, **kwargs)[0])
-    return torch.cat(blocks, 1)
+    return torch.cat([read(*one) for one in zip(*split, strict=True)], 1), None
 
 
 def _misuse(what: str) -> RopepatchError:

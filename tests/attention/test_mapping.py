@@ -191,12 +191,22 @@ def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, na
             assert apart(torch.cat(parts, 1)[row][real], alone) < 2e-4
 
 
-def test_documents_of_a_packed_row_are_read_as_if_alone(model):
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("sliding_window", [None, 20])
+def test_documents_of_packed_rows_are_read_as_if_alone(sliding_window, by_kernels, monkeypatch):
+    """Rows of two, one and three documents."""
+    if not by_kernels:
+        monkeypatch.setattr("ropepatch.attention.mapped_attention.DEVICES", set())
+    model = sliding(sliding_window)
     put(model, "self-extend")
-    parts = [logits(model, ONE[:, :18], use_cache=False), logits(model, ONE[:, 18:], use_cache=False)]
-    positions = torch.cat((torch.arange(18), torch.arange(22)))[None]
-    packed = logits(model, ONE, position_ids=positions, use_cache=False)
-    assert apart(packed, torch.cat(parts, 1)) < 5e-5
+    lengths = [[18, 22], [40], [5, 1, 34]]
+    ids = torch.cat((IDS, IDS[:1].flip(1)))
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    packed = logits(model, ids, position_ids=positions, use_cache=False)
+    for row, text, parts in zip(packed, ids, lengths, strict=True):
+        alone = [logits(model, part[None], use_cache=False) for part in text.split(parts)]
+        assert apart(row[None], torch.cat(alone, 1)) < 5e-5
+        assert len(parts) == 1 or apart(row, logits(model, text[None], use_cache=False)[0]) > 1e-3
 
 
 def test_positions_that_jump_keep_their_distances(model):
@@ -337,13 +347,20 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"attention_mask": (torch.arange(512) >= torch.tensor([[7], [0]])).long()},
+        {"position_ids": torch.cat((torch.arange(200), torch.arange(312))).expand(2, -1)},
+    ],
+    ids=["padded", "packed"],
+)
 @pytest.mark.parametrize("name", ["self-extend", "dca"])
-def test_no_tensor_grows_with_the_square_of_the_tokens(model, name):
+def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told):
     map_attention(model, name, to=1024)
     ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(512) >= torch.tensor([[7], [0]])).long()
     with Largest() as largest:
-        model(ids, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum().backward()
+        model(ids, **told, use_cache=False, logits_to_keep=1).logits.sum().backward()
     assert largest.numbers < 512 * 512
 
 

@@ -10,6 +10,7 @@ from tiny_models import WEIGHT_SCALE, tiny_fields, tiny_model
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from ropepatch.attention import plain
 from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
 from ropepatch.training.packed_attention import packed_attention
@@ -47,9 +48,11 @@ def llama() -> PreTrainedModel:
     return build()
 
 
-@pytest.fixture(autouse=True)
-def blocks_of_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "BLOCK", 5)
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device where no kernel returns its log-sum-exp: sliding windows by blocks of a few tokens."""
+    monkeypatch.setattr(plain, "DEVICES", set())
+    monkeypatch.setattr(plain, "BLOCK", 5)
 
 
 def tokens(count: int = 36, rows: int = 1) -> Tensor:
@@ -91,7 +94,16 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_documents_are_read_as_each_document_alone_by_stock_transformers(family, lengths):
-    model, ids = build(family), tokens()
+    assert_read_as_alone(build(family), lengths)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_so_they_are_where_no_kernel_returns_its_log_sum_exp(lengths, without_kernels):
+    assert_read_as_alone(build("mistral"), lengths)
+
+
+def assert_read_as_alone(model: PreTrainedModel, lengths: list[int]) -> None:
+    ids = tokens()
     expected = alone(model, ids, lengths)
     with packed_attention(model):
         got = model(ids, **segments(lengths)).logits
@@ -155,12 +167,17 @@ def test_stock_sdpa_takes_the_jump_for_the_end_of_a_document(llama):
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 11, 12, 16, 17, 40])
-def test_a_sliding_window_is_read_as_with_its_whole_mask(window):
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_sliding_window_is_read_as_with_its_whole_mask(window, kernels, request):
+    if not kernels:
+        request.getfixturevalue("without_kernels")
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
     module.num_key_value_groups = 2
-    got = attention._segments(module, window, {"scaling": 0.5}, query, key, value)
+    got = plain.causal(module, query, key, value, window, 0.5)
+    last = plain.causal(module, query[:, :, -7:], key, value, window, 0.5)
+    torch.testing.assert_close(last, got[:, -7:], rtol=0, atol=1e-6)
     for row in range(2):
         for head in range(4):
             for token in range(17):
@@ -171,8 +188,9 @@ def test_a_sliding_window_is_read_as_with_its_whole_mask(window):
                 )
 
 
-def test_attention_dropout_stays_in_force():
-    model = build(attention_dropout=0.5).train()
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_attention_dropout_stays_in_force(family):
+    model = build(family, attention_dropout=0.5).train()
     with packed_attention(model), torch.no_grad():
         first, second = (model(tokens(), **segments([12, 24])).logits for _ in range(2))
     assert (first - second).abs().max() > 0.1
@@ -228,7 +246,7 @@ def test_a_peft_model_is_switched_inside(llama):
 @pytest.mark.parametrize("lengths", [[4096], [1024] * 4, [100, 3900, 96]], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 64)
+    monkeypatch.setattr(plain, "BLOCK", 64)
     model = build(family, vocab_size=128, num_hidden_layers=1)
     with Largest() as counter, packed_attention(model):
         model(tokens(sum(lengths)), **segments(lengths)).logits.sum().backward()
@@ -238,8 +256,8 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
 @pytest.fixture
 def stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Stock sdpa, which notes what it is called with."""
-    noting = Mock(wraps=attention.sdpa_attention_forward)
-    monkeypatch.setattr(attention, "sdpa_attention_forward", noting)
+    noting = Mock(wraps=plain.sdpa_attention_forward)
+    monkeypatch.setattr(plain, "sdpa_attention_forward", noting)
     return noting
 
 
@@ -250,9 +268,9 @@ def test_rows_of_one_length_are_one_call_per_layer(llama, stock_sdpa):
     assert shapes == [((4, 4, 9, 16), (4, 2, 9, 16))] * llama.config.num_hidden_layers
 
 
-def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(stock_sdpa):
+def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(stock_sdpa, without_kernels):
     module = torch.nn.Module()
-    attention._segments(module, 7, {}, *torch.zeros(3, 1, 1, 17, 2))
+    plain.causal(module, *torch.zeros(3, 1, 1, 17, 2), 7, 1.0)
     lengths = [tuple(tensor.shape[2] for tensor in call.args[1:3]) for call in stock_sdpa.call_args_list]
     assert lengths == [(5, 5), (5, 10), (5, 11), (2, 8)]
 
