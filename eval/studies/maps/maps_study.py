@@ -108,19 +108,7 @@ class Case:
 
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FAR = (
-    OWN,
-    AS_IT_IS,
-    "yarn",
-    "self-extend",
-    "rerope",
-    "dca",
-    "lambda",
-    "lampe",
-    "leaky-rerope",
-    "llama3",
-    "ntk",
-)
+FAR = ("yarn", "self-extend", "rerope", "dca", "lambda", "lampe")
 CASES = (
     Case("tiny", "tiny", 4, depths=DEPTHS),
     Case("tiny", "tiny", 8, depths=DEPTHS),
