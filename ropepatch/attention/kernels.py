@@ -9,12 +9,14 @@ Shapes: S sequences, H heads, Q queries, T keys, D dimensions of a head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ropepatch.attention import tiles
 from ropepatch.attention.bands import Piece
 
 Layout = tuple[tuple[Piece, ...], ...]  # the pieces of every band
@@ -23,7 +25,13 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 DEVICES = {"cpu"}  # where a stock kernel returns its log-sum-exp and takes it back
 
 
-def banded(turned: list[tuple[Tensor, Tensor]], value: Tensor, layout: Layout, scaling: float) -> Tensor:
+def banded(
+    turned: list[tuple[Tensor, Tensor]],
+    value: Tensor,
+    layout: Layout,
+    scaling: float,
+    tables: tiles.Tables | None = None,
+) -> Tensor:
     """What queries read [S, H, Q, D], by the bands of a layout; zeros where a query sees nothing.
 
     Args:
@@ -31,46 +39,54 @@ def banded(turned: list[tuple[Tensor, Tensor]], value: Tensor, layout: Layout, s
         value: [S, H, T, D].
         layout: The pieces of every band, which share no pair.
         scaling: The factor of the scores.
+        tables: Of tiles, what distances add.
     """
-    output: Tensor = _Banded.apply(value, layout, scaling, *(x for pair in turned for x in pair))  # type: ignore[no-untyped-call]
+    more = tables or (None, None, None)
+    output: Tensor = _Banded.apply(value, layout, scaling, *more, *(x for pair in turned for x in pair))  # type: ignore[no-untyped-call]
     return output
 
 
 class _Banded(torch.autograd.Function):
-    """Its arguments are as `banded` has them, with queries and keys of all bands in turn."""
+    """Its arguments are as `banded` has them: three tables, then queries and keys of all bands in turn."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, layout: Layout, scaling: float, *turned: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, layout: Layout, scaling: float, *tensors: Any) -> Tensor:
+        tables, turned = tensors[:3], tensors[3:]
         wide = torch.promote_types(value.dtype, torch.float32)
         output = torch.zeros_like(turned[0], dtype=wide)
         lse = torch.full(output.shape[:3], -torch.inf, dtype=wide, device=value.device)
         for piece, query, key in _parts(layout, turned):
-            part, weight = _read(piece, query, key, value, scaling)
+            part, weight = _read(piece, query, key, value, scaling, tables)
             before, total = lse[:, :, piece.rows], torch.logaddexp(lse[:, :, piece.rows], weight)
             output[:, :, piece.rows].mul_((before - total).exp()[..., None])
             output[:, :, piece.rows].addcmul_(part.to(wide), (weight - total).exp()[..., None])
             lse[:, :, piece.rows] = total
         output = output.to(value.dtype)
         ctx.layout, ctx.scaling = layout, scaling
-        ctx.save_for_backward(value, output, lse, *turned)
+        ctx.save_for_backward(value, output, lse, *tensors)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        value, output, lse, *turned = ctx.saved_tensors
+        value, output, lse, *tensors = ctx.saved_tensors
+        tables, turned = tuple(tensors[:3]), tensors[3:]
         wide = torch.promote_types(value.dtype, torch.float32)
         grads = [torch.zeros_like(x, dtype=wide) for x in (value, *turned)]
+        wanted = ctx.needs_input_grad[3:6]
+        to_tables = tuple(
+            torch.zeros_like(x) if want else None for x, want in zip(tables, wanted, strict=True)
+        )
         pairs = list(_parts(ctx.layout, turned))
         sums = list(_parts(ctx.layout, tuple(grads[1:])))
         for (piece, query, key), (_, to_query, to_key) in zip(pairs, sums, strict=True):
             rows = (grad, output, lse)
-            parts = _differentiated(piece, query, key, value, rows, ctx.scaling)
+            parts = _differentiated(piece, query, key, value, rows, ctx.scaling, tables, to_tables)
             to_query[:, :, piece.rows] += parts[0]
             to_key[:, :, piece.keys] += parts[1]
             grads[0][:, :, piece.keys] += parts[2]
         to_value, *others = (x.to(value.dtype) for x in grads)
-        return to_value, None, None, *others
+        return to_value, None, None, *to_tables, *others
 
 
 def _parts(layout: Layout, turned: Any) -> Any:
@@ -80,20 +96,35 @@ def _parts(layout: Layout, turned: Any) -> Any:
             yield piece, turned[2 * index], turned[2 * index + 1]
 
 
-def _read(piece: Piece, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+def _read(
+    piece: Piece, query: Tensor, key: Tensor, value: Tensor, scaling: float, tables: Any
+) -> tuple[Tensor, Tensor]:
     """What the rows of a piece read of its columns, and the log-sum-exp of their scores."""
-    tensors = _facing(piece, query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys])
+    query, key, value = query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys]
+    if isinstance(piece, tiles.Tile):
+        return tiles.read(piece, query, key, value, scaling, tables)
+    tensors = _facing(piece, query, key, value)
     output, lse = _FORWARD(*tensors, 0.0, piece.kind != "all", scale=scaling)
     output, lse = _facing(piece, output, lse)
     return output, lse
 
 
 def _differentiated(
-    piece: Piece, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, ...], scaling: float
-) -> list[Tensor]:
-    """The gradients of the queries, keys and values of a piece."""
+    piece: Piece,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: tuple[Tensor, ...],
+    scaling: float,
+    tables: Any,
+    to_tables: tuple[Tensor | None, ...],
+) -> Sequence[Tensor]:
+    """The gradients of the queries, keys and values of a piece; those of the tables are added up."""
     query, key, value = query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys]
-    grad, output, lse = (x[:, :, piece.rows] for x in rows)
+    rows = tuple(x[:, :, piece.rows] for x in rows)
+    if isinstance(piece, tiles.Tile):
+        return tiles.differentiated(piece, query, key, value, rows, scaling, tables, to_tables)
+    grad, output, lse = rows
     grad, query, key, value, output, lse = _facing(piece, grad, query, key, value, output, lse)
     causal = piece.kind != "all"
     found = _BACKWARD(grad, query, key, value, output, lse.contiguous(), 0.0, causal, scale=scaling)

@@ -18,6 +18,11 @@ class Places(NamedTuple):
         """j - i [B or 1, q, T], of keys j from the queries i of these rows; at most 0 where i sees j."""
         return self.keys[:, None, :] - self.queries[:, rows, None]
 
+    @property
+    def reach(self) -> int:
+        """One more than the greatest distance of a query from a key behind it."""
+        return int((self.queries.max() - self.keys.min()).clamp(min=0)) + 1
+
 
 def places_of(
     query: Tensor, key: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None

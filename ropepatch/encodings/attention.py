@@ -1,12 +1,13 @@
 """Attention by an encoding, in place of the model's own: linear memory, in training too.
 
-Where nothing happens between scores and output, stock sdpa works on the changed queries, keys and values.
-Otherwise scores are written down in float32, for a block of queries at a time.
+Where distances add nothing, stock sdpa works on the changed queries, keys and values. Where they do, tokens
+that follow each other are read by tiles and stock kernels. Anything else (padding, holes, dropout, weights
+that are wanted) is written down in float32, for a block of queries at a time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from transformers.masking_utils import sdpa_mask
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
-from ropepatch.attention.places import places_of
+from ropepatch.attention.kernels import DEVICES
+from ropepatch.attention.places import Places, places_of
+from ropepatch.attention.relative import Relative
+from ropepatch.attention.relative import attended as by_distance
 from ropepatch.attention.scored import ScoredAttention, masked
 from ropepatch.encodings.encoding import Attended
 from ropepatch.errors import RopepatchError
@@ -56,14 +60,28 @@ def attend(
     places = places_of(query, key, attention_mask, position_ids)
     stock = Attended(query, key, value)
     attended = positions.attended(stock, module.layer_idx, places, scaling)
-    weights = None
-    if attended.bias or attended.values or positions.wants_weights:
+    weights, relative = None, attended.relative
+    if relative is not None or positions.wants_weights:
         groups = attended.query.shape[1] // attended.key.shape[1]
-        key = attended.key if attended.bias is None else attended.key.float()
-        attended = replace(attended, key=repeat_kv(key, groups), value=repeat_kv(attended.value, groups))
-        parts = attended.query, attended.value, dropout, attended.width
-        scored = _ScoredAttention(*parts, attended, attention_mask, scaling)
-        output, weights = scored.output(positions.wants_weights)
+        tensors = attended.query, repeat_kv(attended.key, groups), repeat_kv(attended.value, groups)
+        plain = not (positions.wants_weights or dropout) and attention_mask is None
+        if relative is not None and plain and _is_text(query, key, places):
+            output = by_distance(*tensors, relative, scaling)
+        else:
+            query, key, value = tensors
+            key = key if relative is None else key.float()
+            scored = _ScoredAttention(
+                query,
+                value,
+                dropout,
+                0 if relative is None else relative.reach,
+                key,
+                relative,
+                attention_mask,
+                scaling,
+                places,
+            )
+            output, weights = scored.output(positions.wants_weights)
     else:
         tensors = attended.query, attended.key, attended.value
         output, _ = sdpa_attention_forward(module, *tensors, attention_mask, dropout, scaling, is_causal=True)
@@ -73,30 +91,41 @@ def attend(
     return output.transpose(1, 2).contiguous(), weights
 
 
+def _is_text(query: Tensor, key: Tensor, places: Places) -> bool:
+    """Whether tokens that follow each other are read at once, on a device that can."""
+    told = query.device.type in DEVICES and 1 < query.shape[2] == key.shape[2]
+    return told and bool((places.queries.diff() == 1).all())
+
+
 @dataclass(frozen=True, eq=False)
 class _ScoredAttention(ScoredAttention):
     """Attention by an encoding that writes its scores down.
 
     Args:
-        attended: With as many heads of keys and values as of queries; with a bias, with float32 keys.
+        key: [B, H, T, E].
+        relative: What distances add.
         mask: None for a causal one.
         scaling: The factor of the scores.
+        places: Where queries and keys stand.
     """
 
-    attended: Attended
+    key: Tensor
+    relative: Relative | None
     mask: Tensor | None
     scaling: float
+    places: Places
 
     def _more(self, rows: slice, weights: Tensor) -> Tensor | None:
-        return None if self.attended.values is None else self.attended.values(rows, weights)
+        return None if self.relative is None else self.relative.read(weights, -self.places.offsets(rows))
 
     def _scores(self, query: Tensor, rows: slice) -> Tensor:
-        key = self.attended.key
-        if self.attended.bias is None:  # as stock eager attention has them
+        key = self.key
+        if self.relative is None:  # as stock eager attention has them
             scores = (query @ key.mT).float() * self.scaling
         else:
-            scores = query.float() @ key.mT * self.scaling + self.attended.bias(rows)
-        if self.mask is None and self.attended.query.shape[2] > 1:
+            scores = query.float() @ key.mT * self.scaling
+            scores = scores + self.relative.bias(query, -self.places.offsets(rows))
+        if self.mask is None and self.query.shape[2] > 1:
             columns = torch.arange(key.shape[2], device=key.device)
             return scores.masked_fill(columns > columns[rows, None], -torch.inf)
         return scores if self.mask is None else masked(scores, self.mask[:, :, rows])

@@ -9,18 +9,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places, Relative
 
 
 class Biased(AttentionModule):
-    """Adds a bias that depends on distance and head."""
+    """Adds a bias that depends on distance and head.
+
+    Args:
+        reach: The first distance whose bias all farther ones have; None where each has its own.
+    """
+
+    def __init__(self, reach: int | None = None) -> None:
+        super().__init__()
+        self.reach = reach
 
     @abstractmethod
     def bias(self, distances: Tensor) -> Tensor:
-        """What is added at distances [..., q, T] of i - j tokens, 0 or more: [..., H, q, T] float32."""
+        """What is added at distances [R] of i - j tokens, 0 or more: [H, R] float32."""
 
     def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
-        return replace(stock, bias=lambda rows: self.bias(-places.offsets(rows).clamp(max=0)))
+        reach = places.reach if self.reach is None else self.reach + 1
+        return replace(stock, relative=Relative(self.bias(torch.arange(reach, device=stock.query.device))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +64,7 @@ class LinearBias(Biased):
         self.slopes = slopes
 
     def bias(self, distances: Tensor) -> Tensor:
-        return -self.slopes.to(distances.device)[:, None, None] * distances[..., None, :, :].float()
+        return -self.slopes.to(distances.device)[:, None] * distances.float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +110,10 @@ class BucketBias(Biased):
     """A row of numbers per bucket, a column per head."""
 
     def __init__(self, shape: ModelShape, buckets: int, max_distance: int) -> None:
-        super().__init__()
-        self.table = shape.parameter(buckets, shape.heads)
+        super().__init__(max_distance)
         self.max_distance = max_distance
+        self.table = shape.parameter(buckets, shape.heads)
 
     def bias(self, distances: Tensor) -> Tensor:
         rows = buckets_of(distances, len(self.table), self.max_distance)
-        return self.table.to(distances.device).float()[rows].movedim(-1, -3)
+        return self.table.to(distances.device).float()[rows].T

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.attention.places import Places as Places
+from ropepatch.attention.relative import Relative as Relative
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings.parameters import Checked
@@ -60,19 +61,15 @@ class Attended:
         query: [B, H, Q, E]; E may differ from D.
         key: [B, K, T, E].
         value: [B, K, T, F].
-        bias: For the queries of some rows, what is added to the scaled scores: float32 [B or 1, H, q, T].
-        values: For the weights [B, H, q, T] of some rows, what is added to the output: [B, H, q, F].
-        width: The columns that a bias takes for one query, where they are more than T.
+        relative: What distances add to scores and values.
         finish: What the whole output [B, H, Q, F] becomes: [B, H, Q, D].
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    bias: Callable[[slice], Tensor] | None = None
-    values: Callable[[slice, Tensor], Tensor] | None = None
+    relative: Relative | None = None
     finish: Callable[[Tensor], Tensor] | None = None
-    width: int = 0
 
 
 class AbsoluteModule(nn.Module, ABC):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places, Relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +36,9 @@ class RelativeVectors(AttentionModule):
         super().__init__()
         self.keys = shape.parameter(shape.layers, clip + 1, shape.head_dim)
         self.values = shape.parameter(shape.layers, clip + 1, shape.head_dim)
-        self.clip = clip
 
     def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
-        query = stock.query
-        for_keys, for_values = (table[layer].to(query.device).float() for table in (self.keys, self.values))
-
-        def rows_of(rows: slice) -> Tensor:
-            return (-places.offsets(rows)).clamp(0, self.clip)[:, None]  # [B or 1, 1, q, T]
-
-        def bias(rows: slice) -> Tensor:
-            products = query[:, :, rows].float() @ for_keys.T * scaling  # [B, H, q, k + 1]
-            index = rows_of(rows).expand(*products.shape[:3], -1)
-            return products.gather(-1, index)
-
-        def values(rows: slice, weights: Tensor) -> Tensor:
-            index = rows_of(rows).expand_as(weights)
-            summed = weights.new_zeros(*weights.shape[:3], self.clip + 1)
-            return summed.scatter_add(-1, index, weights) @ for_values
-
-        return replace(stock, bias=bias, values=values)
+        keys, values = (x[layer].to(stock.query.device).float().T for x in (self.keys, self.values))
+        return replace(
+            stock, relative=Relative(keys.new_zeros(1, len(self.keys[layer])), keys[None] * scaling, values)
+        )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from ropepatch.encodings.absolute import sinusoid
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
+from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places, Relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +35,9 @@ class RelativeSinusoids(AttentionModule):
 
     def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
         query = stock.query
-        reach = int((places.queries.max() - places.keys.min()).clamp(min=0)) + 1
-        distances = torch.arange(reach, device=query.device)
-        projection, v = (x.to(query.device).float() for x in (self.projection[layer], self.v[:, None]))
+        distances = torch.arange(places.reach, device=query.device)
+        projection, u, v = (x.to(query.device).float() for x in (self.projection[layer], self.u, self.v))
         with torch.autocast(query.device.type, enabled=False):
-            relative = projection @ sinusoid(distances, projection.shape[-1]).T  # [H, D, distances]
-
-        def bias(rows: slice) -> Tensor:
-            products = (query[:, :, rows].float() + v) @ relative * scaling
-            index = (-places.offsets(rows)).clamp(min=0)[:, None]
-            return products.gather(-1, index.expand(*products.shape[:3], -1))
-
-        return replace(stock, query=query + self.u[:, None].to(query), bias=bias, width=reach)
+            vectors = projection * scaling @ sinusoid(distances, projection.shape[-1]).T  # [H, D, distances]
+            numbers = ((v - u)[:, None] @ vectors)[:, 0]  # of a query that has u in it
+        return replace(stock, query=query + u[:, None].to(query), relative=Relative(numbers, vectors))

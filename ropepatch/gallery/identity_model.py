@@ -88,7 +88,9 @@ class IdentityModel:
         for layer in self.layers:
             attended = self.attended(layer, query, key, places)
             scores = attended.query @ attended.key.mT * self.shape.head_dim**-0.5
-            layers.append(scores if attended.bias is None else scores + attended.bias(slice(None)))
+            if attended.relative is not None:
+                scores = scores + attended.relative.bias(attended.query, -places.offsets(slice(None)))
+            layers.append(scores)
         return torch.stack(layers)
 
     @torch.no_grad()

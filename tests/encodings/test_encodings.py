@@ -26,8 +26,9 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
     Wav2Vec2ConformerSelfAttention,
 )
 
-from ropepatch.attention import scored
+from ropepatch.attention import relative, scored
 from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.tiles import table
 from ropepatch.encodings import ENCODINGS, biases, make_encoding, rotary
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.attention import attend
@@ -652,6 +653,44 @@ def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     assert got == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
 
 
+BY_DISTANCE = [
+    ("alibi", {}),
+    ("t5", {}),
+    ("t5", {"max_distance": 400}),
+    ("shaw", {}),
+    ("shaw", {"clip": 3}),
+    ("transformer-xl", {}),
+]
+
+
+def read_with_gradients(layer: Layer, tokens: int, mask: Tensor | None) -> list[Tensor]:
+    inputs = [x.requires_grad_() for x in drawn(3, tokens, tokens)]
+    output, _ = layer.read(*inputs, mask, torch.arange(tokens)[None])
+    leaves = [*inputs, *layer.module.parameters()]
+    slopes = torch.autograd.grad((output * drawn(3, tokens, tokens, seed=1)[0]).sum(), leaves)
+    return [output.detach(), *slopes]
+
+
+@pytest.mark.parametrize(("name", "parameters"), BY_DISTANCE, ids=str)
+def test_tokens_that_follow_each_other_are_read_as_if_their_scores_were_written_down(name, parameters):
+    """A mask, if only the causal one, has them written down; 150 tokens are more than a tile."""
+    with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer:
+        fast = read_with_gradients(layer, 150, None)
+        slow = read_with_gradients(layer, 150, causal(150, 150)[:, None])
+    for one, other in zip(fast, slow, strict=True):
+        assert one.any()
+        assert_close(one, other, atol=1e-5 * max(1.0, other.abs().max().item()))
+
+
+@pytest.mark.parametrize(("name", "parameters"), BY_DISTANCE, ids=str)
+def test_distances_that_are_one_off_would_be_found(name, parameters, monkeypatch):
+    monkeypatch.setattr(relative, "table", lambda *given: table(*given).roll(1, -1))
+    with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer, torch.no_grad():
+        inputs = drawn(3, 150, 150)
+        fast, slow = (layer.read(*inputs, mask)[0] for mask in (None, causal(150, 150)[:, None]))
+    assert off(fast, slow) > 1e-3
+
+
 @pytest.mark.parametrize("name", ["alibi", "shaw"])
 def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch):
     monkeypatch.setattr(scored, "SCORES", FEW)
@@ -672,6 +711,7 @@ def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch
 
 
 LONG = 2048
+JUMPS = torch.arange(LONG) + (torch.arange(LONG) > 9)
 
 
 def largest(name: str, positions: Tensor) -> int:
@@ -686,11 +726,12 @@ def largest(name: str, positions: Tensor) -> int:
 def test_no_tensor_grows_with_the_square_of_the_tokens(name, monkeypatch):
     monkeypatch.setattr(scored, "SCORES", 1 << 18)
     assert largest(name, torch.arange(LONG)[None]) <= 1 << 18
+    assert largest(name, JUMPS[None]) <= 1 << 18
 
 
 def test_the_counter_would_see_the_whole_matrix(monkeypatch):
     monkeypatch.setattr(scored, "SCORES", LONG**2)
-    assert largest("t5", torch.arange(LONG)[None]) >= LONG**2
+    assert largest("t5", JUMPS[None]) >= LONG**2
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
@@ -700,7 +741,7 @@ def test_positions_that_jump_far_make_no_tensor_larger_than_the_sinusoids_of_the
     assert largest(name, positions) <= HIDDEN * (16 * 511 + 1)
 
 
-def saved_elements(name: str, tokens: int) -> int:
+def saved_elements(name: str, positions: Tensor) -> int:
     """The elements of all tensors that attention saves for the backward pass."""
     sizes: list[int] = []
 
@@ -708,21 +749,22 @@ def saved_elements(name: str, tokens: int) -> int:
         sizes.append(tensor.numel())
         return tensor
 
-    inputs = [x.requires_grad_() for x in drawn(3, tokens, tokens, rows=1)]
+    inputs = [x.requires_grad_() for x in drawn(3, len(positions), len(positions), rows=1)]
     with (
         swapped_layer(encoding_of(name), model_of(3)) as layer,
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
-        layer.read(*inputs)
+        layer.read(*inputs, None, positions[None])
     return sum(sizes)
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
     monkeypatch.setattr(scored, "SCORES", 1 << 12)
-    assert saved_elements(name, 256) <= 2 * saved_elements(name, 128)
+    for positions in (torch.arange(LONG), JUMPS):
+        assert saved_elements(name, positions[:256]) <= 2 * saved_elements(name, positions[:128])
     monkeypatch.setattr(scored, "checkpoint", lambda read, *block, use_reentrant: read(*block))
-    assert saved_elements(name, 256) > 3 * saved_elements(name, 128)
+    assert saved_elements(name, JUMPS[:256]) > 3 * saved_elements(name, JUMPS[:128])
 
 
 # What is refused

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 
 import ropepatch.encodings.attention
 from ropepatch import ENCODINGS, RopepatchError, swap
+from ropepatch.attention import tiles
+from ropepatch.attention.relative import Relative
 from ropepatch.encodings import swapped
 from ropepatch.encodings.attention import places_of
 from ropepatch.encodings.encoding import Places
@@ -74,16 +76,23 @@ def test_large_scores_in_half_precision_stay_finite(name):
 @torch.no_grad()
 def test_biases_are_float32_under_autocast(model, name, monkeypatch):
     seen = []
-    scores = ropepatch.encodings.attention._ScoredAttention._scores
+    written_down, by_tiles = Relative.bias, tiles.read
 
-    def recorded(attention, query, rows):
-        seen.append(attention.attended.bias(rows).dtype)
-        return scores(attention, query, rows)
+    def recorded(relative, *call):
+        seen.append(written_down(relative, *call).dtype)
+        return written_down(relative, *call)
 
-    monkeypatch.setattr(ropepatch.encodings.attention._ScoredAttention, "_scores", recorded)
+    def tiled(*call):
+        seen.extend(x.dtype for x in (*call[-1], *by_tiles(*call)) if x is not None)
+        return by_tiles(*call)
+
+    monkeypatch.setattr(Relative, "bias", recorded)
+    monkeypatch.setattr(tiles, "read", tiled)
     with ropepatch.swap(model, name), torch.autocast("cpu", torch.bfloat16):
-        model(IDS)
-    assert set(seen) == {torch.float32}
+        for positions in (torch.arange(40), 2 * torch.arange(40)):
+            seen.clear()
+            model(IDS, attention_mask=torch.ones_like(IDS), position_ids=positions[None])
+            assert set(seen) == {torch.float32}
 
 
 def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
@@ -106,7 +115,7 @@ def test_absolute_positions_are_not_added_to_embeddings_that_the_model_scales(fa
 def test_parameters_follow_the_tokens_to_another_device(model):
     """On the meta device, where a tensor of another device would be an error."""
     module = ropepatch.swap(model, "t5").module
-    assert module.bias(torch.zeros(2, 2, dtype=torch.long, device="meta")).device.type == "meta"
+    assert module.bias(torch.zeros(2, dtype=torch.long, device="meta")).device.type == "meta"
 
 
 # Cached equals full, generation

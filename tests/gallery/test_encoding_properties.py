@@ -110,7 +110,8 @@ def test_trained_numbers_are_counted(name, count):
         ("nope-layers", 3 * 2 * (3 * 64 + 64 // 2 + 5 * 8), 0),
         # 16 more channels in the products with keys and with values, in 4 layers of 4 heads
         ("nezha", None, 4 * 4 * (2 * 16 + 2 * 16)),
-        ("alibi", 0, 4 * 4 * 2),  # a product and a sum
+        ("alibi", 4 * 4, 4 * 4),  # a product for every distance, and a sum
+        ("t5", 0, 4 * 4),
         ("shaw", None, 4 * 4 * 2),  # a sum of scores and one of weights
         ("transformer-xl", None, 4 * 4 * (2 * 16 + 1) + 4 * 4),  # a product of 16 channels, scaled, and a sum
         ("learned", 64, 0),  # once, not in every layer

@@ -1,0 +1,88 @@
+"""Attention by what distances add equals softmax over all pairs, written down, forward and backward."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ropepatch.attention import tiles
+from ropepatch.attention.relative import Relative, attended
+
+# Queries, keys, distances of the tables, window
+SIZES = [
+    (50, 50, 7, None),
+    (50, 50, 60, None),  # every distance has its own
+    (13, 50, 50, None),
+    (13, 50, 9, None),
+    (50, 50, 9, 20),
+    (50, 50, 9, 5),
+    (50, 50, 50, 20),
+    (1, 50, 9, None),
+    (50, 50, 1, None),  # which a softmax does not see
+]
+KINDS = {"numbers": (), "vectors": ("vectors",), "values": ("vectors", "values")}
+
+
+def drawn(queries: int, keys: int, reach: int, kind: str, dtype: torch.dtype) -> list[Tensor]:
+    """Queries, keys, values, and the tables of a kind."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = [(2, 3, n, 8) for n in (queries, keys, keys)] + [(3, reach)]
+    sizes += [{"vectors": (1, 8, reach), "values": (8, reach)}[table] for table in KINDS[kind]]
+    return [torch.randn(size, generator=draw, dtype=torch.float64).to(dtype) for size in sizes]
+
+
+def fast(tensors: list[Tensor], window: int | None) -> Tensor:
+    return attended(*tensors[:3], Relative(*tensors[3:]), 0.35, window)
+
+
+def written_down(tensors: list[Tensor], window: int | None) -> Tensor:
+    query, key, value, numbers, *more = tensors
+    distances = torch.arange(key.shape[2])[-query.shape[2] :, None] - torch.arange(key.shape[2])
+    at = distances.clamp(0, numbers.shape[-1] - 1)
+    scores = query @ key.mT * 0.35 + numbers[:, at]
+    if more:
+        scores = scores + torch.einsum("bhqe,eqk->bhqk", query, more[0][0][:, at])
+    unseen = (distances < 0) | (distances >= (window or len(distances.T)))
+    weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    output = weights @ value
+    return output + torch.einsum("bhqk,eqk->bhqe", weights, more[1][:, at]) if len(more) > 1 else output
+
+
+def with_gradients(read, tensors: list[Tensor], window: int | None) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    output = read(leaves, window)
+    return [output.detach(), *torch.autograd.grad(output.sin().sum(), leaves)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_attention_and_all_gradients_are_those_of_the_scores_written_down(sizes, kind, monkeypatch):
+    monkeypatch.setattr(tiles, "ROWS", 16)
+    monkeypatch.setattr(tiles, "SCORES", 1)  # so that columns too are several tiles
+    *sizes, window = sizes
+    tensors = drawn(*sizes, kind, torch.float64)
+    results = [with_gradients(read, tensors, window) for read in (fast, written_down)]
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-11)
+
+
+def test_biases_that_leave_nothing_of_far_keys_leave_no_nan():
+    """Numbers so small that processors are slow with them, or that are 0, at 60 and at 6,000 nats."""
+    for slope in (1.5, 150.0):
+        tensors = [
+            *drawn(300, 300, 1, "numbers", torch.float32)[:3],
+            -slope * torch.arange(300.0).expand(3, -1),
+        ]
+        results = [with_gradients(read, tensors, None) for read in (fast, written_down)]
+        for one, other in zip(*results, strict=True):
+            assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 5e-6), (torch.bfloat16, 5e-2)])
+def test_tables_and_tiles_stay_float32(dtype, apart):
+    tensors = drawn(300, 300, 20, "values", dtype)
+    tables = [x.float() for x in tensors[3:]]
+    output = fast([*tensors[:3], *tables], None)
+    assert output.dtype == dtype
+    assert (
+        output.double() - written_down([x.double() for x in (*tensors[:3], *tables)], None)
+    ).abs().max() < apart
