@@ -92,6 +92,14 @@ class AttentionMap(Checked, ABC):
         """The bands; for equal maps the same objects, by which layouts are cached."""
         return _regions(self)
 
+    def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The distances [Q, T] at which queries read keys, whatever their band: float64, NaN where unseen."""
+        table = torch.full((len(queries), len(keys)), torch.nan, dtype=torch.float64)
+        for band in self.bands():
+            holds = band.holds(queries, keys)
+            table = torch.where(holds, band.distances(queries, keys).double(), table)
+        return table
+
     def temperature(self, queries: Tensor, window: int) -> Tensor | None:
         """What the scores of queries are multiplied by, float64; None for 1."""
         factor = self.attention_factor**2

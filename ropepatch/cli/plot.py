@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ropepatch.cli.arguments import METHODS_OPTION, a_length, complete, some_methods, split_names
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXAMPLES = """\b
 Examples:
   ropepatch plot results/*.json --out figures
+  ropepatch plot llama-2-7b --to 4x --methods yarn,self-extend
   ropepatch plot encodings --out figures"""
 
 GALLERY = "encodings"
@@ -18,20 +25,62 @@ GALLERY = "encodings"
 def plot(
     results: Annotated[
         list[str],
-        typer.Argument(metavar="RESULT", help="JSON files of `eval --out`, or encodings: the gallery."),
+        typer.Argument(
+            metavar="RESULT",
+            help="JSON files of `eval --out`; a model, with --to; or encodings: the gallery.",
+        ),
     ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw what methods would do to a model for this context, 32k or 4x; nothing is measured.",
+            callback=a_length,
+        ),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            *METHODS_OPTION,
+            help="With --to, repeated or separated by commas; yarn if not given.",
+            callback=some_methods,
+            autocompletion=complete("methods"),
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("figures"),
 ) -> None:
-    """Draw results: loss by length and position, passkeys, and what the scalings do to the frequencies.
+    """Draw results: loss by length and position, passkeys, and what methods do to distances and frequencies.
 
     The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
     """
-    from ropepatch.errors import RopepatchError
-    from ropepatch.evaluation.results import read_result
+    if (methods and to is None) or (to is not None and len(results) > 1):
+        raise RopepatchError(
+            "--methods needs --to" if to is None else f"--to is for one model, got {len(results)} names",
+            hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
+        )
     from ropepatch.files import absent, new_folder
-    from ropepatch.report.plots import figures, save_figure
+    from ropepatch.report.plots import save_figure
 
-    files = [Path(name) for name in results if name != GALLERY]
+    drawn = _of_results(results) if to is None else _of_methods(results[0], to, split_names(methods))
+    with new_folder(absent(out)) as partial:
+        for name, figure in drawn.items():
+            save_figure(figure, partial / name)
+    print("\n".join(f"{out / name}.png, .svg" for name in drawn))
+
+
+def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
+    from ropepatch.extension.planning import plan
+    from ropepatch.report.plots import figures_of_plans
+
+    names = dict.fromkeys(methods or ["yarn"])
+    return figures_of_plans([plan(model, to=to, method=name) for name in names])
+
+
+def _of_results(names: list[str]) -> dict[str, Figure]:
+    """What results allow; and the gallery, where it is among the names."""
+    from ropepatch.evaluation.results import read_result
+    from ropepatch.report.plots import figures
+
+    files = [Path(name) for name in names if name != GALLERY]
     measured = [read_result(file) for file in files]
     try:
         drawn = figures(measured) if files else {}
@@ -40,11 +89,8 @@ def plot(
             f"these results cannot be drawn: {type(error).__name__}: {error}",
             hint="a file of them was changed by hand, or is of another version: measure again",
         ) from error
-    if GALLERY in results:
+    if GALLERY in names:
         from ropepatch.gallery.figures import plot_encoding_gallery
 
         drawn |= plot_encoding_gallery()
-    with new_folder(absent(out)) as partial:
-        for name, figure in drawn.items():
-            save_figure(figure, partial / name)
-    print("\n".join(f"{out / name}.png, .svg" for name in drawn))
+    return drawn

@@ -88,7 +88,7 @@ class Extension:
         return self.results.to_pandas(table)
 
     def plot(self, name: str | None = None) -> Figure:
-        """A figure of what was measured, see `Results.plot`; without results, of what happened to the rope.
+        """A figure of what was measured, see `Results.plot`; without results, of what was planned.
 
         Args:
             name: Such as `perplexity`, `passkey` or `wavelengths-yarn`.
@@ -98,9 +98,9 @@ class Extension:
         """
         if self.results or name:
             return self.results.plot(name)
-        from ropepatch.report.plots import Rescaling, plot_wavelengths
+        from ropepatch.report.plots import plot_plan
 
-        return plot_wavelengths(Rescaling.of(self.plan.rope, self.plan.scaling, self.plan.target))
+        return plot_plan(self.plan)
 
     def outcome(self) -> str:
         """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""

@@ -20,7 +20,14 @@ from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
 from ropepatch.report.html import html_table
 from ropepatch.report.inline_svg import inline_svg
-from ropepatch.report.plots import Picture, looks_of, pictures_of_rescaling, pictures_of_results, rescalings
+from ropepatch.report.plots import (
+    Picture,
+    looks_of,
+    pictures_of_distances,
+    pictures_of_rescaling,
+    pictures_of_results,
+    rescalings,
+)
 from ropepatch.report.tables import summary_table
 from ropepatch.report.words import origin, outcome, provenance, variants, verdict
 from ropepatch.settings import short_length
@@ -49,6 +56,7 @@ class Section(NamedTuple):
     verdict: list[tuple[str, str]]
     outcome: list[str]
     parts: list[ReportPart]
+    distances: list[InlineFigure]
     scalings: list[tuple[str, list[InlineFigure]]]  # by label: what each does to the rotary pairs
 
 
@@ -94,9 +102,11 @@ def _page(results: Sequence[Result], title: str | None, command: str | None) -> 
                 _part(group, apart[id(group)], _drawn(pictures_of_results(group, look), numbers))
                 for group in groups
             ],
+            _drawn(pictures_of_distances(rescalings(groups, look)), numbers),
             [
                 (change.name, _drawn(pictures_of_rescaling(change, colour), numbers))
                 for change, colour in rescalings(groups, look)
+                if change.distances is None
             ],
         )
         for (model, target), groups in places.items()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ropepatch.scaling.rope import Rope, rotations, wavelengths
+from ropepatch.scaling.rope import Rope, divisors, rotations, wavelengths
 
 TOLERANCE = 1e-5  # of a divisor: float32 tables agree to about 4e-7
 
@@ -45,6 +45,19 @@ def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
         first, last = pairs[0], pairs[-1]
         neighbours.append(Band(fate, first, last, *((column[first], column[last]) for column in columns)))
     return neighbours
+
+
+def slow_divisors(rope: Rope, inv_freq: Tensor) -> tuple[float, float]:
+    """The least and the greatest divisor, theta / theta', of the pairs that did not turn fully within L.
+
+    A pair that did has seen every angle; the others meet new ones where D / divisor is beyond L. Where all
+    did, it is the slowest that counts. Pairs that stood still before are left out.
+    """
+    before = rope.inv_freq()
+    turns = rotations(before, rope.original_max_position_embeddings)
+    slowest = turns[turns > 0].min()
+    slow = divisors(before, inv_freq)[(turns > 0) & (turns <= max(1.0, float(slowest)))]
+    return float(slow.min()), float(slow.max())
 
 
 def _fate(divisor: float, factor: float) -> str:

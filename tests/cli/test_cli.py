@@ -149,6 +149,13 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
     assert names == {".png", ".svg"}
 
 
+def test_plot_draws_what_methods_would_do_to_a_model_without_measuring(tmp_path, run_here):
+    done = run_here("plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {file.stem for file in (tmp_path / "figures").iterdir()}
+    assert names == {"distances", "wavelengths-yarn", "rotations-yarn"}
+
+
 def test_compare_ranks_and_recommends(tmp_path, run_here):
     words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", "--windows", "4", "--trials", "1")
     done = ropepatch(*words, "--out", "out", cwd=tmp_path)

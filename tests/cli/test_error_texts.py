@@ -266,6 +266,8 @@ CASES: dict[str, tuple[str, Damage]] = {
     "compare of what the model reads": ("compare tiny --to 256", nothing),
     "plot of no result": ("plot src/config.json", nothing),
     "plot of nothing": ("plot missing.json", nothing),
+    "plot methods without a target": ("plot tiny --methods yarn", nothing),
+    "plot of two models": ("plot tiny src --to 4x", nothing),
     # tiny and the demo
     "tiny has no revisions": ("plan tiny --to 1k --revision main", nothing),
     "tiny reaches its window": ("plan tiny --to 256", nothing),

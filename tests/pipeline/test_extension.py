@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,9 @@ def test_a_plan_is_extended_as_it_is(plain):
     assert (plain.plan.target, plain.record["why"], plain.gate) == (512, "a test", None)
     assert len(plain.results) == 0
     assert plain.plot()._repr_png_().startswith(b"\x89PNG")
+    far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
+    titles = [extension.plot().axes[0].get_title(loc="left") for extension in (plain, far)]
+    assert titles == ["tokens per rotation", "as it is"]
     assert "logits equal" in plain._repr_html_()
 
 

@@ -8,12 +8,15 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
+from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
+from ropepatch.attention import make_map
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.curves import LossCurve
@@ -23,7 +26,7 @@ from ropepatch.report import plots
 from ropepatch.report.plots.losses import _perplexities
 from ropepatch.report.plots.style import COLOURS, PLAIN, Look, shown, spread
 from ropepatch.scaling import METHODS, make_scaling
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import Frequencies, Rope
 
 CURVE = LossCurve((torch.linspace(3.0, 1.0, 999), torch.linspace(4.0, 2.0, 999)))
 GRID = PasskeyGrid(
@@ -302,6 +305,89 @@ def test_a_model_that_was_scaled_before_is_drawn_from_there():
     assert torch.equal(change.rope.inv_freq(), ROPE.inv_freq() / 2)
 
 
+# At which distances tokens are read
+
+
+def heat_maps(figure) -> dict[str, np.ndarray]:
+    """The distances in the panels by their titles; NaN where they are blank."""
+    images = {axes.get_title(loc="left"): axes.images for axes in figure.axes}
+    return {title: found[0].get_array().filled(np.nan) for title, found in images.items() if found}
+
+
+def curves(figure) -> dict:
+    """Those of the last axes, by label."""
+    return labelled(figure.axes[-1])
+
+
+def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescaling:
+    rope, one = Rope(16, 10_000.0, window), make_map(name, **parameters).fitted(window, target)
+    return plots.Rescaling(name, rope, Frequencies(rope.inv_freq()), target / window, target, one)
+
+
+@pytest.mark.parametrize("name", ORACLE)
+def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_key_is_unseen(name):
+    figure = plots.plot_effective_distances([(mapped(name, 32, 44, **SMALL[name]), Look(COLOURS[0]))])
+    parts = heat_maps(figure)
+    expected = distances(ORACLE[name](**SMALL[name]), 44)
+    np.testing.assert_allclose(parts[name], expected, atol=1e-9)
+    np.testing.assert_array_equal(parts["as it is"], distances(lambda m, n: m - n, 44))
+    assert not np.allclose(distances(SABOTAGE[name](**SMALL[name]), 44), parts[name], equal_nan=True)
+    true, read = curves(figure)[name].get_data()
+    np.testing.assert_allclose(read, expected[43, 43 - np.array(true)], atol=1e-9)
+    assert sorted(true) == list(range(44))
+
+
+def test_of_a_scaling_the_pair_is_drawn_that_sees_farthest_of_those_that_did_not_turn_fully():
+    ntk = make_scaling("ntk", factor=4.0)
+    figure = plots.plot_effective_distances([(plots.Rescaling.of(ROPE, ntk), Look(COLOURS[1]))])
+    theta = 10_000.0 ** -(np.arange(8) / 8)
+    slow = 256 * theta < 2 * np.pi
+    assert 1 < slow.sum() < 8
+    divisors = theta[slow] / ntk.frequencies(ROPE).inv_freq.double().numpy()[slow]
+    places = np.round(np.linspace(0, 1023, 384))
+    apart = places[:, None] - places
+    apart[apart < 0] = np.nan
+    np.testing.assert_allclose(heat_maps(figure)["ntk"], apart / divisors.min(), rtol=1e-6)
+    (shaded,) = figure.axes[-1].collections
+    corners = {round(y, 2) for x, y in shaded.get_paths()[0].vertices if x == 1023}
+    assert corners == {round(1023 / divisors.min(), 2), round(1023 / divisors.max(), 2)}
+
+
+def test_a_long_target_is_drawn_by_its_ends_and_some_between():
+    figure = plots.plot_effective_distances([(mapped("lambda", 256, 2**20), Look(COLOURS[0]))])
+    (table,) = (table for title, table in heat_maps(figure).items() if title == "lambda")
+    assert table.shape == (384, 384)
+    assert (np.diag(table) == 0).all()
+    assert (table[1:, 0] == 192).all()  # the first tokens are seen from everywhere
+    assert np.isnan(np.tril(table, -1)[:, 1:]).sum() == 383 * 382 // 2
+    assert curves(figure)["lambda"].get_xdata()[-1] == 2**20 - 1
+
+
+def test_the_trained_context_parts_the_colours_which_all_panels_share():
+    changes = [mapped("self-extend", 256, 1024), plots.Rescaling.of(ROPE, make_scaling("yarn", factor=4.0))]
+    figure = plots.plot_effective_distances([(change, Look(COLOURS[0])) for change in changes])
+    images = [image for axes in figure.axes for image in axes.images]
+    assert {image.get_clim() for image in images} == {(0, 1024)}
+    for image in images:
+        (red, _, blue, _), (red_beyond, _, blue_beyond, _) = image.to_rgba([255.9, 256.0])
+        assert (blue > red, blue_beyond > red_beyond) == (True, False)
+    written = {label.get_text() for axes in figure.axes for label in axes.get_yticklabels()}
+    assert {"256\ntrained", "256"} <= written
+    levels = [[*line.get_ydata()] for axes in figure.axes for line in axes.lines]
+    assert levels.count([256, 256]) == 2  # on the scale of colours, and beside the curves
+
+
+def test_a_map_is_drawn_by_its_distances_and_a_scaling_by_its_frequencies_too():
+    results = [reading(name, [1.0] * 3, method=name) for name in ("self-extend", "yarn")]
+    found = plots.figures(results)
+    assert list(found)[2:] == ["distances", "wavelengths-yarn", "rotations-yarn"]
+    assert list(heat_maps(found["distances"])) == ["as it is", "self-extend", "yarn"]
+    expected = distances(ORACLE["self-extend"](window=64, group=11), 1024)[-1, ::-1]
+    np.testing.assert_array_equal(curves(found["distances"])["self-extend"].get_ydata(), expected)
+    drawn = plots.pictures_of_distances(plots.rescalings(comparisons(results[:1]), plots.looks_of(results)))
+    assert "A scaling" not in drawn[0].caption
+
+
 # Which results go together
 
 
@@ -334,7 +420,9 @@ def test_the_figures_are_those_that_the_results_allow():
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
     drawn_of_all = plots.figures(full)
-    assert " ".join(drawn_of_all) == "perplexity positions gain passkey wavelengths-yarn rotations-yarn"
+    assert " ".join(drawn_of_all) == (
+        "perplexity positions gain passkey distances wavelengths-yarn rotations-yarn"
+    )
     assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("tiny: gained")
 
 

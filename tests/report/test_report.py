@@ -266,7 +266,8 @@ def test_any_loss_has_a_perplexity_to_write(nats):
 
 def test_the_file_needs_nothing_else(page):
     assert "http" not in page.replace("http-equiv", "")
-    assert not re.search(r'\b(src|href|srcset|action|data)="[^#]', page)
+    drawn = re.sub(r'href="data:image/png;base64,[\w+/=\s]+"', "", page)  # the cells of a heat map
+    assert not re.search(r'\b(src|href|srcset|action|data)="[^#]', drawn)
     assert not {*re.findall(r"<(\w+)", page)} & {"link", "img", "iframe", "object", "embed", "base"}
     assert "@import" not in page
     assert "default-src 'none'" in page
@@ -281,7 +282,7 @@ def test_ids_are_unique_and_what_refers_to_them_finds_them(page):
 
 
 def test_figures_are_drawn_with_text_in_the_colours_of_the_page(page):
-    assert page.count("<svg") == 4 + 2 * 2  # four of measurements, two of each scaling
+    assert page.count("<svg") == 4 + 1 + 2 * 2  # four of measurements, all distances, two of each scaling
     style = page[: page.index("</style>")]
     for colour in (*COLOURS, INK, QUIET, FAINT, GRID, PLAIN):
         assert re.search(rf"--[a-z0-9-]+: {colour};", style), colour
@@ -289,6 +290,18 @@ def test_figures_are_drawn_with_text_in_the_colours_of_the_page(page):
     for name in set(re.findall(r"var\((--[a-z0-9-]+)", page)):
         assert f"{name}: #" in style
     assert re.search(r"<text[^>]*>yarn</text>", page)
+
+
+def test_a_map_has_its_distances_on_the_page_and_no_rotary_pairs(tmp_path):
+    results = [reading(name, [1.0] * 3, method=name) for name in ("self-extend", "yarn")]
+    page = write_report(results, tmp_path / "both.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2 + 1 + 2
+    assert page.count("<image ") == 3 + 1  # as it is and two methods; their colours
+    assert "The distance at which every query reads every key" in page
+    assert "<summary>yarn</summary>" in page
+    assert "<summary>self-extend</summary>" not in page
+    page = write_report(results[:1], tmp_path / "one.html").read_text(encoding="utf-8")
+    assert "rotary pairs" not in page
 
 
 def test_whatever_is_named_by_others_is_escaped(tmp_path):
@@ -471,7 +484,7 @@ def test_a_narrow_window_scrolls_tables_not_the_page(narrow):
 
 def test_every_figure_has_a_size_and_stays_in_its_box(wide, narrow):
     for seen, least in ((wide, 500), (narrow, 300)):
-        assert len(seen.findings["figures"]) == 8
+        assert len(seen.findings["figures"]) == 9
         for width, height, right in seen.findings["figures"]:
             assert width >= least
             assert height >= least / 4

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ropepatch.attention import MAPS, make_map
 from ropepatch.evaluation.passkey import Passkey
 from ropepatch.evaluation.results import Result
 from ropepatch.scaling import make_scaling
@@ -35,12 +36,13 @@ def model_record(name: str = "tiny", trained: int = 256, rotary_dim: int = 16) -
 
 def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str, Any]:
     rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"])
-    made = make_scaling(method, factor=target / model["trained"])
+    kept = make_map(method).fitted(model["trained"], target) if method in MAPS else None
+    made = make_scaling("none" if kept else method, factor=target / model["trained"])
     after = made.frequencies(rope, target)
     return {
         "method": method,
         "factor": made.factor,
-        "parameters": made.parameters(),
+        "parameters": (kept or made).parameters(),
         "target": target,
         "attention_factor": after.attention_factor,
         "inv_freq": after.inv_freq.tolist(),

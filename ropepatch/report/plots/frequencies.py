@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ropepatch.attention import MAPS, AttentionMap, make_map
 from ropepatch.report.plots.style import COLOURS, FAINT, INK, PLAIN, QUIET, Look, canvas, shown, spread
 from ropepatch.scaling.bands import bands
 from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.results import Result
+    from ropepatch.extension.planning import Plan
     from ropepatch.scaling import Scaling
 
 SHADES = {  # by fate: the more a pair is slowed down, the darker
@@ -35,7 +37,7 @@ TURNS = 6  # of a pair that are drawn, at most
 
 @dataclass(frozen=True)
 class Rescaling:
-    """What becomes of a rope.
+    """What becomes of a rope, or of the distances it turns by.
 
     Attributes:
         name: The method.
@@ -43,6 +45,7 @@ class Rescaling:
         after: The frequencies and the attention factor after it.
         factor: By how much the context grows, s.
         target: The context to reach, in tokens.
+        distances: The attention map, which leaves the frequencies as they are; None of a scaling.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Rescaling:
     after: Frequencies
     factor: float
     target: int
+    distances: AttentionMap | None = None
 
     @classmethod
     def of(cls, rope: Rope, scaling: Scaling, target: int | None = None) -> Rescaling:
@@ -67,6 +71,12 @@ class Rescaling:
         return cls(scaling.name, rope, scaling.frequencies(rope, reach), scaling.factor, reach)
 
     @classmethod
+    def planned(cls, plan: Plan) -> Rescaling:
+        """What a plan does."""
+        factor, target = plan.scaling.factor, plan.target
+        return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.distances)
+
+    @classmethod
     def measured(cls, result: Result) -> Rescaling | None:
         """What the scaling of a result did; None if it has none, or does not say."""
         model, scaling = result.model, result.scaling
@@ -75,7 +85,9 @@ class Rescaling:
         before = tuple(model["inv_freq"])
         rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"], carried=before)
         after = Frequencies(torch.tensor(scaling["inv_freq"]), scaling["attention_factor"])
-        return cls(result.label, rope, after, scaling["factor"], result.target)
+        known = scaling["method"] in MAPS
+        distances = make_map(scaling["method"], **scaling["parameters"]) if known else None
+        return cls(result.label, rope, after, scaling["factor"], result.target, distances)
 
 
 def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ropepatch.report.plots.style import DASHES, FAINT, Look, canvas, length_axis, looks, shown, spread
+from ropepatch.report.plots.style import (
+    DASHES,
+    FAINT,
+    LABEL,
+    Look,
+    canvas,
+    length_axis,
+    looks,
+    name_lines,
+    shown,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +29,6 @@ if TYPE_CHECKING:
 
 HEADROOM = 1.0  # nats by which a picture goes on beyond its best line, at most
 LARGEST = 700  # nats, whose exponential is a number
-LABEL = 0.145  # inches between the names beside the lines
 
 
 class Line(NamedTuple):
@@ -160,28 +169,8 @@ def _name(
     drawn = [(name, look[name], line) for name, line in lines.items()]
     if floor is not None:
         drawn.append(("floor", Look(FAINT, DASHES[2]), floor))
-    low, high = axes.get_ylim()
-    drawn.sort(key=lambda item: item[2].y[-1])
-    heights = [(line.y[-1] - low) / (high - low) for _, _, line in drawn]
-    room = _height(lines) - 0.9  # inches of the axes, about
-    places = spread([min(max(height, 0.0), 1.0) for height in heights], LABEL / room)
-    begin, end = (math.log(x) for x in axes.get_xlim())
-    for (name, (colour, dash), line), height, place in zip(drawn, heights, places, strict=True):
-        last = (math.log(line.x[-1]) - begin) / (end - begin)
-        inside = 0 <= height <= 1
-        axes.plot(
-            [last, 1.01, 1.035, 1.06] if inside else [1.035, 1.06],
-            [height, height, place, place] if inside else [place, place],
-            transform=axes.transAxes,
-            color=colour,
-            linestyle=dash,
-            linewidth=1,
-            clip_on=False,
-            scalex=False,
-            scaley=False,
-        )
-        arrow = "" if inside else f" {'↑' if height > 1 else '↓'} {value(line.y[-1])}"
-        axes.text(1.07, place, shown(name) + arrow, transform=axes.transAxes, va="center_baseline")
+    ends = [(name, look, line.x[-1], line.y[-1]) for name, look, line in drawn]
+    name_lines(axes, ends, _height(lines) - 0.9, value)
 
 
 def _doublings(trained: int, begin: float, end: float) -> list[float]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
 from ropepatch.evaluation.results import Result, slug
 from ropepatch.evaluation.tasks import task_of
+from ropepatch.report.plots.distances import plot_effective_distances
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
 from ropepatch.report.plots.passkeys import plot_cells
@@ -19,6 +20,7 @@ from ropepatch.settings import short_length
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ropepatch.extension.planning import Plan
 
 DRAWN: Mapping[str, Callable[[Comparison, Mapping[str, Look]], Figure]] = {  # by the kind of a `Drawing`
     "by_length": plot_perplexity,
@@ -50,17 +52,41 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             short_length(target) if len({tokens for _, tokens in places}) > 1 else "",
         ]
         pictures = [picture for group in groups for picture in pictures_of_results(group, look)]
-        for change, colour in rescalings(groups, look):
-            pictures += [
-                picture._replace(name=f"{picture.name}-{change.name}")
-                for picture in pictures_of_rescaling(change, colour)
-            ]
-        for picture in pictures:
-            name = "-".join(filter(None, (*parts, picture.name)))
-            stem = slug(name).strip("-.")
-            numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
-            drawn[next(name for name in numbered if name not in drawn)] = picture.figure
+        _add(drawn, [*pictures, *_pictures_of_changes(rescalings(groups, look))], *parts)
     return drawn
+
+
+def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
+    """What plans of one model for one target do to distances and to the rope, by names as of `figures`."""
+    changes = [Rescaling.planned(plan) for plan in plans]
+    look = looks(change.name for change in changes)
+    drawn: dict[str, Figure] = {}
+    _add(drawn, _pictures_of_changes([(change, look[change.name]) for change in changes]))
+    return drawn
+
+
+def plot_plan(plan: Plan) -> Figure:
+    """What a plan changes: the tokens per rotation of every rotary pair, or the distances of its map."""
+    change = Rescaling.planned(plan)
+    look = looks([change.name])[change.name]
+    return plot_effective_distances([(change, look)]) if change.distances else plot_wavelengths(change, look)
+
+
+def _pictures_of_changes(changes: Sequence[tuple[Rescaling, Look]]) -> list[Picture]:
+    """Those of all together, and those of each with its name."""
+    return pictures_of_distances(changes) + [
+        picture._replace(name=f"{picture.name}-{change.name}")
+        for change, colour in changes
+        for picture in pictures_of_rescaling(change, colour)
+    ]
+
+
+def _add(drawn: dict[str, Figure], pictures: Sequence[Picture], *parts: str) -> None:
+    """Put pictures beside others, by names of these parts and their own that no other has."""
+    for picture in pictures:
+        stem = slug("-".join(filter(None, (*parts, picture.name)))).strip("-.")
+        numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
+        drawn[next(name for name in numbered if name not in drawn)] = picture.figure
 
 
 def looks_of(results: Sequence[Result]) -> dict[str, Look]:
@@ -93,8 +119,36 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
     ]
 
 
+def pictures_of_distances(changes: Sequence[tuple[Rescaling, Look]]) -> list[Picture]:
+    """At which distances tokens are read, one picture for all changes of one trained context."""
+    windows: dict[int, list[tuple[Rescaling, Look]]] = {}
+    for change, look in changes:
+        windows.setdefault(change.rope.original_max_position_embeddings, []).append((change, look))
+    return [
+        Picture("distances", plot_effective_distances(drawn), _distances_in_words(window, drawn))
+        for window, drawn in windows.items()
+    ]
+
+
+def _distances_in_words(window: int, drawn: Sequence[tuple[Rescaling, Look]]) -> str:
+    """What stands below the distances, as far as they are those of scalings or of maps."""
+    words = (
+        "The distance at which every query reads every key, and below it the last query. Blue: within the "
+        f"trained context of {short_length(window)} tokens; orange: beyond it; blank: unseen."
+    )
+    if all(change.distances for change, _ in drawn):
+        return words
+    return (
+        f"{words} A scaling slows every rotary pair by a divisor of its own, and so divides the distances "
+        "that this pair sees. Of the pairs that did not turn fully within the trained context the one that "
+        "sees farthest is drawn, the others are shaded; pairs that did turn fully know every angle."
+    )
+
+
 def pictures_of_rescaling(change: Rescaling, look: Look) -> list[Picture]:
-    """What a scaling does to the rotary pairs."""
+    """What a scaling does to the rotary pairs; nothing of a map, which leaves them alone."""
+    if change.distances is not None:
+        return []
     waves = "Tokens per rotation of every rotary pair, before and after; shaded: what becomes of the pairs."
     turns = (
         "Cos and sin of some pairs by position, before and after; dashed: the trained context. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 6.4  # inches
+LABEL = 0.145  # inches between the names beside the lines
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the model as it is
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
@@ -110,6 +111,38 @@ def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: st
     axes.set_xticks(ticks, names)
     axes.set_xlabel(label)
     axes.axvline(trained, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.9)
+
+
+def name_lines(
+    axes: Axes, ends: Iterable[tuple[str, Look, float, float]], room: float, value: Callable[[float], str]
+) -> None:
+    """Names to the right of lines, joined to their ends; with the last value of what left the picture.
+
+    Args:
+        axes: Where the lines are, their limits set.
+        ends: Of every line its name, its look and its last point.
+        room: The height of the axes, about, in inches.
+        value: A last value as text.
+    """
+    drawn = sorted(ends, key=lambda end: end[-1])
+    to_axes = axes.transScale + axes.transLimits
+    points = [[float(part) for part in to_axes.transform((x, y))] for _, _, x, y in drawn]
+    places = spread([min(max(height, 0.0), 1.0) for _, height in points], LABEL / room)
+    for (name, (colour, dash), _, last), (x, height), place in zip(drawn, points, places, strict=True):
+        inside = 0 <= height <= 1
+        axes.plot(
+            [x, 1.01, 1.035, 1.06] if inside else [1.035, 1.06],
+            [height, height, place, place] if inside else [place, place],
+            transform=axes.transAxes,
+            color=colour,
+            linestyle=dash,
+            linewidth=1,
+            clip_on=False,
+            scalex=False,
+            scaley=False,
+        )
+        arrow = "" if inside else f" {'↑' if height > 1 else '↓'} {value(last)}"
+        axes.text(1.07, place, shown(name) + arrow, transform=axes.transAxes, va="center_baseline")
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:

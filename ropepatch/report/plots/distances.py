@@ -1,0 +1,147 @@
+"""At which distances tokens are read, under an attention map or a scaling of the rope."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ropepatch.report.plots.frequencies import Rescaling
+from ropepatch.report.plots.style import (
+    FAINT,
+    INK,
+    LABEL,
+    PLAIN,
+    Look,
+    canvas,
+    name_lines,
+    shown,
+)
+from ropepatch.scaling.bands import slow_divisors
+from ropepatch.settings import short_length
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CELLS, POINTS = 384, 1024  # of a side of a heat map and of a curve that are drawn, at most
+COLUMNS = 4
+AS_IT_IS = "as it is"
+OVERSHOOT = 2.0  # times L, where the curves end
+
+
+def read_at(change: Rescaling | None, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest distance [Q, T] at which queries read keys; NaN where a key is unseen.
+
+    Under a map they are the same for all rotary pairs. A scaling turns every pair as if tokens stood D /
+    divisor apart: these are the two of the pairs that did not turn fully within L. None is a model as it is.
+    """
+    if change is not None and change.distances is not None:
+        table = change.distances.read_at(queries, keys)
+        return table, table
+    apart = (queries[:, None] - keys).double()
+    apart = apart.where(apart >= 0, torch.nan)
+    least, greatest = (1.0, 1.0) if change is None else slow_divisors(change.rope, change.after.inv_freq)
+    return apart / greatest, apart / least
+
+
+def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figure:
+    """The distance at which every pair of tokens is read, and below it that of the last token's keys.
+
+    Args:
+        changes: What is drawn, beside the model as it is; of one L and one target.
+    """
+    window, target = changes[0][0].rope.original_max_position_embeddings, changes[0][0].target
+    drawn: list[tuple[str, Look, Rescaling | None]] = [(AS_IT_IS, Look(PLAIN), None)]
+    drawn += [(change.name, look, change) for change, look in changes]
+    rows = math.ceil(len(drawn) / COLUMNS)
+    columns = math.ceil(len(drawn) / rows)
+    heights = [0.5 + 5.0 / columns * rows, max(2.4, 1.0 + LABEL * len(drawn))]
+    with canvas(sum(heights)) as figure:
+        parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+        upper, lower = parts
+        panels = upper.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+        for axes, (name, _, change) in zip(panels, drawn, strict=False):
+            image = _heat_map(axes, change, window, target)
+            axes.set_title(shown(name, 20), color=INK)
+        for axes in panels[len(drawn) :]:
+            axes.remove()
+        for axes in panels[len(drawn) - columns : len(drawn)]:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("key")
+        for axes in panels[::columns]:
+            axes.set_ylabel("query")
+        bar = upper.colorbar(image, ax=panels[: len(drawn)].tolist(), aspect=4 + 8 * rows, pad=0.02)
+        bar.set_ticks(
+            [0, window, target], labels=["0", f"{short_length(window)}\ntrained", short_length(target)]
+        )
+        bar.solids.set_rasterized(True)
+        bar.outline.set_visible(False)
+        bar.ax.axhline(window, color=INK, linewidth=0.9)
+        _curves(lower.subplots(), drawn, window, target, heights[1] - 0.7)
+    return figure
+
+
+def _heat_map(axes: Axes, change: Rescaling | None, window: int, target: int) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap, TwoSlopeNorm
+
+    places = _sampled(target, CELLS)
+    _, distances = read_at(change, places, places)
+    blues, oranges = colormaps["Blues"], colormaps["Oranges"]
+    parts = torch.linspace(0, 1, 128).tolist()
+    colours = [blues(0.12 + 0.83 * part) for part in parts] + [oranges(0.4 + 0.4 * part) for part in parts]
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    ticks = _ticks(window, target)
+    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.set_yticks([*ticks], [*ticks.values()])
+    return axes.imshow(
+        distances.numpy(),
+        cmap=ListedColormap(colours),
+        norm=TwoSlopeNorm(window, 0, max(target, window + 1)),
+        extent=(0, target, target, 0),
+        interpolation="nearest",
+    )
+
+
+def _curves(
+    axes: Axes, drawn: Sequence[tuple[str, Look, Rescaling | None]], window: int, target: int, room: float
+) -> None:
+    """The last token's keys: the distance at which each is read against the true one."""
+    keys = _sampled(target, POINTS).flip(0)
+    last = keys[:1]
+    true = (last - keys).tolist()
+    highest, ends = 1.2 * window, []
+    for name, (colour, dash), change in drawn:
+        low, high = (table[0] for table in read_at(change, last, keys))
+        axes.plot(true, high.tolist(), color=colour, linestyle=dash, label=name, linewidth=1.3)
+        if float(low[-1]) < float(high[-1]):
+            alpha = min(0.14, 0.6 / len(drawn))
+            below, above = [0, float(low[-1])], [0, float(high[-1])]  # straight, as a scaling is
+            axes.fill_between([0, true[-1]], below, above, color=colour, alpha=alpha, linewidth=0)
+        if change is not None:
+            highest = max(highest, 1.05 * float(high.nan_to_num(0).max()))
+        ends.append((name, Look(colour, dash), true[-1], float(high[-1])))
+    axes.set(xlim=(0, target), ylim=(0, min(highest, OVERSHOOT * window)))
+    axes.set_xlabel("true distance of the last token's keys, tokens")
+    axes.set_title("read at a distance of, tokens")
+    ticks = _ticks(window, target, "\ntrained")
+    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.set_yticks([0, window], ["0", short_length(window)])
+    axes.axhline(window, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.9)
+    name_lines(axes, ends, room, lambda tokens: f"{tokens:,.0f}")
+
+
+def _sampled(target: int, count: int) -> Tensor:
+    """Positions from the first to the last, at most so many."""
+    return torch.linspace(0, target - 1, min(count, target), dtype=torch.float64).round().long()
+
+
+def _ticks(window: int, target: int, trained: str = "") -> dict[int, str]:
+    """The ends of an axis, and the trained context where there is room for it."""
+    ticks = {0: "0", window: short_length(window) + trained, target: short_length(target)}
+    return {tokens: name for tokens, name in ticks.items() if not 0 < tokens < 0.12 * target}
