@@ -5,7 +5,8 @@
 A random LLaMA with SmolLM2-135M's heads reads one row, four times its window. `stock` is the same model with
 no map. Prefill fills a cache; a decode step is the median of sixteen behind it; a training step is forward
 and backward. In each round every one runs once, in shuffled order; figures are medians of the ratios within a
-round, with their range. Float32.
+round, with their range. Memory is the peak of a process of its own over a training step, less what it holds
+when the model is loaded. Float32.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import environment, spread, table, write
+from reporting import environment, resident_mib, spread, table, write
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -65,10 +67,29 @@ def read(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:
             model(ids[:, :1], past_key_values=cache)
             steps.append(time.perf_counter() - begin)
     begin = time.perf_counter()
-    model(ids, labels=ids, use_cache=False).loss.backward()
+    train(model, ids)
     training = time.perf_counter() - begin
     model.zero_grad(set_to_none=True)
     return {"prefill": prefill, "decode": statistics.median(steps), "training": training}
+
+
+def train(model: LlamaForCausalLM, ids: Tensor) -> None:
+    model(ids, labels=ids, use_cache=False).loss.backward()
+
+
+def measure_memory(name: str, tokens: int) -> float:
+    """MiB of a training step in this process, which does nothing else."""
+    model = make_model()
+    ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
+    with within(model, name, tokens):
+        loaded = resident_mib("VmRSS")
+        train(model, ids)
+    return resident_mib("VmHWM") - loaded
+
+
+def memory_of(name: str, tokens: int) -> float:
+    command = [sys.executable, __file__, "--measure", name, "--tokens", str(tokens)]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def measure(tokens: int, rounds: int) -> list[dict[str, Any]]:
@@ -85,7 +106,7 @@ def measure(tokens: int, rounds: int) -> list[dict[str, Any]]:
         print(f"{tokens} tokens: round {index} of {rounds}", file=sys.stderr, flush=True)
     cells = []
     for name, mine in seconds.items():
-        cell: dict[str, Any] = {"map": name, "tokens": tokens}
+        cell: dict[str, Any] = {"map": name, "tokens": tokens, "training_mib": memory_of(name, tokens)}
         for kind in mine[0]:
             pairs = [(one[kind], stock[kind]) for one, stock in zip(mine, seconds[STOCK], strict=True)]
             cell[kind] = {
@@ -113,7 +134,17 @@ def benchmark(lengths: list[int], rounds: int) -> dict[str, Any]:
 
 def render(result: dict[str, Any]) -> str:
     rows = [
-        ("map", "tokens", "prefill ms", "of stock", "decode ms", "of stock", "training ms", "of stock"),
+        (
+            "map",
+            "tokens",
+            "prefill ms",
+            "of stock",
+            "decode ms",
+            "of stock",
+            "training ms",
+            "of stock",
+            "MiB",
+        ),
     ]
     for cell in result["cells"]:
         row = [cell["map"], str(cell["tokens"])]
@@ -121,7 +152,7 @@ def render(result: dict[str, Any]) -> str:
             ratio = cell[kind]["ratio"]
             row.append(f"{cell[kind]['milliseconds']['median']:.1f}")
             row.append(f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})")
-        rows.append(tuple(row))
+        rows.append((*row, f"{cell['training_mib']:.0f}"))
     return table(rows)
 
 
@@ -132,7 +163,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.measure:
+        torch.set_num_threads(1)
+        print(measure_memory(arguments.measure, *arguments.tokens))
+        return
     result = benchmark(arguments.tokens, arguments.rounds)
     print(render(result))
     if arguments.json:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import environment, spread, table, write
+from reporting import environment, resident_mib, spread, table, write
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -96,12 +96,6 @@ def measure_time(tokens: int, rounds: int) -> dict[str, dict[str, Any]]:
         }
         for kind, found in seconds.items()
     }
-
-
-def resident_mib(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def measure_memory(name: str, tokens: int) -> float:

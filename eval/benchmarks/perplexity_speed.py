@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import environment, spread, table, write
+from reporting import environment, resident_mib, spread, table, write
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -158,12 +158,6 @@ def time_both(rounds: int) -> dict[str, Any]:
         "curve": {**shape, "lengths": LENGTHS, **curve},
         "sliding": {**shape, "protocol": SLIDING.label, **sliding},
     }
-
-
-def resident_mib(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process; unlike ru_maxrss, not inherited from its parent."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 @torch.inference_mode()

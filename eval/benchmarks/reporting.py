@@ -23,6 +23,12 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
+def resident_mib(field: str) -> float:
+    """VmRSS (now) or VmHWM (peak) of this process; unlike ru_maxrss, not inherited from its parent."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
 def environment() -> dict[str, Any]:
     """Versions and machine; torch is not imported for it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

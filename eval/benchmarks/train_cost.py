@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from reporting import environment, spread, table, write
+from reporting import environment, resident_mib, spread, table, write
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -112,12 +112,6 @@ def time_both(rounds: int) -> dict[str, Any]:
         "ours / stock": spread([a / b for a, b in zip(seconds["stock"], seconds["ours"], strict=True)]),
         "largest relative difference of loss and gradients": float(f"{difference:.3g}"),
     }
-
-
-def resident_mib(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process; unlike ru_maxrss, not inherited from its parent."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def measure_memory(procedure: str) -> dict[str, float]:
