@@ -191,10 +191,14 @@ class _Step:
             distance = torch.where(holds, band.distances(*places).double(), distance)
             seen |= holds
         wide = key.new_empty(0, dtype=torch.promote_types(key.dtype, torch.float32))
-        apart, which = torch.unique(distance, return_inverse=True)  # a map has few of them
-        cos, sin = rope.rotation(wide, apart[None])
+        apart, which = torch.unique(distance, return_inverse=True)
+        few = 2 * len(apart) < distance.numel()  # as of most maps
+        cos, sin = rope.rotation(wide, (apart if few else distance.flatten())[None])
         tables = laid_out(self.module, key.shape[-1], cos[0], sin[0])
-        cos, sin = (nn.functional.embedding(which, table) for table in tables)
+        cos, sin = (
+            nn.functional.embedding(which, table) if few else table.view(*distance.shape, -1)
+            for table in tables
+        )
         at_none, _ = rope.rotation(wide, torch.zeros_like(apart[None, :1]))
         hidden = seen[:, None]
         whole = mask & hidden if mask.dtype == torch.bool else masked(mask, hidden)
