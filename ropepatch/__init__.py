@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError as RopepatchError
 
 if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, and so does `_homes`
+    from ropepatch.attention import MAPS as MAPS
+    from ropepatch.attention import AttentionMap as AttentionMap
+    from ropepatch.attention import make_map as make_map
     from ropepatch.doctor import diagnose as diagnose
     from ropepatch.encodings import ENCODINGS as ENCODINGS
     from ropepatch.encodings import Encoding as Encoding

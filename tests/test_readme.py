@@ -16,7 +16,7 @@ from readme import README, check_block, updating
 from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
-from ropepatch import ENCODINGS, METHODS
+from ropepatch import ENCODINGS, MAPS, METHODS
 from ropepatch.cli import main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result, read_result
@@ -148,11 +148,12 @@ def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join([head, f"|{'---|' * (head.count(' | ') + 1)}", *lines])
 
 
-def test_the_tables_of_encodings_and_methods_are_the_registries():
+def test_the_tables_of_encodings_methods_and_maps_are_the_registries():
     encodings = [(f"`{e.name}`", e.family, e.formula, e.paper) for e in ENCODINGS.values()]
     check_block("encodings", markdown(("encoding", "family", "scores", "source"), encodings))
-    methods = [(f"`{m.name}`", m.formula, m.paper, m.saved_as) for m in METHODS.values()]
-    check_block("methods", markdown(("method", "frequencies", "source", "saved as"), methods))
+    for block, kinds, head in (("methods", METHODS, "frequencies"), ("maps", MAPS, "D is read as")):
+        rows = [(f"`{m.name}`", m.formula, m.paper, m.saved_as) for m in kinds.values()]
+        check_block(block, markdown(("method", head, "source", "saved as"), rows))
 
 
 def test_the_babyllama_table_is_its_result_file():

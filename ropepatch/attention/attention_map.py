@@ -42,8 +42,10 @@ class AttentionMap(Checked, ABC):
     """
 
     listed_by = "ropepatch methods"
+    kind: ClassVar[str] = "attention map"
     formula: ClassVar[str]  # one line, for tables
     paper: ClassVar[str]
+    control: ClassVar[bool] = False  # whether it is there to be measured beside others, and never chosen
     saved_as: ClassVar[str] = "code beside it"
     length_dependent: ClassVar[bool] = False
     log_n: bool = False

@@ -213,9 +213,9 @@ class LaMPE(AttentionMap):
 
     def _ends(self) -> tuple[int, int, int]:
         """R, b1 and b2."""
-        tail, length = self.tail, self.length
-        while tail + 1 < length and self._read(tail) == self._read(tail + 1):
-            tail += 1
+        length = self.length
+        step = -(-(self._read(self.tail) + 1) * max(1, length - 1) // self.mapped)  # where u grows next
+        tail = min(step, length) - 1
         near = self.head - (self._read(self.head) + 1)
         return tail, near, length - 1 - tail - self._read(length - 1 - tail) - near
 
@@ -244,6 +244,7 @@ class Lambda(_Windowed):
     """
 
     name = "lambda"
+    control = True
     formula = "D below W; W for n < k; else unseen"
     paper = "arXiv:2308.16137"
     sinks: WholeFromOne = 4
@@ -265,7 +266,8 @@ class String(AttentionMap):
     """Far positions are shifted over the ones that were seldom trained (An et al. 2024, STRING).
 
     Args:
-        shift: S, in tokens; distances below it stay as they are; N/3 by default, at most L.
+        shift: S, in tokens; distances below it stay as they are; N/3 by default, more where N needs it, at
+            most L.
         window: W, the distance that a key S tokens away is read at; L/32 by default.
     """
 
@@ -276,7 +278,8 @@ class String(AttentionMap):
     window: Whole = FITTED
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
-        return {"shift": max(1, min(target // 3, window)), "window": max(1, window // 32)}
+        own = self.window or max(1, window // 32)
+        return {"shift": max(1, min(max(target // 3, target - window + own), window)), "window": own}
 
     def check(self, window: int) -> None:
         self._require(self.shift <= window, "shift", f"at most {window}")

@@ -41,7 +41,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
     },
     "Measure": {
         evaluate: "Perplexity by length, passkeys, or a whole suite",
-        compare: "Rank scalings on a model, training-free",
+        compare: "Rank methods on a model, training-free",
         plot: "Draw results as figures or a report",
         demo: "See it all on the bundled model, in two minutes",
     },
@@ -50,7 +50,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
         doctor: "Find what is wrong with a checkpoint's rope",
     },
     "List": {
-        methods: "Scaling methods, for --method",
+        methods: "Scalings and attention maps, for --method",
         encodings: "Position encodings, for `ropepatch.swap`",
         recipes: "Trainings, for `extend --recipe`",
         suites: "Measurements, for `eval --suite` and `extend --eval`",

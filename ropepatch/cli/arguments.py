@@ -115,9 +115,9 @@ def a_method(name: str) -> None:
 
 @early
 def some_methods(names: str) -> None:
-    """Refuse what are no methods, separated by commas; `all` and files are left to who reads them."""
+    """Refuse what are no methods, separated by commas; groups and files are left to who reads them."""
     for name in split_names([names]):
-        if not name.endswith(".json") and name not in ("all", "fit", "auto"):
+        if not name.endswith(".json") and name not in ("all", "maps", "fit", "auto"):
             find_entry("method", name)
 
 

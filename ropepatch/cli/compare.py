@@ -34,6 +34,7 @@ EXAMPLES = """\b
 Examples:
   ropepatch compare tiny --to 1k
   ropepatch compare ./llama-2-7b --methods yarn,ntk,linear --to 8k --text books/
+  ropepatch compare ./llama-2-7b --methods yarn,maps --to 8k --text books/
   ropepatch compare ./llama-2-7b --methods all,fit --to 8k --text books/ --out results
   ropepatch compare ./llama-2-7b --to 32k --text books/ --out results --report report.html"""
 
@@ -46,8 +47,8 @@ def compare(
         typer.Option(
             *METHODS_OPTION,
             help="Repeated or separated by commas: names (see `ropepatch methods`), files that `fit` wrote, "
-            "`all` for every static method that needs no parameters, `fit` for one fitted to the model; "
-            "linear,ntk,ntk-by-parts,llama3,yarn if not given.",
+            "`all` for every static scaling that needs no parameters, `maps` for every attention map, "
+            "`fit` for one fitted to the model; linear,ntk,ntk-by-parts,llama3,yarn if not given.",
             callback=some_methods,
             autocompletion=complete("methods"),
         ),
@@ -66,7 +67,7 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank scalings on a model, training-free: the loss over the target, short-context loss and passkeys.
+    """Rank methods on a model, training-free: the loss over the target, short-context loss and passkeys.
 
     The ranking is by loss, with 95 % intervals; methods that the text does not tell apart are called tied.
     The last lines are the recommendation, which may be not to extend at all. A fit learns from that part of

@@ -17,6 +17,7 @@ def describe_method(method: Any) -> dict[str, Any]:
     """Of a method, with the defaults of its parameters, or of a scaling, with what they are."""
     return {
         "method": method.name,
+        "kind": method.kind,
         "formula": method.formula,
         "paper": method.paper,
         "saved_as": method.saved_as,

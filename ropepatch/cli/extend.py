@@ -68,6 +68,14 @@ def extend(
             autocompletion=complete("methods"),
         ),
     ] = None,
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            help="Of --method auto: let it choose an attention map, too, which only transformers runs, with "
+            "trust_remote_code=True.",
+        ),
+    ] = False,
     settings: Settings = None,
     recipe: Annotated[
         str | None,
@@ -146,6 +154,7 @@ def extend(
             out,
             to=to,
             method=method,
+            allow_code=allow_code,
             settings=parse_settings(method_of(method, recipe), settings, learnable=True)
             if settings
             else None,

@@ -16,7 +16,11 @@ EXAMPLES = """\b
 Examples:
   ropepatch methods
   ropepatch methods yarn
+  ropepatch methods self-extend
   ropepatch methods fitted.json"""
+
+MAP = "attention map"
+HEADS = {"scaling": "frequencies", MAP: "D = m − n is read as"}  # of the tables
 
 
 def methods(
@@ -30,7 +34,7 @@ def methods(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the scaling methods, or describe one."""
+    """List the scaling methods and the attention maps, or describe one."""
     rope = ""
     if name is None:
         chosen = list(entries("methods").values())
@@ -42,14 +46,17 @@ def methods(
     if as_json:
         print(json_text(chosen))
     elif name is None:
-        rows = [(one["method"], one["formula"], one["paper"], one["saved_as"]) for one in chosen]
-        print_table(("method", "frequencies", "source", "saved as"), rows)
+        for number, (kind, head) in enumerate(HEADS.items()):
+            print("\n" * number, end="")
+            of_kind = [one for one in chosen if one["kind"] == kind]
+            rows = [(one["method"], one["formula"], one["paper"], one["saved_as"]) for one in of_kind]
+            print_table((kind, head, "source", "saved as"), rows)
     else:
         (one,) = chosen
         print(f"{rope}{one['method']} ({one['paper']}): {one['formula']}\n\n{one['help']}")
         print(f"\nsaved as: {one['saved_as']}")
         for parameter, default in one["parameters"].items():
-            print(f"  --set {parameter}={_shown(default)}")
+            print(f"  --set {parameter}={_shown(default, one['kind'])}")
 
 
 def _read(name: str) -> tuple[Entry, str]:
@@ -65,8 +72,10 @@ def _read(name: str) -> tuple[Entry, str]:
     return describe_method(file.scaling), line
 
 
-def _shown(default: Any) -> str:
+def _shown(default: Any, kind: str) -> str:
     """A default as --set takes it."""
+    if default is None and kind == MAP:
+        return "VALUE (if not given, from L, the trained context, and N, the target)"
     if default == REQUIRED:
         return "VALUE (required)"
     if isinstance(default, list | tuple):

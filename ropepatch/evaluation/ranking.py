@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ropepatch.attention import MAPS, AttentionMap
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import Perplexity, difference
 from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.results import Result, document_sums, finite, mean_nats
+from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
 
 Interval = tuple[float, float]
@@ -84,7 +86,8 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
     Scalings whose paired interval to the best holds 0 are tied. Recommended is, of the tied ones that are
     themselves seen to beat the model as it is, the one that finds the most passkeys, if the model finds them
     within its trained context, then the one with the least loss within that (`RULE`). Loss decides first:
-    every token tells of it, where 20 keys leave a third of the scale open.
+    every token tells of it, where 20 keys leave a third of the scale open. A control, an attention map that
+    forgets, is ranked and never recommended.
 
     Args:
         results: Of one-pass perplexity, and of passkeys if these were asked for. Where several of one kind
@@ -139,8 +142,27 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
                 front=label in front,
             )
         )
-    advice = _advice(rows, sums, base, reading[base], retrieves=retrieves, adapted=adapted)
-    return Ranking(tuple(rows), *advice)
+    maps = {label for label, result in reading.items() if _map_of(result)}
+    controls = [label for label in order if (kind := _map_of(reading[label])) and kind.control]
+
+    def without(labels: Collection[str]) -> Ranking:
+        if reading.keys() <= {base, *labels}:
+            return Ranking((), None, ())
+        return rank(results, base=base, ignored=[*ignored, *labels])
+
+    if controls:
+        others = without(controls)
+        aside = f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
+        return Ranking(tuple(rows), others.recommended, (*others.advice, aside))
+    taken, advice = _advice(rows, sums, base, reading[base], retrieves=retrieves, adapted=adapted)
+    if taken in maps:
+        plain = without(maps).recommended
+        only = f"Only transformers runs {taken}, by code that comes with the checkpoint"
+        if plain:
+            only += f"; the best that other engines run, too, is {plain}, "
+            only += f"{sums[plain].mean - sums[taken].mean:+.3f} nats over the target"
+        advice += (f"{only}.",)
+    return Ranking(tuple(rows), taken, advice)
 
 
 def _advice(
@@ -204,6 +226,10 @@ def _advice(
             f"{'train longer' if adapted else 'train it'}, or choose a nearer target."
         )
     return chosen.label, tuple(advice)
+
+
+def _map_of(result: Result) -> type[AttentionMap] | None:
+    return MAPS.get((result.scaling or {}).get("method", ""))
 
 
 def _front(figures: Mapping[str, tuple[float, ...]]) -> set[str]:

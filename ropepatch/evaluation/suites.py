@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.extension.methods import check_method
@@ -38,10 +39,10 @@ def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Method(Settings):
-    """A scaling and its parameters.
+    """A scaling or an attention map, and its parameters.
 
     Args:
-        name: From `METHODS`, or a scaling file, which has the parameters.
+        name: From `METHODS` or `MAPS`, or a scaling file, which has the parameters.
         parameters: Those that are not left at their defaults.
     """
 
@@ -92,7 +93,8 @@ class NamedMethod(TypedDict):
 
 
 # As YAML has them, for editors:
-WrittenMethod = Annotated[str, OneOf(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
+WrittenScaling = Annotated[str, OneOf(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
+WrittenMethod = WrittenScaling | Annotated[str, OneOf(MAPS)]
 WrittenTask: Any = reduce(or_, TASKS.values())
 
 
@@ -101,7 +103,7 @@ class Suite(Settings):
 
     Args:
         models: Folders, Hub ids or tiny; the command line's MODEL takes their place.
-        methods: The scalings.
+        methods: The scalings and attention maps.
         to: The targets; without methods, how far the models are read.
         tasks: What is measured.
     """

@@ -207,6 +207,8 @@ def patch(
     """
     base = base_model(model)
     if isinstance(scaling, Plan) and scaling.distances is not None and not parameters and to is None:
+        if length is not None:
+            raise _static(scaling)
         _check_same(scaling, survey(base.config.to_dict(), base))
         return map_attention(base, scaling.distances, to=scaling.target)
     if isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS):
@@ -272,7 +274,7 @@ def _check_same(plan: Plan, survey: Survey) -> None:
 
 def _static(plan: Plan) -> RopepatchError:
     return RopepatchError(
-        f"{plan.scaling.name} is static: its frequencies are the same at every length",
+        f"{plan.method.name} is static: it is the same at every length",
         hint="leave the length out, or use a dynamic method",
     )
 

@@ -19,6 +19,7 @@ from ropepatch.scaling.bands import bands
 from ropepatch.scaling.rope import Rope
 
 WIDTH = 110
+ENDS = 1 << 20  # keys at each end of a band: its extremes are there, or come again within a chunk
 PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json holds
 
 
@@ -91,14 +92,16 @@ def _band_table(rope: Rope, record: PlanRecord) -> Table:
 def _distance_table(record: PlanRecord) -> Table:
     """What the last token sees, one row for each band of a map."""
     last = torch.tensor([record["target"] - 1])
-    keys = torch.arange(record["target"])
     headers = "keys at a distance of", "are read at"
     table = _grid(*headers, right=headers)
     for band in make_map(record["method"], **record["parameters"]).bands():
-        seen = band.holds(last, keys)[0]
-        if seen.any():
-            true, read = (last - keys)[seen], band.distances(last, keys)[0, seen].double()
-            table.add_row(*(_span((float(some.min()), float(some.max()))) for some in (true, read)))
+        begin, end = int(band.begin(last).clamp(min=0)), int(band.end(last))
+        if begin < end:
+            stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
+            keys = torch.cat([torch.arange(*stretch) for stretch in stretches])
+            read = band.distances(last, keys).double()
+            true = float(last - end + 1), float(last - begin)
+            table.add_row(*map(_span, (true, (float(read.min()), float(read.max())))))
     return table
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from ropepatch.attention import MAPS
 from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
@@ -21,7 +22,7 @@ from ropepatch.model.survey import survey_folder
 from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
 
-ALL = "all"  # stands for every candidate that the model allows
+ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS, TRIALS = 24, 4  # of text, and passkeys per length and depth
 
 
@@ -41,25 +42,26 @@ def participants(
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
-        names: Names of `METHODS`, or scaling files, all of which the model must allow; `all` for those of
-            `candidates` that it allows.
+        names: Names of `METHODS` or `MAPS`, or scaling files, all of which the model must allow; `all` for
+            those of `candidates` that it allows, `maps` for the attention maps that it allows.
         to: The target, in tokens.
         revision: The revision of a Hub id.
 
     Returns:
-        The methods, and of `all` the names that the model does not allow, with the reason.
+        The methods, and of `all` and `maps` the names that the model does not allow, with the reason.
 
     Raises:
         RopepatchError: The model does not allow a method that is named, or none at all.
     """
+    groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
     methods: dict[str, Method] = {}
     errors: dict[str, RopepatchError] = {}
     for name in names:
-        for candidate in candidates() if name == ALL else [name]:
+        for candidate in groups.get(name, [name]):
             try:
                 plan(model, to=to, method=candidate, revision=revision)
             except RopepatchError as error:
-                if name != ALL:
+                if name not in groups:
                     raise
                 errors[candidate] = error
             else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling import formulas, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
@@ -132,6 +133,10 @@ def named(name: str, rope: Rope, factor: float) -> Vector:
     Raises:
         RopepatchError: No such method, or one that cannot be the start of a static vector.
     """
+    if name in MAPS:
+        raise RopepatchError(
+            f"{name} is an attention map: it has no frequencies to start from", hint="--init auto"
+        )
     scaling = make_scaling(name, factor=factor)
     if scaling.length_dependent:
         raise RopepatchError(f"{name} follows the length: nothing static to start from", hint="--init auto")

@@ -17,7 +17,15 @@ from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import check_text
 from ropepatch.files import json_text
-from ropepatch.fitting.choosing import ALL, TRIALS, WINDOWS, fit_beside, participants, ranking_suite
+from ropepatch.fitting.choosing import (
+    ALL,
+    EVERY_MAP,
+    TRIALS,
+    WINDOWS,
+    fit_beside,
+    participants,
+    ranking_suite,
+)
 from ropepatch.pipeline.evaluation import check_places, measured
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.results import Results
@@ -46,8 +54,9 @@ class Choice:
 
     Attributes:
         ranking: All that took part, and why one was chosen.
-        method: A name from `METHODS` or a scaling file; None where no scaling is seen to help.
-        parameters: The parameters of that method that are not left at their defaults.
+        method: A name from `METHODS` or `MAPS`, or a scaling file; None where nothing is seen to help.
+        parameters: The parameters of that method that are not left at their defaults; those of an attention
+            map follow from the model and the target.
         results: What was measured.
         fitted: The outcome of `fit`, chosen or not; None if it took no part.
         left_out: The names of what took no part, and why.
@@ -87,6 +96,7 @@ def choose(
     *,
     to: Length,
     methods: Iterable[str] | None = None,
+    allow_code: bool = False,
     text: str | None = None,
     field: str = "text",
     split: str = "test",
@@ -102,7 +112,7 @@ def choose(
     progress: Progress = bar,
     command: str | None = None,
 ) -> Choice:
-    """Measure scalings and a fit on a model, training-free, rank them and choose one; see `rank`.
+    """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`.
 
     The ranking is by loss over the target, with 95 % intervals; short-context loss and passkeys decide
     between those that the text does not tell apart. The windows of text that rank are none of those that the
@@ -111,9 +121,11 @@ def choose(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target, in tokens.
-        methods: Names from `METHODS`, scaling files, `all` for every static method that needs no parameters
-            and that the model allows, `fit` for divisors fitted to the model. None for `all`, and a fit if
-            one can be made.
+        methods: Names from `METHODS` or `MAPS`, scaling files, `all` for every static scaling that needs no
+            parameters and that the model allows, `maps` for the attention maps that it allows, `fit` for
+            divisors fitted to the model. None for `all`, and a fit if one can be made.
+        allow_code: Whether None stands for `maps`, too, which only transformers runs, by code that comes with
+            the checkpoint.
         text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
         field: The column or key of a document's text.
         split: Which part of a `datasets` id or a saved set is read.
@@ -136,7 +148,8 @@ def choose(
     name, feedback = model_name(model), Feedback(say=say, progress=progress, command=command)
     check_text(text, name)
     folder, _ = check_places(out, report)
-    names = dict.fromkeys((ALL, FIT) if methods is None else methods)
+    everything = (ALL, *[EVERY_MAP] * allow_code, FIT)
+    names = dict.fromkeys(everything if methods is None else methods)
     target = in_tokens(to, name, revision)
     published = [method for method in names if method != FIT]
     entrants, left_out = participants(name, published, to=target, revision=revision)

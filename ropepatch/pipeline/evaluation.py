@@ -52,8 +52,8 @@ def evaluate(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`; None for the models of the suite.
         suite: The name of a suite, its YAML file or a `Suite`; None to read text alone.
-        methods: Without a suite: also measure the model scaled so, in memory. Names from `METHODS`, scaling
-            files, or mappings with a `name` and parameters.
+        methods: Without a suite: also measure the model extended so, in memory. Names from `METHODS` or
+            `MAPS`, scaling files, or mappings with a `name` and parameters.
         to: Without a suite: the target of the methods, in tokens; without methods, of yarn.
         text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
             tiny.

@@ -135,6 +135,7 @@ def extend(
     *,
     to: Length | None = None,
     method: str | None = None,
+    allow_code: bool = False,
     settings: Mapping[str, Any] | None = None,
     recipe: str | Path | Recipe | None = None,
     max_short_loss_increase: float | None = None,
@@ -161,14 +162,13 @@ def extend(
     every process calls it.
 
     Args:
-        model: A checkpoint folder, a Hub id, `tiny`, or a plan, which says target, method and
-            revision itself.
+        model: A checkpoint folder, a Hub id, `tiny`, or a plan, which says target, method and revision.
         out: The folder to make; None for MODEL-METHOD-TO(-RECIPE) here.
         to: The target context: tokens, `32k` or `4x`; None for that of the recipe or the scaling file.
-        method: A name from `METHODS`, a scaling file, `fit`, which learns one, or `auto`, which chooses one;
-            None for that of the recipe, or yarn.
-        settings: Parameters of the method; also those that are called like an argument here, as `text`
-            of `fit`.
+        method: A name from `METHODS` or `MAPS`, a scaling file, `fit`, which learns one, or `auto`, which
+            chooses one; None for that of the recipe, or yarn.
+        allow_code: Whether `auto` may choose an attention map; see `choose`.
+        settings: Parameters of the method; also those called like an argument here, as `text` of `fit`.
         recipe: A name, a YAML file or a `Recipe`; see `ropepatch recipes`.
         max_short_loss_increase: By how much training may raise the loss within the old context, as a share;
             None for what the recipe says. A checkpoint beyond it is written and not pushed.
@@ -222,10 +222,12 @@ def extend(
         say(f"--method {request.method} is searched for before there is a plan; nothing of it is kept")
     with interruptible(say, lambda: kept(request, dry_run=dry_run)):
         extras = dict(record or {})
-        plan, learned = planned(request, feedback, keep=not dry_run)
+        plan, learned = planned(request, feedback, keep=not dry_run, allow_code=allow_code)
         if dry_run:
             request.check_suite(plan)
-            return Extension(request.folder, plan, {}, forecast=_forecast(request, plan))
+            count, recipe = num_processes(), request.recipe
+            ahead = forecast(plan, recipe, request.folder, processes=count) if recipe else None
+            return Extension(request.folder, plan, {}, forecast=ahead)
         if request.plan is None and plan.savable:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
@@ -290,13 +292,6 @@ def _trained(
     if is_first() and not (old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}):
         record = records.amend(adapted.folder, **extras)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
-
-
-def _forecast(request: Request, plan: Plan) -> Forecast | None:
-    """What the recipe will do, in as many processes as there are."""
-    if request.recipe is None:
-        return None
-    return forecast(plan, request.recipe, request.folder, processes=num_processes())
 
 
 def _finished(

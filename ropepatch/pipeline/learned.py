@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,26 +62,32 @@ class Learned:
             shutil.rmtree(self.work)
 
 
-def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
+def planned(
+    request: Request, feedback: Feedback, *, keep: bool, allow_code: bool = False
+) -> tuple[Plan, Learned | None]:
     """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
     Args:
         request: The call of `extend`.
         feedback: Shows the `Fitted` of `fit` or the `Choice` of `auto`.
         keep: Whether a work folder beside the checkpoint is made, from which an interrupted search goes on.
+        allow_code: Whether `auto` may choose an attention map.
 
     Raises:
         NothingHelpsError: `auto` sees no scaling help.
         RopepatchError: The model, the target or the method does not allow it, the suite could not be
             measured, the folders hold something else, or a search would run in several processes.
     """
+    if allow_code:
+        _check_code(request)
     where: dict[str, Any] = {"to": request.target, "revision": request.revision}
     if request.plan is not None:
         return request.plan, None
     if request.method not in (FIT, AUTO):
         return plan(request.model, **where, method=request.method, **request.parameters), None
     request.check_suite(plan(request.model, **where, method="linear"))  # refused before the search, if at all
-    settings, search = (_choose if request.method == AUTO else _fit)(request, feedback)
+    begin = partial(_choose, allow_code=allow_code) if request.method == AUTO else _fit
+    settings, search = begin(request, feedback)
     source = find_source(request.model, request.revision, weights=True)
     weights = fingerprint(read_headers(source.folder))
     terms = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
@@ -105,6 +112,19 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     )
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
+
+
+def _check_code(request: Request) -> None:
+    """Refuse `allow_code` where no map could be chosen."""
+    if request.method != AUTO:
+        raise RopepatchError(
+            f"--allow-code beside --method {request.method}",
+            hint="it is of --method auto, which chooses; leave it out",
+        )
+    if request.recipe is not None:
+        raise RopepatchError(
+            "--allow-code beside --recipe: nothing is trained under an attention map", hint="leave one out"
+        )
 
 
 def work_folder(request: Request) -> Path:
@@ -149,7 +169,7 @@ def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
     return settings.model_dump() | {"recipe_texts": texts, "seed": seed}, search
 
 
-def _choose(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
+def _choose(request: Request, feedback: Feedback, *, allow_code: bool) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `auto`, and the search."""
     if request.parameters:
         raise RopepatchError(
@@ -167,6 +187,7 @@ def _choose(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Searc
         chosen = choice.choose(
             request.model,
             to=request.target,
+            allow_code=allow_code,
             **text,
             out=work / MEASURED,
             revision=request.revision,
@@ -182,7 +203,7 @@ def _choose(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Searc
             (outcome if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
         return outcome
 
-    return text, search
+    return text | ({"allow_code": True} if allow_code else {}), search
 
 
 def _remembered(terms: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:

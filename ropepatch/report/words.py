@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ropepatch.attention import MAPS
 from ropepatch.evaluation.comparisons import Comparison, training_free
 from ropepatch.evaluation.ranking import Ranking, rank
 from ropepatch.evaluation.results import Result
@@ -81,12 +82,15 @@ def origin(results: Sequence[Result]) -> list[str]:
 
 def _measured(results: Mapping[str, Result], target: str) -> str:
     adapted = [name for name, result in results.items() if result.adapted]
+    free = ", training-free" * bool(adapted)
+    maps = [name for name, result in results.items() if result.scaling and result.scaling["method"] in MAPS]
     scaled = [name for name, result in results.items() if result.scaling and not result.adapted]
+    scaled = [name for name in scaled if name not in maps]
     words = []
-    if scaled:
-        free = ", training-free" * bool(adapted)
-        scalings = "1 scaling" if len(scaled) == 1 else f"{len(scaled)} scalings"
-        words = [f"{scalings} of its rope to {target} tokens{free}: {enumeration(scaled)}"]
+    for names, one, rest in ((scaled, "scaling", " of its rope"), (maps, "attention map", "")):
+        if names:
+            count = f"{len(names)} {one}{'s' * (len(names) > 1)}{rest}"
+            words.append(f"{count} to {target} tokens{free}: {enumeration(names)}")
     if adapted:
         words.append(f"trained for {target} tokens: {enumeration(adapted)}")
     return "; ".join(words) or f"the model as it is, to {target} tokens"

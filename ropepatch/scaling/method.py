@@ -35,6 +35,7 @@ class Scaling(Checked, metaclass=_Kind):
     """
 
     listed_by = "ropepatch methods"
+    kind: ClassVar[str] = "scaling"
     formula: ClassVar[str] = ""  # one line, for tables
     paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it

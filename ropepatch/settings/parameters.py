@@ -61,7 +61,7 @@ class Checked:
                 adapter.validate_python(value)
             except ValidationError as error:
                 self._require(False, name, _words(types[name], error.errors()[0]))
-            if isinstance(value, float):
+            if isinstance(value, int | float):
                 self._require(abs(value) <= LARGEST, name, f"at most {LARGEST:g}")
 
     def _require(self, condition: bool, parameter: str, expected: str) -> None:

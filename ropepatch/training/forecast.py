@@ -22,7 +22,7 @@ from ropepatch.model.precision import BFLOAT16, Precision, fastest
 from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
 from ropepatch.training.estimates import SHAPES, DecoderShape, estimate, trained_weights
-from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe import Recipe, refuse_map
 from ropepatch.training.rows import Schedule
 
 EXTRA = 'pip install "ropepatch[train]"'
@@ -132,9 +132,10 @@ def check_adaptable(plan: Plan) -> None:
     """Refuse a plan under which no model can be trained.
 
     Raises:
-        RopepatchError: No checkpoint can hold its method, which may follow the length; or the weights are
-            quantised.
+        RopepatchError: Its method is an attention map, no checkpoint can hold it, or it follows the length;
+            or the weights are quantised.
     """
+    refuse_map(plan.method.name)
     if not plan.savable:
         raise RopepatchError(
             f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import BeforeValidator, ConfigDict, Field, WrapValidator, with_config
 from typing_extensions import TypedDict
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.suites import Method, WrittenMethod, read_method
+from ropepatch.evaluation.suites import Method, WrittenScaling, read_method
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
 from ropepatch.settings.shipped import RECIPES, find_shipped
@@ -55,7 +56,9 @@ def _method(content: Any) -> Method:
         return content
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     if parameters.pop("name", None) != FIT:
-        return read_method(content)
+        method = read_method(content)
+        refuse_map(method.name)
+        return method
     Fit.model_validate(parameters)
     return Method(name=FIT, parameters=parameters)
 
@@ -84,7 +87,7 @@ class Recipe(Settings):
     model: Annotated[str, Field(min_length=1), expected("a checkpoint folder or a Hub id")]
     to: Length
     method: Annotated[
-        Method, BeforeValidator(_method, json_schema_input_type=WrittenMethod | Literal["fit"])
+        Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling | Literal["fit"])
     ] = Field(default_factory=lambda: Method(name="yarn"))
     data: Data
     positions: Positions
@@ -131,6 +134,19 @@ def read_recipe(name: str) -> Recipe:
         RopepatchError: No such recipe, no YAML, a key missing, or one unknown or of the wrong kind.
     """
     return Recipe.from_yaml(find_shipped(name, RECIPES, "recipe"))
+
+
+def refuse_map(method: str) -> None:
+    """Refuse to train under an attention map.
+
+    Raises:
+        RopepatchError: The method is one.
+    """
+    if method in MAPS:
+        raise RopepatchError(
+            f"nothing is trained under an attention map, got {method}",
+            hint="a map keeps to what was trained: leave the recipe out, or name a scaling",
+        )
 
 
 def check_trainer(arguments: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def test_golden_rows(name, m, row):
 def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor):
     target = int(factor * window)
     if name == "string":
-        target = min(target, int(1.4 * (window - window // 32)))
+        target = min(target, 2 * window - window // 32)
     one = make_map(name).fitted(window, target)
     table, count = told(one, target)
     seen = np.tri(target, dtype=bool) if name != "lambda" else ~np.isnan(table)
@@ -69,6 +69,16 @@ def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor
     assert np.nanmin(table) >= 0
     assert np.nanmax(table) < window
     np.testing.assert_allclose(table, distances(ORACLE[name](**own(one)), target), rtol=0, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(10, 60), st.data())
+def test_lampe_is_its_formula_whatever_its_parameters(length, data):
+    head = data.draw(st.integers(1, length // 2))
+    tail, mapped = data.draw(st.integers(1, length - head - 1)), data.draw(st.integers(1, 2 * length))
+    one = make_map("lampe", length=length, mapped=mapped, head=head, tail=tail)
+    table, _ = told(one, length)
+    np.testing.assert_array_equal(table, distances(ORACLE["lampe"](**own(one)), length))
 
 
 @settings(max_examples=60, deadline=None)

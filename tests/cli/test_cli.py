@@ -13,7 +13,7 @@ import pytest
 import typer
 from tiny_checkpoint import tiny_llama_folder
 
-from ropepatch import METHODS
+from ropepatch import MAPS, METHODS
 from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.evaluation.suites import Method, Suite, read_suite
@@ -345,9 +345,13 @@ def test_passkeys_are_printed_with_the_longest_length_that_is_read_and_other_key
 
 def test_methods_lists_every_method_and_describes_one(run_here):
     listed = json.loads(ropepatch("methods", "--json").stdout)
-    assert [method["method"] for method in listed] == list(METHODS)
-    one = run_here("methods", "abf").stdout
+    assert [method["method"] for method in listed] == [*METHODS, *MAPS]
+    first, second = run_here("methods").stdout.split("\n\n")
+    assert (first.split()[0], second.split()[:2]) == ("scaling", ["attention", "map"])
+    one, other = run_here("methods", "abf").stdout, run_here("methods", "lambda").stdout
     assert "--set rope_theta=VALUE (required)" in one
+    assert "--set window=VALUE (if not given, from L, the trained context, and N, the target)" in other
+    assert "--set sinks=4\n" in other
 
 
 def test_settings_take_the_types_of_the_method(tmp_path):

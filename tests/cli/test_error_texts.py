@@ -100,6 +100,7 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_model.safetensors").touch()
 
 
+MAPPED = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text().replace("method: yarn", "method: dca")
 MOSHI = '{"model_type": "moshi", "num_hidden_layers": 2}'
 PHIMOE = '{"model_type": "phimoe", "num_hidden_layers": 1, "num_local_experts": 2}'
 RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'
@@ -262,6 +263,18 @@ CASES: dict[str, tuple[str, Damage]] = {
     "report exists": ("eval tiny --report there/file", nothing),
     # compare and plot
     "compare of no text": ("compare src --to 256", nothing),
+    "map beyond its reach": ("plan tiny --to 1k --method string", nothing),
+    "map that does not fit the window": ("plan tiny --to 1k --method rerope --set window=256", nothing),
+    "map beside a recipe": ("extend tiny --to 2k --method rerope --recipe tiny --out new", nothing),
+    "map in a recipe": (
+        "extend tiny --recipe src/mapped.yaml --out new",
+        file("mapped.yaml", MAPPED),
+    ),
+    "code of a method that is named": ("extend tiny --to 1k --method yarn --allow-code --out new", nothing),
+    "code beside a recipe": (
+        "extend tiny --to 2k --method auto --recipe tiny --allow-code --out new",
+        nothing,
+    ),
     "compare of an unknown method": ("compare tiny --to 1k --methods yarn,ntkk", nothing),
     "compare of what the model reads": ("compare tiny --to 256", nothing),
     "plot of no result": ("plot src/config.json", nothing),

@@ -19,7 +19,7 @@ TRAINED, TARGET, DOCUMENTS = 256, 1024, 12
 NOISE = torch.randn(DOCUMENTS, generator=torch.Generator().manual_seed(0)).double()
 
 
-def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Result:
+def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d", method=None) -> Result:
     """A loss that differs from document to document, alike for all labels but for ``own`` noise."""
     generator = torch.Generator().manual_seed(sum(map(ord, label)))
     noise = spread * NOISE + own * torch.randn(DOCUMENTS, generator=generator).double()
@@ -35,7 +35,7 @@ def reading(label, nats, *, inside=0.5, spread=0.5, own=0.0, digest="d") -> Resu
             {"begin": 256, "end": 1024, "nats": 9.0, "tokens": 768},
         ],
     }
-    return result_of("perplexity", label, tables, {"digest": digest})
+    return result_of("perplexity", label, tables, {"digest": digest}, method=method)
 
 
 def keys(label, correct, of=20, inside=None) -> Result:
@@ -283,3 +283,38 @@ def test_a_scaling_that_finds_more_keys_than_the_chosen_one_is_named():
     blind = [keys("base", 0, inside=0), *asked[1:]]
     for others in (asked[:2], blind):
         assert not any("The most" in line for line in ranked(*results, *others).advice)
+
+
+# Attention maps
+
+
+def by_method(**nats):
+    return [reading("base", 9.0), *(reading(name, loss, method=name) for name, loss in nats.items())]
+
+
+@pytest.mark.parametrize(
+    ("others", "rest"),
+    [
+        (
+            {"yarn": 2.0, "ntk": 3.0},
+            "; the best that other engines run, too, is yarn, +1.000 nats over the target.",
+        ),
+        ({"yarn": 9.5}, "."),
+        ({}, "."),
+    ],
+    ids=["others help", "others do not help", "no others"],
+)
+def test_where_a_map_wins_its_engine_and_the_best_for_other_engines_are_named(others, rest):
+    ranking = ranked(*by_method(rerope=1.0, dca=1.5, **others))
+    assert ranking.recommended == "rerope"
+    only = "Only transformers runs rerope, by code that comes with the checkpoint"
+    assert ranking.advice[-1] == only + rest
+    assert not any("transformers" in line for line in ranked(*by_method(yarn=1.0, rerope=2.0)).advice)
+
+
+def test_the_control_is_ranked_and_never_recommended():
+    ranking = ranked(*by_method(**{"lambda": 0.5, "yarn": 1.0, "dca": 2.0}))
+    assert [row.label for row in ranking.rows] == ["lambda", "yarn", "dca", "base"]
+    assert ranking.recommended == "yarn"
+    assert ranking.advice[-1] == "lambda is a control, which forgets what is far: nothing to take."
+    assert ranked(*by_method(**{"lambda": 0.5})).recommended is None

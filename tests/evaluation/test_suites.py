@@ -42,6 +42,14 @@ def test_a_suite_is_read_as_written(suite_file):
     )
 
 
+def test_maps_stand_beside_scalings_with_parameters_of_their_own(suite_file):
+    written = SUITE.replace(
+        "[ntk, {name: yarn, beta_fast: 16}]", "[yarn, dca, rerope, {name: rerope, window: 9}]"
+    )
+    labels = [method.label for method in read_suite(suite_file(written)).methods]
+    assert labels == ["yarn", "dca", "rerope", "rerope (window=9)"]
+
+
 def test_a_method_is_called_by_its_name_and_what_it_was_given():
     assert Method(name="yarn").label == "yarn"
     both = {"beta_fast": 16, "beta_slow": 2}

@@ -7,6 +7,7 @@ from fake_fits import fake_fits
 from methods import STATIC
 
 import ropepatch
+from ropepatch.attention import MAPS
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method
@@ -67,6 +68,15 @@ def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypa
     assert (methods, left_out) == ([Method(name="linear")], {"yarn": "not on this rope"})
     with pytest.raises(RopepatchError, match="not on this rope"):
         participants("tiny", ["linear", "yarn"], to=1024)
+
+
+def test_of_the_maps_those_that_do_not_reach_the_target_are_left_out_with_the_reason():
+    methods, left_out = participants("tiny", ["yarn", "maps"], to=1024)
+    assert [method.name for method in methods] == ["yarn", *(name for name in MAPS if name != "string")]
+    assert list(left_out) == ["string"]
+    assert "up to 504 tokens, not 1,024" in left_out["string"]
+    with pytest.raises(RopepatchError, match="up to 504 tokens"):
+        participants("tiny", ["maps", "string"], to=1024)
 
 
 def test_lengths_at_which_keys_can_be_asked_for_are_asked(monkeypatch):

@@ -172,6 +172,25 @@ def test_auto_takes_no_settings_and_no_other_processes(monkeypatch, fits, measur
         ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_auto_chooses_a_map_only_where_its_code_is_allowed_and_puts_that_on_record(
+    fits, measures, monkeypatch, tmp_path, allowed
+):
+    seen, results = measures
+    results += [BASE, of("yarn", 2.0), *[replace(of("rerope", 1.0), scaling={"method": "rerope"})] * allowed]
+    asked = {}
+    monkeypatch.setattr(
+        "ropepatch.pipeline.learned._remembered", lambda terms, *places: asked.update(terms) or {}
+    )
+    chosen = ropepatch.extend("tiny", to=1024, method="auto", allow_code=allowed, dry_run=True)
+    assert chosen.plan.method.name == ("rerope" if allowed else "yarn")
+    assert ("rerope" in seen[0][2]) == allowed
+    assert asked.get("allow_code") == (True if allowed else None)
+    result = choose("tiny", to=1024, allow_code=allowed)
+    assert (result.method, result.parameters) == (chosen.plan.method.name, {})
+    assert ropepatch.plan("tiny", to=1024, method=result.method) == chosen.plan
+
+
 TABLE = [BASE, of("yarn", 2.0, inside=1.25), of("linear", 2.5, inside=1.5), of("floor", 0.125)]
 
 

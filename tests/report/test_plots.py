@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
 from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
-from ropepatch.attention import make_map
+from ropepatch.attention import MAPS, make_map
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.curves import LossCurve
@@ -491,9 +491,11 @@ def test_a_label_has_one_colour_in_every_figure():
     assert labelled(found["perplexity"].axes[0])["as it is"].get_color() == PLAIN
 
 
-def test_twenty_four_names_are_told_apart_by_colour_and_dash():
-    found = plots.looks([*METHODS, *(f"m{k}" for k in range(24 - len(METHODS)))])
-    assert len({str(look) for look in found.values()}) == 24
+def test_thirty_names_are_told_apart_by_colour_and_dash_and_maps_have_their_own():
+    named = [*METHODS, *MAPS]
+    found = plots.looks([*named, *(f"m{k}" for k in range(30 - len(named)))])
+    assert len({str(look) for look in found.values()}) == 30
+    assert plots.looks(["dca"])["dca"] == found["dca"]
     assert PLAIN not in {look.colour for look in found.values()}
 
 

@@ -36,13 +36,13 @@ def model_record(name: str = "tiny", trained: int = 256, rotary_dim: int = 16) -
 
 def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str, Any]:
     rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"])
-    kept = make_map(method).fitted(model["trained"], target) if method in MAPS else None
-    made = make_scaling("none" if kept else method, factor=target / model["trained"])
+    own = make_map(method).fitted(model["trained"], target) if method in MAPS else None
+    made = make_scaling("none" if own else method, factor=target / model["trained"])
     after = made.frequencies(rope, target)
     return {
         "method": method,
         "factor": made.factor,
-        "parameters": (kept or made).parameters(),
+        "parameters": (own or made).parameters(),
         "target": target,
         "attention_factor": after.attention_factor,
         "inv_freq": after.inv_freq.tolist(),

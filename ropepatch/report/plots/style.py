@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.report.markdown import one_line
 from ropepatch.scaling import METHODS
@@ -26,7 +27,7 @@ LABEL = 0.145  # inches between the names beside the lines
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the model as it is
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))  # the next times round
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))  # by rounds
 SOLID = ("yarn", "ntk", "linear", "llama3", FIT, "ntk-by-parts")  # in the order of COLOURS
 
 STYLE: Any = {
@@ -64,7 +65,7 @@ class Look(NamedTuple):
 
 
 def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, Look]:
-    """A look for every label, no two alike up to 24.
+    """A look for every label, no two alike up to 30.
 
     A method looks the same whatever is drawn beside it. What else shares its name, like the same with other
     parameters, has its colour as far as there are dashes; other names take what is left, in their order.
@@ -76,7 +77,7 @@ def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, L
     plain = set(unscaled)
     chosen = {label: Look(PLAIN) for label in dict.fromkeys(labels)}
     free = [Look(colour, dash) for dash in DASHES for colour in COLOURS]
-    own = dict(zip(dict.fromkeys([*SOLID, *METHODS]), free, strict=False))
+    own = dict(zip(dict.fromkeys([*SOLID, *METHODS, *MAPS]), free, strict=False))
     wanted = {label: own.get(re.split("[ ,]", label)[0]) for label in chosen if label not in plain}
     for exact in (True, False):
         for label, look in wanted.items():

@@ -1,0 +1,133 @@
+"""A plan by an attention map: what it says is what a patched model does; what cannot be is said before."""
+
+import json
+
+import pytest
+from fuzzed_configs import fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+from map_oracle import ORACLE
+from tiny_models import tiny_config, tiny_model
+
+import ropepatch
+from ropepatch.attention import MAPS, make_map, map_attention
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.measuring import measure_extension
+from ropepatch.evaluation.results import as_read
+from ropepatch.evaluation.suites import Suite
+from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.extension.text import plan_text
+
+every_map = pytest.mark.parametrize("name", MAPS)
+
+
+def reach(name: str) -> int:
+    """Tokens that every map may be planned for on `tiny`."""
+    return 480 if name == "string" else 1024
+
+
+@every_map
+def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whole_plan(name):
+    plan = ropepatch.plan("tiny", to=reach(name), method=name)
+    record = json.loads(plan.to_json())
+    assert make_map(record["method"], **record["parameters"]) == plan.distances == plan.method
+    assert plan_text(record) == str(plan)
+    own = {
+        key: value for key, value in record["parameters"].items() if key not in ("log_n", "attention_factor")
+    }
+    distance, m = ORACLE[name](**own), reach(name) - 1
+    seen = [float(d) for d in (distance(m, n) for n in range(m + 1)) if d is not None]
+    lines = str(plan).split("are read at\n")[1].partition("no distance")[0].splitlines()
+    read = [float(word) for line in lines for word in line.rsplit("  ", 1)[1].split(" to ")]
+    assert (min(read), max(read)) == pytest.approx((min(seen), max(seen)), rel=1e-3)
+
+
+def test_a_plan_for_a_target_beyond_all_memory_is_made_at_once():
+    for name in MAPS.keys() - {"string", "lampe"}:  # which would reach beyond the largest parameter
+        assert "no distance leaves the 256" in str(ropepatch.plan("tiny", to="999999999999", method=name))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    {
+        "falcon": "its attention is no interchangeable function",
+        "gemma2": "it does not support sdpa",
+        "gemma3": "some of its attention is not causal",
+        "mistral": "its layers that turn see no farther than 64 of its 64 tokens",
+        "bamba": "it has layers of the type linear_attention",
+    }.items(),
+)
+def test_a_family_whose_attention_stays_is_refused_by_its_configuration_with_the_reason(model_type, reason):
+    with pytest.raises(RopepatchError, match=f"cannot have an attention map: {reason}"):
+        ropepatch.plan(tiny_config(model_type), to=256, method="self-extend")
+
+
+def test_a_map_has_one_length():
+    model = tiny_model("llama")
+    plan = ropepatch.plan(model, to=256, method="rerope")
+    with pytest.raises(RopepatchError, match="rerope is static"):
+        ropepatch.patch(model, plan, length=128)
+    assert ropepatch.patch(model, plan).distances == plan.distances
+
+
+def test_what_is_measured_is_the_model_mapped_by_hand_and_no_other_map_is_taken_for_it(tiny, tmp_path):
+    model, tokenizer = tiny
+    task = PerplexityTask(windows=None, documents=1, lengths=(512,))
+    suite = Suite(to=(512,), tasks=(task,))
+    plan = ropepatch.plan("tiny", to=512, method="self-extend", window=32)
+    results = {result.label: result for result in measure_extension(suite, plan, out=tmp_path)}
+    measurement = task.prepare("tiny", tokenizer, trained=256, to=512)
+    with map_attention(model, "self-extend", to=512, window=32):
+        by_hand = measurement.run(model, tokenizer, None, lambda done, total: None)
+    assert results["self-extend"].tables == as_read(by_hand)
+    assert results["self-extend"].tables != results["as it is"].tables
+    other = ropepatch.plan("tiny", to=512, method="self-extend", window=64)
+    with pytest.raises(RopepatchError, match="measured with other settings: it differs in scaling"):
+        measure_extension(suite, other, out=tmp_path)
+
+
+NUMBERS = [
+    -1,
+    0,
+    1,
+    7,
+    255,
+    256,
+    1024,
+    1e3,
+    2.5,
+    1e308,
+    "nan",
+    "inf",
+    "-inf",
+    "0x10",
+    "1_0",
+    "9" * 30,
+    "9" * 5000,
+]
+HOSTILE = st.sampled_from(
+    [*map(str, NUMBERS), "", "none", "true", "1,2", "x.json", "٣", "{}", "\n", "\ud800"]
+)
+HOSTILE |= st.text(max_size=6)
+
+
+@fuzz(40)
+@given(
+    name=st.sampled_from(sorted(MAPS)),
+    settings=st.dictionaries(
+        st.sampled_from(["window", "group", "divisor", "clip", "chunk", "length", "mapped", "head", "tail"])
+        | st.sampled_from(["sinks", "shift", "log_n", "attention_factor", "factor", "name"])
+        | st.text(max_size=4),
+        HOSTILE,
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_whatever_a_map_is_set_to_is_a_plan_or_one_line_and_a_hint(run_here, name, settings):
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    done = run_here("plan", "tiny", "--to", "480", "--method", name, *words)
+    if done.returncode == 0:
+        assert "no distance leaves the 256 that were trained" in done.stdout
+        return
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
