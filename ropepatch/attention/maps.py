@@ -222,7 +222,7 @@ class LaMPE(AttentionMap):
     def regions(self) -> tuple[Band, ...]:
         count, span = self.mapped, max(1, self.length - 1)
         tail, near, far = self._ends()
-        middle, last = behind(self.head + 1), behind(self.length - tail)
+        middle, last = behind(self.head + 1), behind(max(self.length - tail, self.head + 1))
 
         def read(positions: Tensor) -> Tensor:
             return count * positions // span
