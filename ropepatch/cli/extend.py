@@ -215,7 +215,8 @@ class _Screen:
         folder = str(extension.folder)
         if not is_first() or not (extension.folder / "config.json").exists():
             return
-        loading = f"pipeline('text-generation', {folder!r})('Once')".replace("'", '"')
+        trust = ", trust_remote_code=True" * (extension.plan.distances is not None)
+        loading = f"pipeline('text-generation', {folder!r}{trust})('Once')".replace("'", '"')
         code = f"from transformers import pipeline; print({loading})"
         say_on_stderr(f"load:    python -c {shlex.quote(code)}")
         say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ropepatch.doctor.adapter import adapter_findings, base_of, no_base
 from ropepatch.doctor.effects import with_effects
+from ropepatch.doctor.map_code import map_findings
 from ropepatch.doctor.reading import read_case
 from ropepatch.doctor.tensors import not_finite, readable, weight_findings
 from ropepatch.errors import RopepatchError, printable
@@ -17,6 +18,7 @@ from ropepatch.files import json_text
 from ropepatch.model.checks import check, companions, mended
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, SEVERITIES, Finding
+from ropepatch.model.mapped import CODE
 from ropepatch.model.source import find_source
 
 
@@ -71,17 +73,20 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     """
     if folder := _adapter_folder(model):
         return _diagnose_adapter(read_case(str(model), folder), measure)
-    source = find_source(model, revision, weights=measure)
+    source = find_source(model, revision, weights=measure, include=(CODE,))
     if folder := _adapter_folder(source.folder):  # from the Hub
         return _diagnose_adapter(read_case(source.name, folder), measure)
     case = read_case(source.name, source.folder)
-    findings = by_severity([*check(case), *companions.unreadable_files(case), *weight_findings(case)])
+    is_whole = measure or source.revision is None  # of the Hub only config.json is here
+    codes = map_findings(case) if is_whole else ()
+    findings = by_severity([*check(case), *codes, *companions.unreadable_files(case), *weight_findings(case)])
     weights = readable(case)
     if measure:
         findings = by_severity([*findings, *(not_finite(weights) if weights else ())])
         findings = by_severity(with_effects(case, findings, weights, mended(case)))
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
-    return Diagnosis(case, findings, (*case.files, *case.unreadable, *names))
+    code = [CODE] if (case.folder / CODE).is_file() else []
+    return Diagnosis(case, findings, (*case.files, *case.unreadable, *code, *names))
 
 
 def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:

@@ -9,13 +9,17 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ropepatch.attention import make_map, map_attention
 from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.registry import make_encoding
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
 from ropepatch.model.config import load_config
 from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.mapped import is_mapped, saved_map, without_map
 from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapped
+from ropepatch.model.rotary import SEQUENCE
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey
 from ropepatch.model.weights import read_headers
@@ -75,11 +79,23 @@ def check_device(device: str | torch.device) -> None:
 
 
 def load_checkpoint(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """The model of a checkpoint folder; one that was saved with a swapped position encoding has it.
+    """The model of a checkpoint folder, with the position encoding or the attention map it was saved with.
+
+    Of a map config.json is read, and the code beside it never run.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its record or weights are not whole.
     """
+    if is_mapped(raw := read_json(folder / "config.json")):
+        described = saved_map(raw)
+        distances = make_map(described["name"], **described["parameters"])
+        config: Any = load_config(without_map(raw))
+        for key in ("max_position_embeddings", SEQUENCE):  # the map is put on the model that reads L
+            if hasattr(config, key):
+                setattr(config, key, described["window"])
+        model = load_model(folder, config, dtype)
+        map_attention(model, distances, to=described["target"])
+        return model
     if not needs_ropepatch(folder):
         return load_model(folder, dtype=dtype)
     model = load_model(folder, load_config(read_config(folder)), dtype)

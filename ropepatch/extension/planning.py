@@ -22,6 +22,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.config_changes import changed, find_changes
 from ropepatch.extension.engines import EngineSupport, engine_support, map_support
 from ropepatch.extension.forms import SavedRope
+from ropepatch.extension.map_code import map_changes
 from ropepatch.extension.methods import find_method
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
@@ -260,8 +261,8 @@ def plan_map(survey: Survey, name: str, revision: str | None, distances: Attenti
     window = survey.rope.original_max_position_embeddings
     fitted = distances.fitted(window, to)
     check_mappable(blueprint(load_config(survey.raw, survey.own_config)), window)
-    scaling = make_scaling("none", factor=to / window)
-    return replace(plan_scaling(survey, name, revision, scaling, to), distances=fitted)
+    plan = plan_scaling(survey, name, revision, make_scaling("none", factor=to / window), to)
+    return replace(plan, changes=plan.changes | map_changes(survey, fitted, to), distances=fitted)
 
 
 def _on_top(scaling: Scaling) -> str:

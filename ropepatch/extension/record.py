@@ -218,6 +218,7 @@ class Record(Part):
         versions: Of the libraries that wrote it.
         weights: The fingerprint of the weights beside it; none of an adapter.
         checksums: The sha256 of each file of these weights as it was verified; older records lack it.
+        code: That of the file beside the weights that computes with an attention map, by its name.
         verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
         folded_attention_factor: That which `export --fold-attention` put into the query weights.
         adaptation: How it was trained, if it was.
@@ -256,6 +257,7 @@ class Record(Part):
     versions: dict[Text, Text]
     weights: Text | None = None
     checksums: dict[Text, Text] | None = None
+    code: dict[Text, Text] | None = None
     verified: Verdict | None = None
     folded_attention_factor: Number | None = None
     adaptation: Adaptation | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.map_code import map_changes, mapped_layers, read_without_ropepatch
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
@@ -24,6 +26,8 @@ PROBE_TOKENS = 48
 TOLERANCE = 1e-5  # of logits; the same operations in the same order are expected to agree to the bit
 # Of the largest logit: stock `dynamic` rounds its base to float32, which far positions feel.
 DYNAMIC_TOLERANCE = 0.02
+# Of the largest logit: the same scores, summed in another order and rounded in float32.
+MAP_TOLERANCE = 1e-3
 
 
 def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> Verdict:
@@ -61,6 +65,57 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
     return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
 
 
+def read_mapped(source: Path, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]:
+    """The source model under the attention map of a plan, in float32.
+
+    Args:
+        source: The checkpoint.
+        plan: Which map it has.
+        num_bytes: The size of its weights.
+
+    Returns:
+        The plan, which then names the layers that turn where not all do; and the logits to be expected.
+
+    Raises:
+        RopepatchError: If the model cannot have the map, or does not fit into memory: what no comparison
+            has proven is not written.
+    """
+    assert plan.distances is not None
+    if (needed := 2 * num_bytes) > available_bytes():
+        raise RopepatchError(
+            f"a checkpoint with an attention map is compared before it is kept, which takes "
+            f"{needed / 1e9:.1f} GB of memory; there are {available_bytes() / 1e9:.1f}",
+            hint="extend it on a machine with more memory, or patch it in memory",
+        )
+    model = load_model(source, dtype=torch.float32)
+    patch(model, plan)
+    changes = map_changes(plan.survey, plan.distances, plan.target, mapped_layers(model))
+    logits = probe_logits(model, plan.target, source.name)
+    return replace(plan, changes=plan.changes | changes), logits
+
+
+def verify_mapped(written: Path, expected: Tensor, plan: Plan) -> Verdict:
+    """Reload a checkpoint with an attention map where there is no ropepatch, and compare what it computes.
+
+    Args:
+        written: The folder to judge, whose code is what we have just put there.
+        expected: The logits of the patched source.
+        plan: What it should compute.
+
+    Raises:
+        RopepatchError: If anything differs.
+    """
+    read = read_without_ropepatch(written, *probe(plan.survey.config.vocab_size, plan.target))
+    planned = plan.frequencies().inv_freq
+    if not torch.equal(inv_freq := read[plan.site.attribute("inv_freq")], planned):
+        raise _differs("frequencies", float((inv_freq - planned).abs().max()))
+    difference = (read["logits"] - expected).abs().max().item()
+    if not difference <= MAP_TOLERANCE * expected.abs().max().item():
+        raise _differs("logits", difference)
+    logits = "equal" if difference == 0 else f"within {difference:.1e}"
+    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
+
+
 def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
     """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
     planned = (plan.saved or plan.saved_at()[0]).frequencies  # of a length-dependent method, those up to L
@@ -92,12 +147,16 @@ def _compare(patched: Tensor, written: Path, plan: Plan) -> Verdict:
     return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
 
 
+def probe(vocabulary: int, target: int) -> tuple[Tensor, Tensor]:
+    """Random tokens [1, T] spread evenly over the target, and where they stand."""
+    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+    return ids, torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
+
+
 @torch.inference_mode()
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
-    vocabulary = text_config(model.config).vocab_size
-    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
-    positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
+    ids, positions = probe(text_config(model.config).vocab_size, target)
     # The mask is explicit because jumps in the positions would be taken for packed documents.
     with stock_code(f"run {name}"):
         out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)

@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
+from ropepatch.extension.map_code import check_holds_map, check_no_other_code, code_of, map_code
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.verification import verify, verify_trained
+from ropepatch.extension.verification import read_mapped, verify, verify_mapped, verify_trained
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.mapped import CODE
 from ropepatch.model.source import (
     TEMPLATES,
     Source,
@@ -87,6 +89,10 @@ def extend(
     weights = read_headers(source.folder)
     if "quantization_config" not in raw:
         check_weights(weights, blueprint(load_config(raw)))
+    said = None
+    if plan.distances is not None:
+        check_no_other_code(source.folder)
+        plan, said = read_mapped(source.folder, plan, weights.num_bytes)
     with new_folder(folder) as partial:
         if not link_weights:
             check_room(weights, partial.parent)
@@ -94,7 +100,10 @@ def extend(
         copy_files(included_files(source.folder, include), partial)
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
-        verdict = verify(partial, source.folder, plan, weights.num_bytes)
+        if said is None:
+            verdict = verify(partial, source.folder, plan, weights.num_bytes)
+        else:
+            verdict = verify_mapped(partial, said, plan)
         proof = proof_of(partial, verdict, linked=link_weights)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
@@ -107,10 +116,7 @@ def check_savable(plan: Plan) -> None:
         RopepatchError: With the method that can be saved in its place.
     """
     if plan.distances is not None:
-        raise RopepatchError(
-            f"no rope type can hold the attention map {plan.method.name}",
-            hint="use it in memory: ropepatch.patch(model, plan)",
-        )
+        check_holds_map(plan.survey)
     if not plan.savable:
         raise RopepatchError(
             f"no stock rope type can hold {plan.scaling.name}",
@@ -125,7 +131,8 @@ def proof_of(folder: Path, verdict: records.Verdict, *, linked: bool = False) ->
     Weights that are linked are those of the source, of which no byte is read.
     """
     weights = read_headers(folder)
-    proof = {"weights": fingerprint(weights), "verified": verdict}
+    code = {"code": named} if (named := code_of(folder)) else {}
+    proof = {"weights": fingerprint(weights), "verified": verdict} | code
     return proof if linked else proof | {"checksums": checksums(weights)}
 
 
@@ -286,8 +293,11 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 
 def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
     """The three files that say how long the context is, as they are after the plan."""
-    extended = {key: value for key, value in plan.apply(raw).items() if key != "auto_map"}
-    write_json(partial / "config.json", extended)
+    without_code = {key: value for key, value in raw.items() if key != "auto_map"}
+    write_json(partial / "config.json", plan.apply(without_code))
+    if plan.distances is not None:
+        code = map_code(plan.model_type, plan.site.path)
+        (partial / CODE).write_bytes(code.encode())
     if (source / "tokenizer_config.json").exists():
         tokenizer = read_json(source / "tokenizer_config.json")
         write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})

@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.mapped import is_mapped, map_refusal
 from ropepatch.model.record_file import NEEDS_ROPEPATCH
 from ropepatch.model.stock import stock_code
 
@@ -42,6 +43,8 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
             "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
             hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
         )
+    if is_mapped(raw):
+        raise map_refusal(raw)
     if not is_known(model_type):
         if raw.get("auto_map"):
             raise RopepatchError(

@@ -16,6 +16,7 @@ from transformers import (
 
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
+from ropepatch.model.mapped import is_mapped
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import foreign
@@ -38,7 +39,7 @@ def load_model(
     how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
     if config is not None:
         how["config"] = config
-    elif needs_ropepatch(folder):
+    elif needs_ropepatch(folder) or is_mapped(read_json(folder / "config.json")):
         load_config(read_json(folder / "config.json"))  # which refuses it in words
     with stock_code(f"load {folder}", hint), no_progress_bars():
         model, report = load(folder, **how)

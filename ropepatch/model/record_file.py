@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, write_json
+from ropepatch.model.mapped import is_mapped, mapped_attention, without_map
 from ropepatch.settings import shown
 
 FILE = "ropepatch.json"
@@ -139,20 +140,22 @@ def needs_ropepatch(folder: Path) -> bool:
 
 
 def swapped_encoding(folder: Path) -> dict[str, Any]:
-    """What results say of a checkpoint whose position encoding is swapped; nothing of any other."""
+    """What results say of a checkpoint with a swapped position encoding or a map; nothing of any other."""
     if not needs_ropepatch(folder):
-        return {}
+        return mapped_attention(folder)
     record = read_swapped(folder)
     return {"encoding": {"encoding": record.encoding, "parameters": record.parameters}}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; of a model whose position encoding is swapped, with the model type that it had.
+    """config.json; of a model with a swapped position encoding or a map, with the model type that it had.
 
     Raises:
         RopepatchError: If the file, or ropepatch.json beside it, is missing, no JSON object or silent of it.
     """
     raw = read_json(folder / "config.json")
+    if is_mapped(raw):
+        return without_map(raw)
     if raw.get("model_type") == NEEDS_ROPEPATCH:
         record = read_swapped(folder)
         raw |= {"model_type": record.model_type, "architectures": record.architectures}

@@ -1,26 +1,17 @@
 """A map within a model: its formula at every length, through every cache, and gone without a trace."""
 
 import copy
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from families import every_family, refusal
-from map_oracle import ORACLE, SMALL, attention, distances
+from map_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import IDS, ONE, apart, cast, logits, lora, pickled
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoModelForCausalLM,
-    DynamicCache,
-    PreTrainedModel,
-    StaticCache,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -55,34 +46,6 @@ def sliding(window: int | None) -> PreTrainedModel:
 
 
 # The formula
-
-
-@contextmanager
-def by_oracle(model: PreTrainedModel, table: np.ndarray):
-    """The model with attention by a table of distances, in float64 and pair by pair."""
-    rotary = model.model.rotary_emb
-    inv_freq = rotary.inv_freq.double().numpy()
-
-    class Still(nn.Module):
-        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-            cos, sin = rotary(x, position_ids)
-            return torch.ones_like(cos), torch.zeros_like(sin)
-
-    def attend(module, query, key, value, attention_mask, scaling=None, **_):
-        tensors = (x.double().numpy() for x in (query, key, value))
-        output = attention(*tensors, table, inv_freq, scaling)
-        return torch.from_numpy(output).to(query.dtype).transpose(1, 2), None
-
-    AttentionInterface.register("test_oracle", attend)
-    AttentionMaskInterface.register("test_oracle", lambda **_: None)
-    before = model.config._attn_implementation
-    model.model.rotary_emb = Still()
-    model.set_attn_implementation("test_oracle")
-    try:
-        yield
-    finally:
-        model.model.rotary_emb = rotary
-        model.set_attn_implementation(before)
 
 
 @every_map

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from fractions import Fraction
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 Distance = Callable[[int, int], "Fraction | int | None"]
 
@@ -155,3 +159,31 @@ def attention(
         weights /= weights.sum(-1, keepdims=True)
         out[:, :, m] = (weights[..., None] * value[:, :, seen]).sum(2)
     return out
+
+
+@contextmanager
+def by_oracle(model: PreTrainedModel, table: np.ndarray):
+    """The model with attention by a table of distances, in float64 and pair by pair."""
+    rotary = model.model.rotary_emb
+    inv_freq = rotary.inv_freq.double().numpy()
+
+    class Still(nn.Module):
+        def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            cos, sin = rotary(x, position_ids)
+            return torch.ones_like(cos), torch.zeros_like(sin)
+
+    def attend(module, query, key, value, attention_mask, scaling=None, **_):
+        tensors = (x.double().numpy() for x in (query, key, value))
+        output = attention(*tensors, table, inv_freq, scaling)
+        return torch.from_numpy(output).to(query.dtype).transpose(1, 2), None
+
+    AttentionInterface.register("test_oracle", attend)
+    AttentionMaskInterface.register("test_oracle", lambda **_: None)
+    before = model.config._attn_implementation
+    model.model.rotary_emb = Still()
+    model.set_attn_implementation("test_oracle")
+    try:
+        yield
+    finally:
+        model.model.rotary_emb = rotary
+        model.set_attn_implementation(before)

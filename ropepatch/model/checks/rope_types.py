@@ -8,6 +8,7 @@ from ropepatch.model.checks.case import Block, Case, positive
 from ropepatch.model.checks.findings import CONFIG, Finding, Key, shown
 from ropepatch.model.checks.interpretation import configured, keeps_no_head_dim
 from ropepatch.model.config import is_known
+from ropepatch.model.mapped import is_mapped
 from ropepatch.model.record_file import NEEDS_ROPEPATCH
 
 KNOWN_TYPES = {
@@ -84,6 +85,13 @@ def refused(case: Case) -> Iterator[Finding]:
             "stock transformers refuses it on purpose; the rope that config.json states is not the model's",
             "load it by ropepatch.load, or use the checkpoint that it was made from",
             value=NEEDS_ROPEPATCH,
+        )
+    elif is_mapped(case.raw):
+        yield model_type.remark(
+            "attention-map",
+            "its distances are mapped, by the code beside its weights",
+            "transformers refuses it without that code on purpose; no other engine has such an attention",
+            "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load",
         )
     elif not is_known(model_type.value):
         shown_type = shown(model_type.value)

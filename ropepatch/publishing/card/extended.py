@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ropepatch.attention import MAPS
 from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.results import Result, Row, as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
+from ropepatch.model.mapped import CODE
 from ropepatch.model.source import HUB_ID
 from ropepatch.publishing.card.markdown import text
 from ropepatch.publishing.card.names import shown_name
@@ -113,8 +115,13 @@ class Extended:
     @property
     def known_paper(self) -> str | None:
         """That of the method by ropepatch's own list; None if the method is not on it."""
-        method = METHODS.get(self.record.method)
+        method = METHODS.get(self.record.method) or MAPS.get(self.record.method)
         return None if method is None else method.paper
+
+    @property
+    def code(self) -> str | None:
+        """The file of code that it needs, of a model with an attention map."""
+        return CODE if self.record.code else None
 
     @property
     def is_adapter(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ropepatch.attention import MAPS
 from ropepatch.model.legacy import LEGACY_KEYS
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, link, text
@@ -83,7 +84,8 @@ def _python(model: Extended) -> Iterator[str]:
 
 
 def _not_default(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    settings = fields(METHODS[method]) if method in METHODS else ()
+    kind = METHODS.get(method) or MAPS.get(method)
+    settings = fields(kind) if kind is not None else ()
     defaults = {field.name: field.default for field in settings}
     return {name: value for name, value in parameters.items() if defaults.get(name) != value}
 

@@ -27,7 +27,12 @@ def front_matter(model: Extended) -> str:
         language=base.language,
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["ropepatch", "long-context", "rope-scaling", model.record.method],
+        tags=[
+            "ropepatch",
+            "long-context",
+            "attention-map" if model.code else "rope-scaling",
+            model.record.method,
+        ],
         model_name=model.short_name if results else None,
         eval_results=results or None,
     )

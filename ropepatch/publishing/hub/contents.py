@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
+from ropepatch.extension.map_code import code_of
 from ropepatch.files import read_json
+from ropepatch.model.mapped import CODE, is_mapped
 from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.source import TEMPLATES, included, is_known
 from ropepatch.model.weights import checksums, fingerprint, read_header, read_headers
@@ -30,7 +32,7 @@ CARRIED = {
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
 )
-EVIDENCE = re.compile(r"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html")
+EVIDENCE = re.compile(rf"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html|{re.escape(CODE)}")
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,13 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
             leads out of the folder, or holds a secret.
     """
     names = {path.name for path in _weights(folder)}
+    own = names | ({CODE} if holds_map(folder) else set())  # code of any other kind stays here
     files, others = {}, []
     for part, patterns in CARRIED.items():
         place = folder / part
         for path in sorted(place.iterdir()) if place.is_dir() else ():
             name = f"{part}/{path.name}" if part else path.name
-            known = path.name in names or is_known(path.name) if not part else False
+            known = path.name in own or is_known(path.name) if not part else False
             carried = known or any(fnmatchcase(path.name, pattern) for pattern in patterns)
             if path.name.startswith(".") or name in CARRIED:
                 continue
@@ -144,6 +147,8 @@ def judge(folder: Path) -> Judgement:
         changes = record.config_changes.items()
         if changed := next((key for key, value in changes if stated.get(key) != value), None):
             against.append(f"config.json has changed since it was verified ({changed})")
+        if holds_map(folder) and record.code != code_of(folder):
+            against.append(f"its code has changed since it was verified ({CODE})")
         weights, changed_weights = read_headers(folder), "its weights have changed since they were verified"
         if record.checksums is not None:
             sums = checksums(weights)
@@ -162,6 +167,11 @@ def judge(folder: Path) -> Judgement:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
         against.append(f"its check failed: the loss within the old context {rise}")
     return Judgement(tuple(against), tuple(notes), allows_card=True)
+
+
+def holds_map(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint with an attention map, which its code goes with."""
+    return not is_adapter(folder) and is_mapped(read_json(folder / "config.json"))
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

@@ -1,0 +1,181 @@
+"""The file beside a checkpoint with an attention map, by which transformers computes with it.
+
+It is `modeling_attention_map.py` of this folder with the names of the family's classes in the place of
+LLaMA's: one fixed text for each family, whose sha256 stands in the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ropepatch.attention import AttentionMap
+from ropepatch.attention.interchange import SLOT
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json
+from ropepatch.model.mapped import CODE, KEY, MAPPED
+from ropepatch.model.survey import Survey
+
+HERE = Path(__file__).parent
+PREFIX = "Mapped"  # of the names of the classes
+TIMEOUT = 3600  # seconds to load and read a few tokens
+
+
+def map_code(model_type: str, rotary: str) -> str:
+    """The file for a family.
+
+    Args:
+        model_type: The family, in transformers' words.
+        rotary: The path of its rotary module.
+    """
+    config, model = _classes(model_type)
+    text = (HERE / CODE).read_text(encoding="utf-8")
+    for ours, theirs in {
+        "LlamaConfig": config,
+        "LlamaForCausalLM": model,
+        f'"llama{MAPPED}"': f'"{model_type}{MAPPED}"',
+        "not `llama`": f"not `{model_type}`",
+        '"model.rotary_emb"': f'"{rotary}"',
+    }.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
+def sha256(code: bytes) -> str:
+    """By which a record names the file."""
+    return hashlib.sha256(code).hexdigest()
+
+
+def code_of(folder: Path) -> dict[str, str]:
+    """What a record says of the file in a folder; nothing where there is none."""
+    file = folder / CODE
+    return {CODE: sha256(file.read_bytes())} if file.is_file() else {}
+
+
+def auto_map(model_type: str) -> dict[str, str]:
+    """What config.json says to transformers of the file."""
+    config, model = _classes(model_type)
+    module = CODE.removesuffix(".py")
+    return {"AutoConfig": f"{module}.{PREFIX}{config}", "AutoModelForCausalLM": f"{module}.{PREFIX}{model}"}
+
+
+def map_changes(
+    survey: Survey, distances: AttentionMap, target: int, layers: Iterable[int] | None = None
+) -> dict[str, Any]:
+    """What config.json says of a map, beside the lengths; nothing of a model that `check_holds_map` refuses.
+
+    Args:
+        survey: Of the model.
+        distances: The map, with all its parameters.
+        target: N.
+        layers: The layers that turn by the places of the map, where not all do.
+    """
+    if survey.section is not None or survey.own_config is not None:
+        return {}
+    model_type = survey.config.model_type
+    described = {
+        "name": distances.name,
+        "parameters": distances.parameters(),
+        "window": survey.rope.original_max_position_embeddings,
+        "target": target,
+        "layers": None if layers is None else list(layers),
+        "layer_type": survey.site.layer_type,
+    }
+    return {
+        "model_type": f"{model_type}{MAPPED}",
+        "architectures": [PREFIX + _classes(model_type)[1]],
+        "auto_map": auto_map(model_type),
+        KEY: described,
+    }
+
+
+def check_holds_map(survey: Survey) -> None:
+    """Refuse a model with which a map can be used in memory, but not saved.
+
+    Raises:
+        RopepatchError: With the reason.
+    """
+    reasons = {
+        "its language model is a part of it": survey.section is not None,
+        "its weights are quantised, and the result could not be compared": "quantization_config"
+        in survey.raw,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise RopepatchError(
+                f"{survey.config.model_type} cannot be saved with an attention map: {reason}",
+                hint="use it in memory: ropepatch.patch(model, plan)",
+            )
+
+
+def check_no_other_code(folder: Path) -> None:
+    """Refuse a source that names code of others, which the trust in ours would run as well.
+
+    Raises:
+        RopepatchError: With the file that names it; config.json is written anew.
+    """
+    for file in sorted(folder.glob("*_config.json")):
+        if read_json(file).get("auto_map"):
+            raise RopepatchError(
+                f"{file.name} asks for code of others (auto_map), which trust_remote_code=True would run too",
+                hint="take auto_map out of it if transformers has that class, or patch the model in memory",
+            )
+
+
+def mapped_layers(model: PreTrainedModel) -> list[int] | None:
+    """The layers of a mapped model that turn by the places of its map; None where all do."""
+    attentions: list[Any] = [module for module in model.modules() if SLOT in vars(module)]
+    turning = {attention.layer_idx: vars(attention)[SLOT] is not None for attention in attentions}
+    return None if all(turning.values()) else [index for index, turns in turning.items() if turns]
+
+
+def read_without_ropepatch(folder: Path, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """What transformers computes by a checkpoint and the file that we have just written beside it.
+
+    In a process of its own that has no ropepatch, and whose copy of the file is thrown away.
+
+    Returns:
+        The `logits`, and the `inv_freq` of its rotary module.
+
+    Raises:
+        RopepatchError: If transformers does not load or run it.
+    """
+    with tempfile.TemporaryDirectory(prefix="ropepatch-") as scratch:
+        asked, answer = Path(scratch) / "asked.safetensors", Path(scratch) / "answer.safetensors"
+        save_file({"ids": ids, "positions": positions.contiguous()}, asked)
+        environment = os.environ | {"HF_MODULES_CACHE": f"{scratch}/modules", "HF_HUB_OFFLINE": "1"}
+        command = [
+            sys.executable,
+            "-P",
+            str(HERE / "reading_mapped.py"),
+            str(folder),
+            str(asked),
+            str(answer),
+        ]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise RopepatchError(
+                f"transformers cannot run what was written: {last[:300]}",
+                hint="nothing was kept; please report the model type and the method",
+            )
+        return load_file(answer)
+
+
+def _classes(model_type: str) -> tuple[str, str]:
+    """The names of a family's configuration and model."""
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return CONFIG_MAPPING[model_type].__name__, str(model)

@@ -1,0 +1,369 @@
+"""Checkpoints with an attention map: what they compute where there is no ropepatch, and what reads them."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_folders import edit_json, write_checkpoint
+from families import refusal
+from map_oracle import ORACLE, SMALL, by_oracle, distances
+from swaps import IDS, apart, logits
+from tiny_models import ROTARY_TYPES, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.attention import MAPS, map_attention, mapped
+from ropepatch.doctor import diagnose
+from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.evaluation.measuring import _subject
+from ropepatch.extension import record as records
+from ropepatch.extension import writing
+from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
+from ropepatch.files import read_json
+from ropepatch.model.loading import load_model
+from ropepatch.model.mapped import CODE
+from ropepatch.model.survey import survey
+from ropepatch.publishing.card import write_card
+from ropepatch.publishing.folding import fold_attention
+from ropepatch.publishing.gguf import export_gguf
+from ropepatch.publishing.hub.contents import judge, read_contents
+
+WEIGHTS = "model.safetensors"
+SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
+# Layers that never turn, ropes by layer type, names that are converted, interleaved pairs of a part, experts.
+ODD = ["smollm3", "gemma3_text", "gpt_neox", "glm", "qwen3_moe", "qwen3"]
+every_map = pytest.mark.parametrize("name", MAPS)
+
+
+def write_mapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
+    """A model with a map as `extend` writes it, which is not compared; and what ropepatch reads by it."""
+    surveyed = survey(model.config.to_dict(), model)
+    target = 4 * surveyed.rope.original_max_position_embeddings
+    handle = map_attention(model, name, to=surveyed.rope.original_max_position_embeddings + 1, **parameters)
+    expected, layers, fitted = logits(model, IDS), mapped_layers(model), handle.distances
+    handle.remove()
+    model.save_pretrained(folder)
+    changes = map_changes(surveyed, fitted, target, layers)
+    edit_json(folder / "config.json", **changes, max_position_embeddings=target)
+    (folder / CODE).write_text(map_code(surveyed.config.model_type, surveyed.site.path))
+    return expected
+
+
+def read_elsewhere(scratch: Path, folders: list[Path]) -> dict[str, Any]:
+    """What they compute in a process that finds no ropepatch."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-s", SCRIPT, scratch / "answers.pt", *folders]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: dict[str, Any] = torch.load(scratch / "answers.pt")
+    return answers
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("mapped")
+
+
+@pytest.fixture(scope="module")
+def expected(here) -> dict[str, torch.Tensor]:
+    """By the engine in memory; the folders are written on the way, one of them with a wrong formula."""
+    found = {name: write_mapped(here / name, tiny_model("llama"), name, **SMALL[name]) for name in MAPS}
+    late = {"log_n": True, "attention_factor": 1.2}
+    found["modified"] = write_mapped(here / "modified", tiny_model("llama"), "rerope", window=8, **late)
+    for family in ODD:
+        found[family] = write_mapped(here / family, tiny_model(family), "self-extend", window=7)
+    shutil.copytree(here / "self-extend", here / "wrong")
+    file = here / "wrong" / CODE
+    file.write_text(file.read_text().replace("m // group + shift", "m // group + window"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(here, expected) -> dict[str, Any]:
+    return read_elsewhere(here, [here / name for name in ["self-extend", *expected, "wrong"]])
+
+
+@every_map
+def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepatch(answers, expected, name):
+    model = tiny_model("llama")
+    with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
+        by_formula = logits(model, IDS)
+    assert apart(answers[name]["logits"], by_formula) < 5e-5
+    assert apart(answers[name]["logits"], expected[name]) < 5e-5
+    assert apart(answers["wrong"]["logits"], expected["self-extend"]) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["modified", *ODD])
+def test_modifiers_and_other_families_are_read_as_by_the_engine(answers, expected, name):
+    assert apart(answers[name]["logits"], expected[name]) < 5e-5
+
+
+@pytest.mark.parametrize("name", [*MAPS, "modified", *ODD])
+def test_a_saved_map_reads_through_caches_what_it_reads_at_once(answers, name):
+    for way in ("cached", "one by one", "static"):
+        assert apart(answers[name][way], answers[name]["logits"]) < 5e-5
+
+
+def test_documents_of_a_packed_row_are_read_as_if_alone(answers):
+    model = tiny_model("llama")
+    map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
+    parts = [logits(model, IDS[:, :18], use_cache=False), logits(model, IDS[:, 18:], use_cache=False)]
+    assert apart(answers["self-extend"]["packed"], torch.cat(parts, 1)) < 5e-5
+
+
+def test_a_saved_map_generates_trains_and_is_saved_again(answers, expected):
+    more, read = answers["more"], answers["self-extend"]["logits"]
+    assert apart(more["generated"], more["alone"]) < 5e-5
+    assert torch.equal(more["alone"].argmax(-1), more["sequences"][:, -9:])
+    assert torch.equal(more["again"], read)
+    for way in ("bfloat16", "bfloat16 cached"):
+        assert apart(more[way], read) < 0.1 * float(read.abs().max())
+    assert apart(more["gradients in blocks"], more["gradients"]) < 1e-4 * float(more["gradients"].abs().max())
+    assert more["trained"]
+    assert more["merged"] < 1e-4
+    assert more["largest"] < 512 * 512
+
+
+def test_its_gradients_are_those_of_the_engine(answers):
+    model = tiny_model("llama").train()
+    map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
+    model(IDS, labels=IDS, use_cache=False).loss.backward()
+    own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert apart(answers["more"]["gradients"], own) < 1e-4 * float(own.abs().max())
+
+
+def test_no_other_attention_runs_it_unturned(answers):
+    assert answers["more"]["backend"] is False
+    assert "this model has an attention map, which 'sdpa' would ignore" in answers["more"]["sdpa"]
+
+
+@pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained])
+def test_without_trust_it_is_an_error_and_never_the_plain_model(here, expected, load):
+    with pytest.raises(ValueError, match="contains custom code"):
+        load(here / "self-extend", trust_remote_code=False)
+
+
+@pytest.mark.sweep
+def test_every_family_that_takes_a_map_is_saved_with_it(tmp_path):
+    expected = {}
+    for model_type in ROTARY_TYPES:
+        if refusal(model_type):
+            continue
+        model = tiny_model(model_type)
+        surveyed = survey(model.config.to_dict(), model)
+        if surveyed.section is None and surveyed.config.model_type == model_type:
+            with_map = tmp_path / model_type
+            with contextlib.suppress(RopepatchError):  # which has its own test
+                expected[model_type] = write_mapped(with_map, model, "self-extend", window=7)
+    first = "llama", *(name for name in expected if name != "llama")
+    answers = read_elsewhere(tmp_path, [tmp_path / name for name in first])
+    assert len(expected) > 40
+    assert not {
+        name: apart(answers[name]["logits"], expected[name])
+        for name in first
+        if apart(answers[name]["logits"], expected[name]) > 1e-4
+        or apart(answers[name]["cached"], answers[name]["logits"]) > 1e-4
+    }
+
+
+# Written by extend
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("source") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def extended(source, tmp_path_factory) -> Path:
+    made = ropepatch.plan(source, to="4x", method="self-extend")
+    return writing.extend(made, tmp_path_factory.mktemp("extended") / "mapped")
+
+
+@pytest.fixture
+def copied(extended, tmp_path) -> Path:
+    return Path(shutil.copytree(extended, tmp_path / "mapped"))
+
+
+def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, extended):
+    config, record = read_json(extended / "config.json"), records.read(extended)
+    assert config["model_type"] == "llama-attention-map"
+    assert config["architectures"] == ["MappedLlamaForCausalLM"]
+    assert config["max_position_embeddings"] == 256
+    assert config["attention_map"] == {
+        "name": "self-extend",
+        "parameters": {"window": 16, "group": 11, "log_n": False, "attention_factor": 1.0},
+        "window": 64,
+        "target": 256,
+        "layers": None,
+        "layer_type": None,
+    }
+    assert record.code == {CODE: hashlib.sha256((extended / CODE).read_bytes()).hexdigest()}
+    assert (record.method, record.factor, record.target) == ("self-extend", 4.0, 256)
+    assert record.verified is not None
+    assert record.verified.compared
+    assert {engine.engine: engine.reads for engine in record.engines}["vLLM"] == "no"
+    assert (extended / CODE).read_text() == map_code("llama", "model.rotary_emb")
+    assert "import ropepatch" not in (extended / CODE).read_text()
+    assert "from ropepatch" not in (extended / CODE).read_text()
+    assert read_json(extended / "tokenizer_config.json")["model_max_length"] == 256
+    assert (extended / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+
+
+def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
+    wrong = map_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
+    monkeypatch.setattr(writing, "map_code", lambda *_: wrong)
+    made = ropepatch.plan(source, to="4x", method="self-extend")
+    with pytest.raises(RopepatchError, match="computes other logits from what was written"):
+        writing.extend(made, tmp_path / "out")
+    monkeypatch.setattr(writing, "map_code", lambda *_: "raise SystemError('broken')")
+    with pytest.raises(RopepatchError, match=r"transformers cannot run what was written: .*broken"):
+        writing.extend(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_map_that_cannot_be_compared_is_refused_before_anything_is_written(source, tmp_path, monkeypatch):
+    made = ropepatch.plan(source, to="4x", method="rerope")
+    with monkeypatch.context() as patched:
+        patched.setattr("ropepatch.extension.verification.available_bytes", lambda: 1000)
+        with pytest.raises(
+            RopepatchError, match=r"is compared before it is kept, which takes .* GB of memory"
+        ):
+            writing.extend(made, tmp_path / "out")
+    quantised = Path(shutil.copytree(source, tmp_path / "quantised"))
+    edit_json(quantised / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    made = ropepatch.plan(quantised, to="4x", method="rerope")
+    with pytest.raises(
+        RopepatchError, match="llama cannot be saved with an attention map: its weights are q"
+    ):
+        writing.extend(made, tmp_path / "out")
+    foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
+    edit_json(foreign / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil/repo--t.T", None]})
+    made = ropepatch.plan(foreign, to="4x", method="rerope")
+    with pytest.raises(RopepatchError, match=r"tokenizer_config\.json asks for code of others"):
+        writing.extend(made, tmp_path / "out")
+    with pytest.raises(RopepatchError, match="rerope is an attention map, which is not trained"):
+        ropepatch.extend(source, tmp_path / "out", to="4x", method="rerope", recipe="tiny")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
+
+
+# Read by ropepatch
+
+
+def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
+    (copied / CODE).write_text("raise SystemError('never run')")
+    model = load_checkpoint(source)
+    ropepatch.patch(model, "self-extend", to="4x")
+    read, tokenizer = ropepatch.load(copied)
+    ids = torch.randint(3, 40, (1, 200), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(logits(read, ids), logits(model, ids))
+    assert mapped(read).distances == mapped(model).distances
+    assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
+    subject = _subject(str(copied), None, "cpu")
+    assert subject.trained == 256
+    assert subject.record["attention_map"]["name"] == "self-extend"
+    assert subject.record["extended_from"] == 64
+
+
+@pytest.mark.parametrize(
+    "put_on_top",
+    [
+        lambda folder, out: ropepatch.plan(folder, to=1024),
+        lambda folder, out: ropepatch.extend(folder, out, to=1024, method="rerope"),
+        lambda folder, out: fold_attention(folder, out),
+        lambda folder, out: export_gguf(folder, out),
+        lambda folder, out: load_model(folder),
+    ],
+)
+def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
+    with pytest.raises(RopepatchError, match=r"has an attention map already .self-extend to 256 tokens"):
+        put_on_top(extended, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage", [None, 3, {"name": "rerope"}, {"name": "x", "parameters": {}, "window": 2.5}]
+)
+def test_a_map_that_config_does_not_describe_is_refused_in_words(copied, damage):
+    edit_json(copied / "config.json", attention_map=damage)
+    with pytest.raises(RopepatchError, match=r"config\.json says nothing usable of attention_map"):
+        load_checkpoint(copied)
+    assert "map-unknown" in found(copied)
+
+
+# Its doctor
+
+
+def found(folder: Path) -> dict[str, str]:
+    return {finding.code: finding.severity for finding in diagnose(folder).findings}
+
+
+def damage(folder: Path, file: str, change: Any) -> None:
+    path = folder / file
+    path.write_text(change(path.read_text()))
+
+
+DAMAGES: dict[str, tuple[Any, dict[str, str]]] = {
+    "none": (lambda folder: None, {}),
+    "a changed file": (
+        lambda folder: damage(folder, CODE, lambda text: text + "\nimport os\n"),
+        {"map-code-changed": "error"},
+    ),
+    "a missing file": (lambda folder: (folder / CODE).unlink(), {"map-without-code": "error"}),
+    "no auto_map": (
+        lambda folder: edit_json(folder / "config.json", drop=("auto_map",)),
+        {"map-without-code": "error", "differs-from-record": "warning"},
+    ),
+    "other code": (
+        lambda folder: edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"}),
+        {"map-without-code": "error", "differs-from-record": "warning"},
+    ),
+    "no record": (lambda folder: (folder / records.FILE).unlink(), {}),
+    "a changed file and no record": (
+        lambda folder: (
+            damage(folder, CODE, lambda text: text + "# mine\n"),
+            (folder / records.FILE).unlink(),
+        ),
+        {"map-code-unknown": "warning"},
+    ),
+    "a plain model type": (
+        lambda folder: edit_json(folder / "config.json", model_type="llama"),
+        {"map-not-read": "error", "differs-from-record": "warning"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("do", "expected_findings"), DAMAGES.values(), ids=DAMAGES)
+def test_doctor_compares_the_code_of_a_map(copied, do, expected_findings):
+    do(copied)
+    assert {code: kind for code, kind in found(copied).items() if kind != "remark"} == expected_findings
+
+
+# Pushed
+
+
+def test_push_carries_the_code_of_a_map_and_of_nothing_else(copied, source, tmp_path):
+    assert CODE in read_contents(copied).files
+    assert judge(copied).against == ()
+    damage(copied, CODE, lambda text: text + "# mine\n")
+    assert judge(copied).against == (f"its code has changed since it was verified ({CODE})",)
+    plain = Path(shutil.copytree(source, tmp_path / "plain"))
+    shutil.copy(copied / CODE, plain)
+    assert CODE not in read_contents(plain).files
+
+
+def test_the_card_says_how_to_trust_it(copied):
+    write_card(copied)
+    card = (copied / "README.md").read_text()
+    assert "trust_remote_code=True" in card
+    assert f"[{CODE}]" in card.replace("\\", "")
+    assert "vLLM does not read this map" in card

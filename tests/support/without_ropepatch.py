@@ -1,0 +1,137 @@
+"""What checkpoints with an attention map compute where there is no ropepatch; a script, run as one."""
+
+import sys
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, PreTrainedModel, StaticCache
+from transformers.utils import logging
+
+
+class NoRopepatch:
+    """Finds no ropepatch, wherever it is installed."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name.partition(".")[0] == "ropepatch":
+            raise ModuleNotFoundError(f"{name} is not installed here")
+
+
+sys.meta_path.insert(0, NoRopepatch)
+
+IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
+PADDED = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
+PIECES = [13, 1, 1, 9, 16]
+
+
+def load(folder: Path, **more: object) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **more).eval()
+
+
+def cached(model: PreTrainedModel, sizes: list[int], cache: object = None) -> Tensor:
+    parts = []
+    for piece in IDS.split(sizes, 1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    return torch.cat(parts, 1)
+
+
+def gradients(model: PreTrainedModel) -> Tensor:
+    model.train()
+    model(IDS, labels=IDS, use_cache=False).loss.backward()
+    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    model.eval()
+    return found
+
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest tensor that any operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return out
+
+
+@torch.no_grad()
+def read(folder: Path) -> dict[str, Tensor]:
+    """What every checkpoint is asked."""
+    model = load(folder)
+    positions = torch.cat((torch.arange(18), torch.arange(22)))[None]
+    return {
+        "logits": model(IDS, use_cache=False).logits,
+        "cached": cached(model, PIECES),
+        "one by one": cached(model, [1] * 40),
+        "static": cached(model, PIECES, StaticCache(config=model.config, max_cache_len=56)),
+        "packed": model(IDS, position_ids=positions, use_cache=False).logits,
+    }
+
+
+def more(folder: Path, scratch: Path) -> dict[str, object]:
+    """What one of them is asked beside."""
+    model = load(folder)
+    module = sys.modules[type(model).__module__]
+    said: dict[str, object] = {"backend": type(model).is_backend_compatible()}
+    with torch.no_grad():
+        generated = model.generate(
+            IDS[:, :24] * PADDED, attention_mask=PADDED, max_new_tokens=9, do_sample=False,
+            eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+        )  # fmt: skip
+        said["generated"], said["sequences"] = torch.stack(generated.logits, 1), generated.sequences
+        said["alone"] = torch.stack([
+            model(generated.sequences[row : row + 1, padding:]).logits[0, -10:-1]
+            for row, padding in enumerate((7, 0))
+        ])  # fmt: skip
+        model.save_pretrained(scratch / "again")
+        said["again"] = load(scratch / "again")(IDS, use_cache=False).logits
+        half = load(folder, dtype="bfloat16")
+        said["bfloat16"] = half(IDS, use_cache=False).logits.float()
+        said["bfloat16 cached"] = cached(half, PIECES).float()
+    said["gradients"] = gradients(model)
+    whole, module.SCORES["cpu"] = module.SCORES["cpu"], 2 * 4 * 40 * 7
+    said["gradients in blocks"] = gradients(model)
+    module.SCORES["cpu"] = 1 << 14
+    long = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(512) >= torch.tensor([[7], [0]])).long()
+    with Largest() as largest:
+        model(long, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum().backward()
+    said["largest"], module.SCORES["cpu"] = largest.numbers, whole
+    try:
+        model.set_attn_implementation("sdpa")
+        model(IDS)
+    except ValueError as error:
+        said["sdpa"] = str(error)
+    targets = ["q_proj", "v_proj"]
+    lora = LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(load(folder), lora)
+    adapted(IDS, labels=IDS).loss.backward()
+    said["trained"] = sum(p.grad is not None and bool(p.grad.abs().max()) for p in adapted.parameters())
+    with torch.no_grad():
+        expected = adapted(IDS, use_cache=False).logits
+        said["merged"] = (adapted.merge_and_unload()(IDS, use_cache=False).logits - expected).abs().max()
+    return said
+
+
+def main(out: str, *folders: str) -> None:
+    """Read the folders, of the first one more, and keep the answers by their names."""
+    try:
+        import ropepatch  # noqa: F401
+    except ModuleNotFoundError:
+        logging.disable_progress_bar()
+    else:
+        raise SystemExit("there is a ropepatch")
+    answers = {Path(folder).name: read(Path(folder)) for folder in folders}
+    torch.save({"more": more(Path(folders[0]), Path(out).parent), **answers}, out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
