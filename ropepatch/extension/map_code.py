@@ -29,7 +29,6 @@ from ropepatch.model.survey import Survey
 
 HERE = Path(__file__).parent
 PREFIX = "Mapped"  # of the names of the classes
-TIMEOUT = 3600  # seconds to load and read a few tokens
 
 
 def map_code(model_type: str, rotary: str) -> str:
@@ -164,7 +163,7 @@ def read_without_ropepatch(folder: Path, ids: Tensor, positions: Tensor) -> dict
             str(answer),
         ]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -43,6 +43,11 @@ def config(*, drop: tuple[str, ...] = (), **values) -> Damage:
     return lambda folder: edit_json(folder / "config.json", drop=drop, **values)
 
 
+def mapped(folder: Path) -> None:
+    described = {"name": "rerope", "parameters": {"window": 8}, "window": 64, "target": 256}
+    edit_json(folder / "config.json", model_type="llama-attention-map", attention_map=described)
+
+
 def rope(**parameters) -> Damage:
     return config(rope_parameters=parameters)
 
@@ -281,6 +286,18 @@ CASES: dict[str, tuple[str, Damage]] = {
     "plot of nothing": ("plot missing.json", nothing),
     "plot methods without a target": ("plot tiny --methods yarn", nothing),
     "plot of two models": ("plot tiny src --to 4x", nothing),
+    # attention maps
+    "on top of a map": ("plan src --to 1k", mapped),
+    "quantised, with a map": (
+        "extend src --to 256 --method rerope",
+        config(quantization_config={"quant_method": "gptq", "bits": 4}),
+    ),
+    "a map with a recipe": ("extend tiny --to 1k --method rerope --recipe tiny", nothing),
+    "a map beside code of others": (
+        "extend src --to 256 --method rerope",
+        file("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["their.T", null]}}'),
+    ),
+    "a map that nothing describes": ("eval src --text src", config(model_type="llama-attention-map")),
     # tiny and the demo
     "tiny has no revisions": ("plan tiny --to 1k --revision main", nothing),
     "tiny reaches its window": ("plan tiny --to 256", nothing),
