@@ -81,7 +81,8 @@ class _Banded(torch.autograd.Function):
         sums = list(_parts(ctx.layout, tuple(grads[1:])))
         for (piece, query, key), (_, to_query, to_key) in zip(pairs, sums, strict=True):
             rows = (grad, output, lse)
-            parts = _differentiated(piece, query, key, value, rows, ctx.scaling, tables, to_tables)
+            with torch.autocast(value.device.type, enabled=False):
+                parts = _differentiated(piece, query, key, value, rows, ctx.scaling, tables, to_tables)
             to_query[:, :, piece.rows] += parts[0]
             to_key[:, :, piece.keys] += parts[1]
             grads[0][:, :, piece.keys] += parts[2]

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
 from ropepatch.attention.kernels import DEVICES
-from ropepatch.attention.places import Places, places_of
+from ropepatch.attention.places import Places
 from ropepatch.attention.relative import Relative
 from ropepatch.attention.relative import attended as by_distance
 from ropepatch.attention.scored import ScoredAttention, masked
+from ropepatch.attention.sight import Run, Sight, sight_mask
 from ropepatch.encodings.encoding import Attended
 from ropepatch.errors import RopepatchError
 
@@ -57,44 +57,49 @@ def attend(
             "this attention needs a swapped encoding, and there is none", hint="call ropepatch.swap first"
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    places = places_of(query, key, attention_mask, position_ids)
+    sight = Sight.of(attention_mask, query, key)
+    if position_ids is None:
+        position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
+    places = sight.places(query, key, position_ids)
     stock = Attended(query, key, value)
     attended = positions.attended(stock, module.layer_idx, places, scaling)
     weights, relative = None, attended.relative
     if relative is not None or positions.wants_weights:
         groups = attended.query.shape[1] // attended.key.shape[1]
         tensors = attended.query, repeat_kv(attended.key, groups), repeat_kv(attended.value, groups)
-        plain = not (positions.wants_weights or dropout) and attention_mask is None
-        if relative is not None and plain and _is_text(query, key, places):
-            output = by_distance(*tensors, relative, scaling)
+        quick = relative is not None and not (positions.wants_weights or dropout) and query.shape[2] > 1
+        runs = sight.runs(position_ids) if quick and query.device.type in DEVICES else None
+        if runs is not None and len(runs) == 1:
+            output = _running(runs[0], *tensors, relative, sight, scaling)
         else:
+            width = 0 if relative is None else relative.reach
             query, key, value = tensors
-            key = key if relative is None else key.float()
-            scored = _ScoredAttention(
-                query,
-                value,
-                dropout,
-                0 if relative is None else relative.reach,
-                key,
-                relative,
-                attention_mask,
-                scaling,
-                places,
-            )
+            parts = query, value, dropout, width, key, relative, sight, scaling, places
+            scored = _ScoredAttention(*parts)
             output, weights = scored.output(positions.wants_weights)
     else:
         tensors = attended.query, attended.key, attended.value
-        output, _ = sdpa_attention_forward(module, *tensors, attention_mask, dropout, scaling, is_causal=True)
+        mask = None if _is_causal(sight) else sight.mask(slice(None))
+        output, _ = sdpa_attention_forward(module, *tensors, mask, dropout, scaling, is_causal=True)
         output = output.transpose(1, 2)
     if attended.finish is not None:
         output = attended.finish(output)
     return output.transpose(1, 2).contiguous(), weights
 
 
-def _is_text(query: Tensor, key: Tensor, places: Places) -> bool:
-    """Whether tokens that follow each other are read at once, on a device that can."""
-    told = query.device.type in DEVICES and 1 < query.shape[2] == key.shape[2]
-    return told and bool((places.queries.diff() == 1).all())
+def _is_causal(sight: Sight) -> bool:
+    """Whether a step needs no mask: one query sees all keys, or every query those up to its own."""
+    whole = sight.given is None and sight.window is None and sight.end == sight.keys
+    return whole and (sight.queries == 1 or sight.column == 0) and bool(sight.tokens.all())
+
+
+def _running(
+    run: Run, query: Tensor, key: Tensor, value: Tensor, relative: Relative, sight: Sight, scaling: float
+) -> Tensor:
+    """What the queries of sequences without holes read; those of padding read nothing."""
+    query, keys = query[:, :, run.first_row :], slice(run.first_key, sight.end)
+    read = by_distance(query, key[:, :, keys], value[:, :, keys], relative, scaling, sight.window)
+    return nn.functional.pad(read, (0, 0, run.first_row, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +109,14 @@ class _ScoredAttention(ScoredAttention):
     Args:
         key: [B, H, T, E].
         relative: What distances add.
-        mask: None for a causal one.
+        sight: What they may see.
         scaling: The factor of the scores.
         places: Where queries and keys stand.
     """
 
     key: Tensor
     relative: Relative | None
-    mask: Tensor | None
+    sight: Sight
     scaling: float
     places: Places
 
@@ -123,13 +128,10 @@ class _ScoredAttention(ScoredAttention):
         if self.relative is None:  # as stock eager attention has them
             scores = (query @ key.mT).float() * self.scaling
         else:
-            scores = query.float() @ key.mT * self.scaling
+            scores = query.float() @ key.float().mT * self.scaling
             scores = scores + self.relative.bias(query, -self.places.offsets(rows))
-        if self.mask is None and self.query.shape[2] > 1:
-            columns = torch.arange(key.shape[2], device=key.device)
-            return scores.masked_fill(columns > columns[rows, None], -torch.inf)
-        return scores if self.mask is None else masked(scores, self.mask[:, :, rows])
+        return masked(scores, self.sight.mask(rows))
 
 
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, sight_mask)

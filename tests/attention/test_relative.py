@@ -86,3 +86,11 @@ def test_tables_and_tiles_stay_float32(dtype, apart):
     assert (
         output.double() - written_down([x.double() for x in (*tensors[:3], *tables)], None)
     ).abs().max() < apart
+
+
+def test_autocast_rounds_neither_scores_nor_gradients():
+    tensors = drawn(300, 300, 20, "values", torch.float32)
+    wanted = with_gradients(fast, tensors, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = with_gradients(fast, tensors, None)
+    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))

@@ -11,12 +11,13 @@ from tiny_models import tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
-import ropepatch.encodings.attention
+import ropepatch
 from ropepatch import ENCODINGS, RopepatchError, swap
 from ropepatch.attention import tiles
+from ropepatch.attention.places import places_of
 from ropepatch.attention.relative import Relative
+from ropepatch.attention.sight import Sight
 from ropepatch.encodings import swapped
-from ropepatch.encodings.attention import places_of
 from ropepatch.encodings.encoding import Places
 from ropepatch.evaluation.prefixes import read_in_batches
 
@@ -158,13 +159,15 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
 
 
 def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
-    def shifted(query: Tensor, *others: Any) -> Places:
-        places = places_of(query, *others)
+    right = Sight.places
+
+    def shifted(sight: Sight, query: Tensor, *others: Any) -> Places:
+        places = right(sight, query, *others)
         return places._replace(keys=places.keys - int(query.shape[2] == 1))
 
     put(model, "rope")
     expected = logits(model)
-    monkeypatch.setattr(ropepatch.encodings.attention, "places_of", shifted)
+    monkeypatch.setattr(Sight, "places", shifted)
     assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) > 1e-2
 
 
