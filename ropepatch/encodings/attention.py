@@ -1,8 +1,8 @@
 """Attention by an encoding, in place of the model's own: linear memory, in training too.
 
 Where distances add nothing, stock sdpa works on the changed queries, keys and values. Where they do, tokens
-that follow each other are read by tiles and stock kernels. Anything else (padding, holes, dropout, weights
-that are wanted) is written down in float32, for a block of queries at a time.
+that follow each other are read by tiles and stock kernels. Anything else (one query, rows that begin unalike,
+holes, dropout, weights that are wanted) is written down in float32, for a block of queries at a time.
 """
 
 from __future__ import annotations
