@@ -109,7 +109,7 @@ def lampe(length: int, mapped: int, head: int, tail: int) -> tuple[Band, ...]:
         tail += 1
     closer = head - (read(head) + 1)
     farther = length - 1 - tail - read(length - 1 - tail) - closer
-    middle, last = nearer(head + 1), nearer(length - tail)
+    middle, last = nearer(head + 1), nearer(max(length - tail, head + 1))
     return (
         Band(middle, nearer(0), same, same),
         Band(last, middle, lambda m: read(m) + closer, read),

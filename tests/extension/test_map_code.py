@@ -251,7 +251,7 @@ def test_a_map_that_cannot_be_compared_is_refused_before_anything_is_written(sou
     made = ropepatch.plan(foreign, to="4x", method="rerope")
     with pytest.raises(RopepatchError, match=r"tokenizer_config\.json asks for code of others"):
         writing.extend(made, tmp_path / "out")
-    with pytest.raises(RopepatchError, match="rerope is an attention map, which is not trained"):
+    with pytest.raises(RopepatchError, match="nothing is trained under an attention map, got rerope"):
         ropepatch.extend(source, tmp_path / "out", to="4x", method="rerope", recipe="tiny")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
 
