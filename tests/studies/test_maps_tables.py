@@ -21,6 +21,10 @@ def test_the_page_has_the_table_of_the_results():
     check_block("maps", maps_tables.maps_table(json.loads(RESULTS.read_text())["rows"]), PAGE)
 
 
+def test_the_front_page_has_the_short_table():
+    check_block("maps-measured", maps_tables.short_table(json.loads(RESULTS.read_text())["rows"]))
+
+
 def test_the_excess_is_of_the_windows_that_both_have_read():
     base = [row("own window", part=i, digest=str(i), all=[[10.0 * (i + 1), 10]]) for i in range(2)]
     read = [

@@ -77,6 +77,27 @@ def maps_table(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(blocks)
 
 
+SHORT = (AS_IT_IS, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "dca", "lampe", "lambda")
+
+
+def short_table(rows: list[dict[str, Any]]) -> str:
+    """What each method adds to the loss through the own window, and the passkeys, by checkpoint."""
+    cases = dict.fromkeys((row["model"], row["factor"]) for row in rows)
+    asked = {(row["model"], row["factor"]) for row in rows if row["kind"] == "passkey"}
+    heads = [f"{model}, {factor} x{', keys' * ((model, factor) in asked)}" for model, factor in cases]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for method in SHORT:
+        line = [f"`{method}`" if method != AS_IT_IS else method]
+        for case in cases:
+            here = [row for row in rows if (row["model"], row["factor"]) == case]
+            read, keys = of(here, method, "loss"), of(here, method, "passkey")
+            loss = f"{difference(read, of(here, OWN, 'loss'), 'all')[0]:+.3f}" if read else "–"
+            found, n = (sum(row[key] for row in keys) for key in ("correct", "n"))
+            line.append(f"{loss}, {found}/{n}" if n else loss)
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
