@@ -8,7 +8,6 @@ for a block of queries at a time; the scores of one query always are, for a bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -223,21 +222,7 @@ class _Step:
 
     def running(self, query: Tensor, key: Tensor, value: Tensor, runs: list[Run]) -> Tensor:
         """What the queries of sequences without holes read."""
-        outputs = []
-        order: list[int] = []
-        for sequences, documents in groupby(runs, lambda run: run.sequences):
-            order += sequences
-            whole = len(sequences) == query.shape[0]
-            q, k, v = (x if whole else x[list(sequences)] for x in (query, key, value))
-            parts = []
-            for run in documents:
-                rows = slice(run.first_row, run.end - self.sight.column)
-                keys = slice(run.first_key, run.end)
-                parts.append(self._run(run, q[:, :, rows], k[:, :, keys], v[:, :, keys]))
-            output = torch.cat(parts, 2)
-            outputs.append(nn.functional.pad(output, (0, 0, query.shape[2] - output.shape[2], 0)))
-        output = torch.cat(outputs)
-        return output[torch.tensor(order).argsort().to(output.device)] if len(outputs) > 1 else output
+        return self.sight.read(runs, self._run, query, key, value)
 
     def _run(self, run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         pieces = self._layout(run)

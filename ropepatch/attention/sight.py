@@ -6,12 +6,13 @@ the column of the first query and the window of a sliding layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.masking_utils import sdpa_mask
 
 from ropepatch.attention.places import Places, places_of
@@ -177,3 +178,35 @@ class Sight:
             told = tuple((*span, row, begin) for span, row, begin in zip(spans, rows, begins, strict=True))
             alike.setdefault(told, []).append(sequence)
         return [Run(tuple(sequences), *one) for told, sequences in alike.items() for one in told]
+
+    def read(
+        self,
+        runs: list[Run],
+        one: Callable[[Run, Tensor, Tensor, Tensor], Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+    ) -> Tensor:
+        """What queries [B, H, Q, D] read, document by document; those of padding read nothing.
+
+        Args:
+            runs: As `runs` gave them.
+            one: What the queries of one of them read from its keys and values.
+            query: [B, H, Q, D].
+            key: [B, K, T, D].
+            value: [B, K, T, D].
+        """
+        outputs = []
+        order: list[int] = []
+        for sequences, documents in groupby(runs, lambda run: run.sequences):
+            order += sequences
+            whole = len(sequences) == query.shape[0]
+            q, k, v = (x if whole else x[list(sequences)] for x in (query, key, value))
+            parts = []
+            for run in documents:
+                rows, keys = slice(run.first_row, run.end - self.column), slice(run.first_key, run.end)
+                parts.append(one(run, q[:, :, rows], k[:, :, keys], v[:, :, keys]))
+            output = torch.cat(parts, 2)
+            outputs.append(nn.functional.pad(output, (0, 0, query.shape[2] - output.shape[2], 0)))
+        output = torch.cat(outputs)
+        return output[torch.tensor(order).argsort().to(output.device)] if len(outputs) > 1 else output

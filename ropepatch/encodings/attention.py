@@ -1,12 +1,13 @@
 """Attention by an encoding, in place of the model's own: linear memory, in training too.
 
 Where distances add nothing, stock sdpa works on the changed queries, keys and values. Where they do, tokens
-that follow each other are read by tiles and stock kernels. Anything else (one query, rows that begin unalike,
+that follow each other are read by tiles and stock kernels, document by document. Anything else (one query,
 holes, dropout, weights that are wanted) is written down in float32, for a block of queries at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +70,8 @@ def attend(
         tensors = attended.query, repeat_kv(attended.key, groups), repeat_kv(attended.value, groups)
         quick = relative is not None and not (positions.wants_weights or dropout) and query.shape[2] > 1
         runs = sight.runs(position_ids) if quick and query.device.type in DEVICES else None
-        if runs is not None and len(runs) == 1:
-            output = _running(runs[0], *tensors, relative, sight, scaling)
+        if runs is not None and relative is not None:
+            output = sight.read(runs, _reading(relative, sight, scaling), *tensors)
         else:
             width = 0 if relative is None else relative.reach
             query, key, value = tensors
@@ -90,16 +91,16 @@ def attend(
 def _is_causal(sight: Sight) -> bool:
     """Whether a step needs no mask: one query sees all keys, or every query those up to its own."""
     whole = sight.given is None and sight.window is None and sight.end == sight.keys
-    return whole and (sight.queries == 1 or sight.column == 0) and bool(sight.tokens.all())
+    return whole and (sight.queries == 1 or sight.column == 0) and bool((sight.documents == 1).all())
 
 
-def _running(
-    run: Run, query: Tensor, key: Tensor, value: Tensor, relative: Relative, sight: Sight, scaling: float
-) -> Tensor:
-    """What the queries of sequences without holes read; those of padding read nothing."""
-    query, keys = query[:, :, run.first_row :], slice(run.first_key, sight.end)
-    read = by_distance(query, key[:, :, keys], value[:, :, keys], relative, scaling, sight.window)
-    return nn.functional.pad(read, (0, 0, run.first_row, 0))
+def _reading(relative: Relative, sight: Sight, scaling: float) -> Callable[..., Tensor]:
+    """What the queries of one document read."""
+
+    def read(run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return by_distance(query, key, value, relative, scaling, sight.window)
+
+    return read
 
 
 @dataclass(frozen=True, eq=False)

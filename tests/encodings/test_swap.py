@@ -94,6 +94,15 @@ def test_hooks_of_the_user_stay(model):
     hook.remove()
 
 
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "nezha", "transformer-xl", "sinusoidal"])
+def test_documents_of_a_packed_row_are_read_as_if_alone(model, name):
+    put(model, name)
+    ids = ONE[:, : PACKED.shape[1]]
+    alone = torch.cat([logits(model, ids[:, :17]), logits(model, ids[:, 17:])], 1)
+    assert apart(logits(model, ids, position_ids=PACKED, use_cache=False), alone) < 1e-5
+    assert apart(logits(model, ids, use_cache=False), alone) > 1e-3
+
+
 # Encodings that are one and the same
 
 
