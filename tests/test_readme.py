@@ -194,7 +194,8 @@ def test_the_figure_of_the_front_page_is_drawn_from_the_results(tmp_path):
     _, svg = save_figure(drawn["perplexity"], tmp_path / "tiny-suite-perplexity")
     if updating():
         shutil.copy(svg, RESULTS)
-    assert svg.read_text() == (RESULTS / svg.name).read_text()
+    ours, there = (re.sub(r"(DejaVuSans)-\w+", r"\1", file.read_text()) for file in (RESULTS / svg.name, svg))
+    assert ours == there  # but for the numbers of letters, which another release of the font has otherwise
 
 
 @pytest.fixture(scope="module")
