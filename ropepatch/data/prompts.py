@@ -1,13 +1,14 @@
-"""Passkey prompts of an exact length in tokens.
+"""Needles in filler, in prompts of an exact length in tokens.
 
 Shapes: N tokens of a prompt.
 """
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,16 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Needle", "PasskeyTemplate", "Prompt", "needle_prompt", "passkey_prompt"]
+__all__ = [
+    "Needle",
+    "Page",
+    "PasskeyTemplate",
+    "Prompt",
+    "draw_needles",
+    "needle_prompt",
+    "page_prompt",
+    "passkey_prompt",
+]
 
 Span = tuple[int, int]  # where tokens begin and end
 
@@ -32,6 +42,39 @@ class Needle:
     key: str
     depth: float
     name: str = ""
+
+
+def draw_needles(words: PasskeyTemplate, depth: float, distractors: int, seed: int) -> list[Needle]:
+    """The needle at the depth, and distractors anywhere; no two with the same key or name."""
+    draw = random.Random(seed)
+    keys = [words.draw_key(draw)]
+    names = draw.sample(words.names, distractors + 1) if "{name}" in words.question else [""]
+    while len(keys) <= distractors:
+        if (key := words.draw_key(draw)) not in keys:
+            keys.append(key)
+    depths = [depth, *(draw.random() for _ in range(distractors))]
+    return [Needle(*needle) for needle in zip(keys, depths, names, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that a prompt says: needles in filler, then questions with their answers.
+
+    Attributes:
+        intro: Says what to look for.
+        filler: Sentences that are repeated in this order, as many as fill the length.
+        needles: The text and the depth of each.
+        asked: What stands before each answer, and the answer.
+        separator: A space or a line break; see `PasskeyTemplate`.
+        title: What errors call the prompt.
+    """
+
+    intro: str
+    filler: Sequence[str]
+    needles: Sequence[tuple[str, float]]
+    asked: Sequence[tuple[str, str]]
+    separator: str = " "
+    title: str = "passkey prompt"
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,16 +135,10 @@ def needle_prompt(
     queries: int = 1,
     template: PasskeyTemplate | None = None,
 ) -> Prompt:
-    """A prompt of exactly ``length`` tokens, the beginning-of-sequence token and the answers included.
-
-    A needle stands before the filler sentence nearest to the share ``depth`` of all; the first ``queries``
-    needles are asked for, one after the other. Whole sentences seldom make up a length: the first one loses
-    its first tokens.
+    """A prompt of exactly ``length`` tokens, see `page_prompt`; the first ``queries`` needles are asked for.
 
     Raises:
-        RopepatchError: The length has no room for a filler sentence beside intro, needles, questions and
-            answers, a depth is not within 0 to 1, queries are fewer than 1 or more than the needles, or the
-            tokenizer gives no character offsets, joins a key to its question or cannot write it.
+        RopepatchError: As `page_prompt`; or queries are fewer than 1 or more than the needles.
     """
     words = template or PasskeyTemplate()
     if not 1 <= queries <= len(needles):
@@ -109,59 +146,73 @@ def needle_prompt(
             f"queries must be from 1 to the number of needles, {len(needles)}, got {queries}",
             hint="each asks for a needle of its own; the other needles are distractors",
         )
-    for needle in needles:
-        if not 0 <= needle.depth <= 1:
+    page = Page(
+        intro=words.intro,
+        filler=words.filler,
+        needles=tuple((words.say(needle.key, needle.name), needle.depth) for needle in needles),
+        asked=tuple(
+            (words.question.replace("{name}", needle.name), needle.key) for needle in needles[:queries]
+        ),
+        separator=words.separator,
+    )
+    return page_prompt(tokenizer, page, length=length)
+
+
+def page_prompt(tokenizer: PreTrainedTokenizerBase, page: Page, *, length: int) -> Prompt:
+    """A prompt of exactly ``length`` tokens, the beginning-of-sequence token and the answers included.
+
+    A needle stands before the filler sentence nearest to the share ``depth`` of all; the questions follow,
+    one after the other. Whole sentences seldom make up a length: the first one loses its first tokens.
+
+    Raises:
+        RopepatchError: The length has no room for a filler sentence beside intro, needles, questions and
+            answers, a depth is not within 0 to 1, or the tokenizer gives no character offsets, joins an
+            answer to its question or cannot write it.
+    """
+    for _, depth in page.needles:
+        if not 0 <= depth <= 1:
             raise RopepatchError(
-                f"depth must be from 0 to 1, got {needle.depth}", hint="0 is before all filler, 1 after it"
+                f"depth must be from 0 to 1, got {depth}", hint="0 is before all filler, 1 after it"
             )
     if not getattr(tokenizer, "is_fast", False):  # transformers' backend for mistral-common has no is_fast
         raise RopepatchError(
             f"{type(tokenizer).__name__} gives no character offsets",
             hint="use a tokenizer with a tokenizer.json",
         )
-    first = [Needle(needle.key, 0.0, needle.name) for needle in needles]
-    sample, _ = _whole(tokenizer, words, len(words.filler), first, queries)
+    first = replace(page, needles=tuple((text, 0.0) for text, _ in page.needles))
+    sample, _ = _whole(tokenizer, first, len(page.filler))
     sizes = [end - begin for begin, end in pairwise(sample.sentences)]
     if not any(sizes):
         raise RopepatchError("the tokenizer has no tokens for the filler", hint="choose another template")
     beside = len(sample.ids) - sum(sizes)  # tokens of all that is not filler
     if length < beside + sizes[-1]:
         raise RopepatchError(
-            f"a passkey prompt of {length} tokens has no room for its filler",
+            f"a {page.title} of {length} tokens has no room for its filler",
             hint=f"the shortest takes {beside + sizes[-1]} tokens with this tokenizer",
         )
     totals = accumulate(cycle(reversed(sizes)), initial=beside)
     count = next(count for count, total in enumerate(totals) if total >= length)
-    prompt, breaks = _whole(tokenizer, words, count, needles, queries)
+    prompt, breaks = _whole(tokenizer, page, count)
     while len(prompt.ids) < length:  # tokens that span sentences make the sum inexact
         count += 1
-        prompt, breaks = _whole(tokenizer, words, count, needles, queries)
+        prompt, breaks = _whole(tokenizer, page, count)
     return _shortened(prompt, breaks, len(prompt.ids) - length)
 
 
-def _whole(
-    tokenizer: PreTrainedTokenizerBase,
-    words: PasskeyTemplate,
-    count: int,
-    needles: Sequence[Needle],
-    queries: int,
-) -> tuple[Prompt, list[int]]:
-    """The prompt with ``count`` whole filler sentences, ending with the last of the template's.
+def _whole(tokenizer: PreTrainedTokenizerBase, page: Page, count: int) -> tuple[Prompt, list[int]]:
+    """The prompt with ``count`` whole filler sentences, ending with the last of the page's.
 
     And its tokens that hold a line break, alone or with what stands beside it.
     """
-    kinds, pieces, places = _pieces(words, count, needles, queries)
+    kinds, pieces, places = _pieces(page, count)
     gaps = [
-        " " if after == "key" or before == after == "filler" else words.separator
+        " " if after == "key" or before == after == "filler" else page.separator
         for before, after in pairwise(kinds)
     ]
-    encoded = tokenizer(
-        "".join(piece + gap for piece, gap in zip(pieces, [*gaps, ""], strict=True)),
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
-    prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    text = "".join(piece + gap for piece, gap in zip(pieces, [*gaps, ""], strict=True))
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    begun = tokenizer.bos_token_id is None or encoded["input_ids"][:1] == [tokenizer.bos_token_id]
+    prefix = [] if begun else [tokenizer.bos_token_id]
     ids = prefix + encoded["input_ids"]
     spans = [(0, 0)] * len(prefix) + encoded["offset_mapping"]  # of each token, in characters
     piece_ends = [end - 1 for end in accumulate(len(piece) + 1 for piece in pieces)]
@@ -170,22 +221,22 @@ def _whole(
     token_begins, token_ends = zip(*spans, strict=True)
     starts = [0, *(bisect_right(token_ends, end) for end in piece_ends)]
     answers = [at for at, kind in enumerate(kinds) if kind == "key"]
-    for at, needle in zip(answers, needles, strict=False):
+    for at in answers:
         tokens = slice(starts[at], starts[at + 1])
         if any(begin < piece_ends[at - 1] for begin in token_begins[tokens]):
             raise RopepatchError(
                 "the tokenizer joins the question and the key into one token",
                 hint="end the template's question with a word",
             )
-        text = str(tokenizer.decode(ids[tokens]))
-        if text.replace(" ", "") != needle.key.replace(" ", ""):  # without a decoder, spaces stand between
+        written = str(tokenizer.decode(ids[tokens]))
+        if written.replace(" ", "") != pieces[at].replace(" ", ""):  # without a decoder, spaces stand between
             raise RopepatchError(
-                f"the tokenizer cannot write the key {needle.key}: it reads {text!r}",
+                f"the tokenizer cannot write the key {pieces[at]}: it reads {written!r}",
                 hint="use a tokenizer that has every digit",
             )
     prompt = Prompt(
         ids=torch.tensor(ids),
-        keys=tuple(needle.key for needle in needles[:queries]),
+        keys=tuple(answer for _, answer in page.asked),
         answers=tuple((starts[at], starts[at + 1]) for at in answers),
         needles=tuple((starts[at], bisect_left(token_begins, piece_ends[at])) for at in places),
         sentences=(
@@ -201,26 +252,24 @@ def _whole(
     ]
 
 
-def _pieces(
-    words: PasskeyTemplate, count: int, needles: Sequence[Needle], queries: int
-) -> tuple[list[str], list[str], list[int]]:
+def _pieces(page: Page, count: int) -> tuple[list[str], list[str], list[int]]:
     """What the pieces of a prompt are, their texts, and which of them are the needles."""
-    filler = list(islice(cycle(reversed(words.filler)), count))[::-1]
-    kinds, pieces, places = ["intro"], [words.intro], [0] * len(needles)
-    waiting = sorted(range(len(needles)), key=lambda number: needles[number].depth, reverse=True)
+    filler = list(islice(cycle(reversed(page.filler)), count))[::-1]
+    kinds, pieces, places = ["intro"], [page.intro], [0] * len(page.needles)
+    depths = [depth for _, depth in page.needles]
+    waiting = sorted(range(len(depths)), key=lambda number: depths[number], reverse=True)
     for gap in range(count + 1):
-        while waiting and round(needles[waiting[-1]].depth * count) == gap:
+        while waiting and round(depths[waiting[-1]] * count) == gap:
             number = waiting.pop()
-            needle = needles[number]
             places[number] = len(pieces)
             kinds.append("needle")
-            pieces.append(words.needle.replace("{name}", needle.name).replace("{key}", needle.key))
+            pieces.append(page.needles[number][0])
         if gap < count:
             kinds.append("filler")
             pieces.append(filler[gap])
-    for needle in needles[:queries]:
+    for question, answer in page.asked:
         kinds += ["question", "key"]
-        pieces += [words.question.replace("{name}", needle.name), needle.key]
+        pieces += [question, answer]
     return kinds, pieces, places
 
 

@@ -103,6 +103,10 @@ class PasskeyTemplate(Settings):
         """How many different keys there are."""
         return 10**self.digits if self.keys is None else self.keys[1] - self.keys[0] + 1
 
+    def say(self, key: str, name: str = "") -> str:
+        """The needle of a key."""
+        return self.needle.replace("{name}", name).replace("{key}", key)
+
     def draw_key(self, draw: random.Random) -> str:
         """One key, each as likely as any other."""
         if self.keys is None:

@@ -6,24 +6,21 @@ Shapes: R prompts of N tokens.
 from __future__ import annotations
 
 import operator
-import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.data.prompts import Needle, Prompt, needle_prompt
+from ropepatch.data.prompts import Prompt, draw_needles, needle_prompt
 from ropepatch.data.templates import PasskeyTemplate, bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.bars import advancing
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
-from ropepatch.evaluation.prefixes import read_in_batches
-from ropepatch.model.head import evaluating, input_device
+from ropepatch.evaluation.verdicts import forced, generated
+from ropepatch.model.head import evaluating
 from ropepatch.settings import seed_of
 
 __all__ = ["Passkey", "PasskeyGrid", "passkey"]
@@ -81,6 +78,11 @@ def passkey(
     tokens_per_batch = _whole("tokens_per_batch", tokens_per_batch, 1)
     words = template or bundled(distractors=distractors)
     _check_words(words, distractors, queries)
+
+    def first_match(prompt: Prompt, text: str) -> int:
+        match = re.search(words.parse or "", text)
+        return int(match is not None and match[0] == prompt.keys[0])
+
     total, done = len(tokens) * len(places) * trials, 0
     correct: Counter[tuple[int, float]] = Counter()
     with evaluating(model), advancing(progress, "passkeys") as advance, torch.inference_mode():
@@ -102,9 +104,16 @@ def passkey(
             ]
             rows = max(1, tokens_per_batch // length)
             verdicts = (
-                _forced(model, prompts, rows, share_prefixes)
+                forced(model, prompts, rows, share=share_prefixes)
                 if words.parse is None
-                else _generated(model, tokenizer, prompts, rows, words)
+                else generated(
+                    model,
+                    tokenizer,
+                    prompts,
+                    rows,
+                    room=lambda _: words.answer_tokens or 0,
+                    count=first_match,
+                )
             )
             for batch in verdicts:
                 for row, said in batch.items():
@@ -135,86 +144,6 @@ def trial_prompt(
     """
     needles = draw_needles(words, depth, distractors, seed_of("passkey", seed, length, depth, trial))
     return needle_prompt(tokenizer, length=length, needles=needles, queries=queries, template=words)
-
-
-def draw_needles(words: PasskeyTemplate, depth: float, distractors: int, seed: int) -> list[Needle]:
-    """The needle at the depth, and distractors anywhere; no two with the same key or name."""
-    draw = random.Random(seed)
-    keys = [words.draw_key(draw)]
-    names = draw.sample(words.names, distractors + 1) if "{name}" in words.question else [""]
-    while len(keys) <= distractors:
-        if (key := words.draw_key(draw)) not in keys:
-            keys.append(key)
-    depths = [depth, *(draw.random() for _ in range(distractors))]
-    return [Needle(*needle) for needle in zip(keys, depths, names, strict=True)]
-
-
-def _forced(
-    model: PreTrainedModel, prompts: Sequence[Prompt], rows: int, share: bool
-) -> Iterator[dict[int, int]]:
-    """How many keys the model says of the prompts of each batch, by teacher forcing."""
-    ids = torch.stack([prompt.ids for prompt in prompts])
-    _check_vocabulary(model, ids)
-    end = ids.shape[1]
-    answers = end - min(prompt.answers[0][0] for prompt in prompts)  # tokens from the first answer on
-    batches = read_in_batches(model, ids.to(input_device(model)), answers, rows=rows, share=share)
-    for batch, logits in batches:
-        said = logits.argmax(dim=-1).cpu()  # [B, A]
-        yield {
-            row: sum(
-                torch.equal(tokens[begin - end : stop - end or None], ids[row, begin:stop])
-                for begin, stop in prompts[row].answers
-            )
-            for row, tokens in zip(batch, said, strict=True)
-        }
-
-
-def _generated(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    rows: int,
-    words: PasskeyTemplate,
-) -> Iterator[dict[int, int]]:
-    """Whether the parser finds the key in what the model generates after each prompt of each batch."""
-    _check_vocabulary(model, torch.stack([prompt.ids for prompt in prompts]))
-
-    generate: Any = model.generate
-    # What stands after an answer that has ended; one that cannot end needs none.
-    padding = next(
-        token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if token is not None
-    )
-
-    def end_of(row: int) -> int:
-        return prompts[row].answers[0][0]
-
-    for stop, alike in groupby(sorted(range(len(prompts)), key=end_of), key=end_of):
-        order = list(alike)
-        for batch in (order[first : first + rows] for first in range(0, len(order), rows)):
-            ids = torch.stack([prompts[row].ids[:stop] for row in batch]).to(input_device(model))
-            generated = generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                num_beams=1,
-                max_new_tokens=words.answer_tokens,
-                pad_token_id=padding,
-            )
-            texts = tokenizer.batch_decode(generated[:, stop:], skip_special_tokens=True)
-            matches = (re.search(words.parse or "", text) for text in texts)
-            yield {
-                row: int(match is not None and match[0] == prompts[row].keys[0])
-                for row, match in zip(batch, matches, strict=True)
-            }
-
-
-def _check_vocabulary(model: PreTrainedModel, ids: Tensor) -> None:
-    embedding: Any = model.get_input_embeddings().weight
-    if (vocabulary := len(embedding)) <= (largest := int(ids.max())):
-        raise RopepatchError(
-            f"the tokenizer gives token {largest}, the model knows 0 to {vocabulary - 1}",
-            hint="use the tokenizer that belongs to the model",
-        )
 
 
 def _check_words(words: PasskeyTemplate, distractors: int, queries: int) -> None:
