@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from ropepatch.data.templates import PasskeyTemplate
 
 
+def wilson(correct: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share (J. Am. Stat. Assoc. 22, 1927)."""
+    z = 1.959964
+
+    def least(correct: float) -> float:
+        root = math.sqrt(correct * (n - correct) / n + z * z / 4)
+        return (correct + z * z / 2 - z * root) / (n + z * z)
+
+    return least(correct), 1 - least(n - correct)
+
+
 @dataclass(frozen=True)
 class Passkey:
     """How many of ``n`` keys were retrieved."""
@@ -31,14 +42,8 @@ class Passkey:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the accuracy (J. Am. Stat. Assoc. 22, 1927)."""
-        z = 1.959964
-
-        def least(correct: int) -> float:
-            root = math.sqrt(correct * (self.n - correct) / self.n + z * z / 4)
-            return (correct + z * z / 2 - z * root) / (self.n + z * z)
-
-        return least(self.correct), 1 - least(self.n - self.correct)
+        """Wilson's 95 % interval of the accuracy."""
+        return wilson(self.correct, self.n)
 
 
 THRESHOLD = 0.856  # the share found that counts as reading a length, RULER's (arXiv:2404.06654)

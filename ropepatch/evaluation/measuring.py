@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.estimates import forecast
 from ropepatch.evaluation.processes import distribute, is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, read_result, slug
 from ropepatch.evaluation.store import claim_folder, remove_folders
@@ -177,7 +178,7 @@ def measure(
         dtype: The precision in which they are read; None for that in which the device reads them fastest.
         progress: Called with the name of each job; gives a context manager around a callback that takes how
             much is done and how much there is.
-        say: Takes a line for every model that is loaded: where, and in which precision.
+        say: Takes a line for every model that is loaded, how long it will take, and what is known so far.
 
     Raises:
         RopepatchError: A model, method or text that is not there or does not fit, before anything is
@@ -288,6 +289,9 @@ def _run(
         variant = job.variant
         if before not in (None, variant.subject):
             before.forget_model()
+        ahead = [one for one in jobs if one.variant.subject is variant.subject and not earlier.get(one.name)]
+        if variant.subject is not before and ahead:
+            variant.subject.say(forecast(variant.subject.model, [one.measurement for one in ahead]))
         before = variant.subject
         if variant.plan is None and (floor := job.measurement.floor_tables) is not None:
             result = Result(**job.request | {"label": FLOOR}, tables=floor, env={})
@@ -318,10 +322,8 @@ def _identity(value: Any) -> Any:
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    subject, plan = job.variant.subject, job.variant.plan
-    name = f"{job.measurement.task.name}, {job.variant.label}, {short_length(job.to)}"
-    model = subject.model
-    env = environment(model)
+    subject, plan, label = job.variant.subject, job.variant.plan, job.variant.label
+    env = environment(model := subject.model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(job.request, env):016x}"
     with ExitStack() as held:
@@ -334,8 +336,10 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
             (keep,) = distribute([out], claim, key=lambda out: job.name, split=True)
         patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
         began = time.perf_counter()
-        with patched, progress(name) as advance:
-            tables = job.measurement.run(model, subject.tokenizer, keep, advance)
+        with patched, progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance:
+            tables = job.measurement.run(
+                model, subject.tokenizer, keep, advance, lambda line: subject.say(f"{label}: {line}")
+            )
         seconds = round(time.perf_counter() - began, 2)
         return _written(Result(**job.request, tables=tables, env=env, seconds=seconds), out, job.name)
 

@@ -78,11 +78,6 @@ def passkey(
     tokens_per_batch = _whole("tokens_per_batch", tokens_per_batch, 1)
     words = template or bundled(distractors=distractors)
     _check_words(words, distractors, queries)
-
-    def first_match(prompt: Prompt, text: str) -> int:
-        match = re.search(words.parse or "", text)
-        return int(match is not None and match[0] == prompt.keys[0])
-
     total, done = len(tokens) * len(places) * trials, 0
     correct: Counter[tuple[int, float]] = Counter()
     with evaluating(model), advancing(progress, "passkeys") as advance, torch.inference_mode():
@@ -103,6 +98,11 @@ def passkey(
                 for trial in range(trials)
             ]
             rows = max(1, tokens_per_batch // length)
+
+            def first_match(row: int, text: str, keys: Sequence[Prompt] = prompts) -> int:
+                match = re.search(words.parse or "", text)
+                return int(match is not None and match[0] == keys[row].keys[0])
+
             verdicts = (
                 forced(model, prompts, rows, share=share_prefixes)
                 if words.parse is None

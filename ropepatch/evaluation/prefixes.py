@@ -100,11 +100,21 @@ def _least_prefix(model: PreTrainedModel, length: int) -> float:
     """From how many shared tokens on a prompt is read faster with the cache than at once.
 
     Attention skips what comes later at once, but not from a cache: N - P tokens that see N each, instead of N
-    that see N / 2 on average. What a token costs beside attention is as much as 6 * width tokens seen.
+    that see N / 2 on average.
     """
+    return length * length / (2 * (length + _beside_attention(model)))
+
+
+def seen(model: PreTrainedModel, length: int) -> float:
+    """What reading a row costs, in tokens that its tokens see."""
+    return length * (_beside_attention(model) + length / 2)
+
+
+def _beside_attention(model: PreTrainedModel) -> int:
+    """What a token costs beside attention, in tokens seen: 6 * width."""
     embedding: Any = model.get_input_embeddings().weight  # [V, width]
     width: int = embedding.shape[1]
-    return length * length / (2 * (length + 6 * width))
+    return 6 * width
 
 
 def _batches(rows: list[int], size: int) -> Iterator[list[int]]:

@@ -52,8 +52,8 @@ def generated(
     prompts: Sequence[Prompt],
     rows: int,
     *,
-    room: Callable[[Prompt], int],
-    count: Callable[[Prompt, str], int],
+    room: Callable[[int], int],
+    count: Callable[[int, str], int],
 ) -> Iterator[dict[int, int]]:
     """What counts of the text that the model generates greedily after each prompt of each batch.
 
@@ -62,8 +62,8 @@ def generated(
         tokenizer: The model's.
         prompts: All of one length.
         rows: At most so many at once.
-        room: How many tokens are generated for a prompt; the same for those that end at the same token.
-        count: How many answers a text gives.
+        room: How many tokens are generated for a row; as many for all whose questions end at one token.
+        count: How many answers of a row a text gives.
     """
     _check_vocabulary(model, torch.stack([prompt.ids for prompt in prompts]))
 
@@ -85,11 +85,11 @@ def generated(
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
                 num_beams=1,
-                max_new_tokens=room(prompts[batch[0]]),
+                max_new_tokens=room(batch[0]),
                 pad_token_id=padding,
             )
             texts = tokenizer.batch_decode(said[:, stop:], skip_special_tokens=True)
-            yield {row: count(prompts[row], text) for row, text in zip(batch, texts, strict=True)}
+            yield {row: count(row, text) for row, text in zip(batch, texts, strict=True)}
 
 
 def _check_vocabulary(model: PreTrainedModel, ids: Tensor) -> None:

@@ -1,7 +1,6 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
 from itertools import groupby, product
 
 import numpy as np
@@ -14,6 +13,7 @@ from passkey_cases import (
     TEMPLATE,
     TOKENIZERS,
     Known,
+    Speaking,
     copied,
     llama3,
     read,
@@ -147,25 +147,6 @@ def test_verdicts_on_a_random_model_that_says_a_digit_are_those_of_greedy_decodi
 
 
 # A parser of what is generated
-
-
-class Speaking(Known):
-    """Generates a text after each prompt, made from the prompt's text."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, says: Callable[[str], str]) -> None:
-        super().__init__(copied)
-        self.tokenizer, self.text, self.asked, self.calls = tokenizer, says, [], 0
-
-    def generate(self, ids, *, attention_mask, do_sample, num_beams, max_new_tokens, pad_token_id):
-        assert attention_mask.all()
-        assert attention_mask.shape == ids.shape
-        assert (do_sample, num_beams, self.training) == (False, 1, False)
-        self.asked += ids.tolist()
-        self.calls += 1
-        texts = [self.text(self.tokenizer.decode(row)) for row in ids]
-        said = self.tokenizer(texts, add_special_tokens=False).input_ids
-        padded = [row + [self.tokenizer.eos_token_id] + [pad_token_id] * 99 for row in said]
-        return torch.cat([ids, torch.tensor([row[:max_new_tokens] for row in padded])], dim=1)
 
 
 def hidden(text: str) -> str:

@@ -46,7 +46,7 @@ class Echoes:
     lengths: list[int]
     floor_tables = None
 
-    def run(self, model, tokenizer, keep, advance):
+    def run(self, model, tokenizer, keep, advance, say):
         return {"by_length": [{"length": n, "words": float(self.task.words)} for n in self.lengths]}
 
 

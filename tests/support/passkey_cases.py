@@ -244,3 +244,28 @@ class Remembering(Known):
         self.read.append((*input_ids.shape, past))
         fed = input_ids.shape[1]
         return super().forward(rows, logits_to_keep=min(logits_to_keep or fed, fed))
+
+
+class Speaking(Known):
+    """Generates a text after each prompt, made from the prompt's text."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        text: Callable[[str], str],
+        says: Callable[[list[int]], list[int]] = copied,
+        vocabulary: int = 1024,
+    ) -> None:
+        super().__init__(says, vocabulary)
+        self.tokenizer, self.text, self.asked, self.calls = tokenizer, text, [], 0
+
+    def generate(self, ids, *, attention_mask, do_sample, num_beams, max_new_tokens, pad_token_id):
+        assert attention_mask.all()
+        assert attention_mask.shape == ids.shape
+        assert (do_sample, num_beams, self.training) == (False, 1, False)
+        self.asked += ids.tolist()
+        self.calls += 1
+        texts = [self.text(self.tokenizer.decode(row)) for row in ids]
+        said = self.tokenizer(texts, add_special_tokens=False).input_ids
+        padded = [row + [self.tokenizer.eos_token_id] + [pad_token_id] * 99 for row in said]
+        return torch.cat([ids, torch.tensor([row[:max_new_tokens] for row in padded])], dim=1)

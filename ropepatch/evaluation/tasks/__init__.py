@@ -5,6 +5,7 @@ from __future__ import annotations
 from ropepatch.evaluation.tasks.lm_eval import LmEvalTask
 from ropepatch.evaluation.tasks.passkey import PasskeyTask, askable
 from ropepatch.evaluation.tasks.perplexity import PerplexityTask, check_text
+from ropepatch.evaluation.tasks.retrieval import RetrievalTask
 from ropepatch.evaluation.tasks.task import Measurement, Task, doublings
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Measurement",
     "PasskeyTask",
     "PerplexityTask",
+    "RetrievalTask",
     "Task",
     "askable",
     "check_text",
@@ -20,7 +22,9 @@ __all__ = [
     "task_of",
 ]
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (PerplexityTask, PasskeyTask, LmEvalTask)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (PerplexityTask, PasskeyTask, RetrievalTask, LmEvalTask)
+}
 
 
 def task_of(name: str) -> type[Task]:

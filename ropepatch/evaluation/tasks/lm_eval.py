@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.results import Result, Row
 from ropepatch.evaluation.table import MISSING, Cell, Metric, Table
-from ropepatch.evaluation.tasks.task import Advance, Tables, Task
+from ropepatch.evaluation.tasks.task import Advance, Say, Tables, Task
 from ropepatch.files import shipped
 from ropepatch.settings import Count, Several, Text
 
@@ -127,7 +127,12 @@ class LmEvalMeasurement:
     floor_tables = None
 
     def run(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        keep: Path | None,
+        advance: Advance,
+        say: Say,
     ) -> Tables:
         """Their scores."""
         from ropepatch.evaluation.harness import run_tasks

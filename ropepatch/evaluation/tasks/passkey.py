@@ -17,7 +17,7 @@ from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.passkey import passkey, trial_prompt
 from ropepatch.evaluation.results import Row, passkey_by_length, passkey_cells
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table, enumeration
-from ropepatch.evaluation.tasks.task import Advance, Column, Tables, Task, resolved
+from ropepatch.evaluation.tasks.task import Advance, Column, Say, Tables, Task, resolved
 from ropepatch.settings import Count, Length, Several, Share, Whole, expected
 
 
@@ -91,6 +91,11 @@ class PasskeyTask(Task):
     def limited(self, limit: int) -> PasskeyTask:
         """The same with at most so many keys per length and depth."""
         return self.model_copy(update={"trials": min(limit, self.trials)})
+
+    @classmethod
+    def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
+        """All its prompts."""
+        return dict.fromkeys(parameters["lengths"], len(parameters["depths"]) * parameters["trials"])
 
     @classmethod
     def setup(cls, comparison: Comparison) -> str:
@@ -177,7 +182,12 @@ class PasskeyMeasurement:
     floor_tables = None
 
     def run(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        keep: Path | None,
+        advance: Advance,
+        say: Say,
     ) -> Tables:
         """The keys found by length and depth."""
         grid = passkey(

@@ -23,7 +23,7 @@ from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding,
 from ropepatch.evaluation.results import Row, by_document, by_length, by_position, loss_row
 from ropepatch.evaluation.table import Drawing, Metric, Table
 from ropepatch.evaluation.tasks.losses import nats_cell, perplexity_cell, stretch_table, training_sentences
-from ropepatch.evaluation.tasks.task import Advance, Column, Tables, Task, resolved
+from ropepatch.evaluation.tasks.task import Advance, Column, Say, Tables, Task, resolved
 from ropepatch.settings import Count, Length, OneOf, Several, Text, relative_length
 
 TALES = "held-out tales"  # what tiny reads where no text is given
@@ -167,6 +167,14 @@ class PerplexityTask(Task):
         return [piece if piece[0] == first else piece[: read - 1] for piece in pieces]
 
     @classmethod
+    def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
+        """Its pieces, or their windows; a gain takes windows of the trained context on top, not counted."""
+        read, pieces, stride = (parameters[key] for key in ("read", "pieces", "stride"))
+        if parameters["protocol"] in ("one-pass", "truncated"):
+            return {read: pieces}
+        return {length: pieces * read / (stride or length) for length in parameters["lengths"]}
+
+    @classmethod
     def setup(cls, comparison: Comparison) -> str:
         """The text, its pieces and the protocol."""
         of = comparison.parameters
@@ -265,7 +273,12 @@ class PerplexityMeasurement:
     floor: LossCurve | None
 
     def run(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        keep: Path | None,
+        advance: Advance,
+        say: Say,
     ) -> Tables:
         """The losses by length, position and document."""
         options: dict[str, Any] = {"bos": self.task.bos, "split": True}

@@ -18,6 +18,7 @@ from ropepatch.settings import Length, Settings, relative_length
 
 Column = Callable[["Row"], Cell]
 Advance = Callable[[int, int | None], None]
+Say = Callable[[str], None]
 Tables = dict[str, "list[Row]"]
 
 
@@ -40,7 +41,12 @@ class Measurement(Protocol):
         ...
 
     def run(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, keep: Path | None, advance: Advance
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        keep: Path | None,
+        advance: Advance,
+        say: Say,
     ) -> Tables:
         """The tables of the result.
 
@@ -49,6 +55,7 @@ class Measurement(Protocol):
             tokenizer: The tokenizer of the model.
             keep: A folder for what is done so far, from which an interrupted measurement goes on; or None.
             advance: Called with how much is done and how much there is, None where that is not known.
+            say: Takes a line on what is known so far, of a measurement that takes long.
         """
         ...
 
@@ -100,6 +107,11 @@ class Task(Settings):
         written["properties"] = {"task": {"const": cls.name}} | written["properties"]
         written["required"] = ["task", *written.get("required", [])]
         return written
+
+    @classmethod
+    def reads(cls, parameters: Mapping[str, Any]) -> Mapping[int, float] | None:
+        """How many rows of how many tokens a measurement reads; None where that is not known."""
+        return None
 
     @classmethod
     def setup(cls, comparison: Comparison) -> str:
