@@ -47,7 +47,7 @@ class Result:
         parameters: All that decides what is measured: protocol, lengths, seed, the text and its hash.
         tables: The figures. Of perplexity ``by_length``, ``by_position``, ``gain``, ``by_document`` and
             ``by_document_inside`` (within the trained context; older results lack it); of passkey
-            ``cells`` and ``by_length``; of lm-eval ``scores``.
+            ``cells`` and ``by_length``; of retrieval also ``by_kind``; of lm-eval ``scores``.
         env: Versions, device and dtype.
         seconds: What the measurement took.
         schema: The version of this format.

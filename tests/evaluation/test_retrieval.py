@@ -49,6 +49,16 @@ from ropepatch.settings import seed_of
 
 FORCED = [name for name, kind in KINDS.items() if kind.forced]
 
+GOLDEN = {
+    "niah_single": "30432",
+    "niah_multikey": "03105",
+    "niah_multivalue": "13807 43495 06104",
+    "niah_multiquery": "54012 47060 47955",
+    "vt": "65707",
+    "fwe": "beacon flame dragon",
+    "fact": "Simon",
+}
+
 
 def grid(**changes):
     settings = {"depths": (0.0, 0.5, 1.0), "trials": 4, "seed": 0, "templates": ("village",)}
@@ -105,6 +115,13 @@ def test_what_a_question_is_drawn_from_has_no_double_and_what_is_wanted_is_found
         assert question == draw_question(kind, template, length=600, depth=depth, trial=trial, seed=0)
         other = draw_question(kind, template, length=600, depth=depth, trial=trial, seed=1)
         assert other.needles != question.needles
+
+
+def test_the_questions_of_a_seed_are_the_same_in_every_release():
+    drawn = {
+        kind: draw_question(kind, "village", length=600, depth=0.5, trial=0, seed=0).wanted for kind in KINDS
+    }
+    assert {kind: " ".join(wanted) for kind, wanted in drawn.items()} == GOLDEN
 
 
 def test_only_as_many_different_answers_count_as_are_wanted():
@@ -437,6 +454,8 @@ def test_lengths_that_are_too_short_for_a_kind_are_left_out_and_the_mean_is_of_a
         (kind, length) for length in (256, 512, 1024) for kind in ("niah_single", "vt")
     ]
     assert [row["length"] for row in tables["by_length"]] == [256, 512, 1024]
+    long = RetrievalTask(kinds=("niah_single",)).prepare("tiny", tokenizer, trained=1000, to=3000)
+    assert long.parameters["lengths"] == [250, 500, 1000, 2000, 3000]
 
 
 # As a task

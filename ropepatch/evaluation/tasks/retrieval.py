@@ -49,7 +49,8 @@ class RetrievalTask(Task):
 
     Args:
         kinds: Which; all if none are named. Their mean counts each the same.
-        lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target.
+        lengths: The lengths of the prompts, in tokens; None for L/4, L/2, L, 2L ... the target, without
+            those that are too short for a kind.
         depths: Where the needle stands that is asked for, from 0 to 1.
         trials: Questions of each kind, length and depth.
         seed: The seed from which they are drawn.
@@ -61,7 +62,7 @@ class RetrievalTask(Task):
     title: ClassVar[str] = "Retrieval"
     columns: ClassVar[Mapping[str, Column]] = {"Found, mean of all kinds": share_cell}
     identity: ClassVar[tuple[str, ...]] = ("kinds", "trials", "depths", "seed", "templates", "form")
-    quoted: ClassVar[tuple[str, ...]] = ("share", "n", "interval", "kinds")
+    quoted: ClassVar[tuple[str, ...]] = ("share", "n", "interval")
     derived: ClassVar[tuple[str, ...]] = ("lengths", "chat")
 
     kinds: Several[Annotated[str, OneOf(KINDS)]] = tuple(KINDS)
@@ -89,6 +90,8 @@ class RetrievalTask(Task):
         chat = chat_parts(tokenizer) if self.form == "chat" else PLAIN
         grid = Grid(self.depths, self.trials, self.seed, self.templates, chat)
         lengths = resolved(self.lengths, trained, to)
+        if self.lengths is None and trained // 4 < lengths[0]:
+            lengths = [trained // 4, *lengths]
         least = {kind: self._least(tokenizer, grid, kind, lengths) for kind in self.kinds}
         asked = [length for length in lengths if length >= min(least.values())]
         parameters = self.model_dump() | {"lengths": asked, "chat": chat}
@@ -277,11 +280,10 @@ class RetrievalMeasurement:
                         for at, depth in enumerate(self.grid.depths)
                     ]
         whole = [length for length in self.lengths if length >= max(self.least.values())]
-        by_length = []
-        for length in whole:
-            rows = [row for row in by_kind if row["length"] == length]
-            shares = {row["kind"]: row["share"] for row in rows}
-            by_length.append({"length": length, **mean_row(rows), "kinds": shares})
+        by_length = [
+            {"length": length, **mean_row([row for row in by_kind if row["length"] == length])}
+            for length in whole
+        ]
         of_kinds = {MEAN: by_length} | {
             kind: [row for row in by_kind if row["kind"] == kind] for kind in self.task.kinds
         }
