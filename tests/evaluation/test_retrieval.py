@@ -124,6 +124,11 @@ def test_the_questions_of_a_seed_are_the_same_in_every_release():
     assert {kind: " ".join(wanted) for kind, wanted in drawn.items()} == GOLDEN
 
 
+def test_trials_take_the_templates_in_turn(tokenizer):
+    asked = grid(templates=("village", "archive"), depths=(0.5,)).ask(tokenizer, "vt", 400)
+    assert [TEMPLATES["archive"].noun in one.question.text for one in asked] == [False, True] * 2
+
+
 def test_only_as_many_different_answers_count_as_are_wanted():
     question = draw_question("niah_multivalue", "village", length=600, depth=0.5, trial=0, seed=0)
     a, b, c = question.wanted

@@ -132,7 +132,7 @@ class LmEvalMeasurement:
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say,
+        say: Say = lambda line: None,
     ) -> Tables:
         """Their scores."""
         from ropepatch.evaluation.harness import run_tasks

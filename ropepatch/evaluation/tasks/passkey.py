@@ -187,7 +187,7 @@ class PasskeyMeasurement:
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say,
+        say: Say = lambda line: None,
     ) -> Tables:
         """The keys found by length and depth."""
         grid = passkey(

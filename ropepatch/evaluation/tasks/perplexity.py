@@ -278,7 +278,7 @@ class PerplexityMeasurement:
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say,
+        say: Say = lambda line: None,
     ) -> Tables:
         """The losses by length, position and document."""
         options: dict[str, Any] = {"bos": self.task.bos, "split": True}

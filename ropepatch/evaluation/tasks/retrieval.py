@@ -239,7 +239,7 @@ class RetrievalMeasurement:
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say,
+        say: Say = lambda line: None,
     ) -> Tables:
         """The shares by kind, length and depth; the shortest prompts of all kinds are read first."""
         file = None if keep is None else keep / KEPT

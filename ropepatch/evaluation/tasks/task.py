@@ -46,7 +46,7 @@ class Measurement(Protocol):
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say,
+        say: Say = lambda line: None,
     ) -> Tables:
         """The tables of the result.
 
