@@ -6,9 +6,11 @@ The code is read, never run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
+from ropepatch.attention import make_map
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.map_code import auto_map, map_code, sha256
+from ropepatch.extension.map_code import GENERATE, auto_map, map_code, other_code, sha256
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Key
 from ropepatch.model.config import blueprint, load_config
@@ -33,7 +35,9 @@ def map_findings(case: Case) -> Iterator[Finding]:
             )
         return
     try:
-        saved_map(case.raw)
+        described = saved_map(case.raw)
+        distances = make_map(described["name"], **described["parameters"])
+        distances.fitted(described["window"], described["target"])
     except RopepatchError as error:
         yield key.error("map-unknown", str(error), "nothing loads it", AGAIN)
         return
@@ -53,6 +57,14 @@ def map_findings(case: Case) -> Iterator[Finding]:
             f"write {expected}",
         )
     yield from _of_file(case, ours)
+    with suppress(RopepatchError):  # of a damaged file, which has a finding of its own
+        for name in other_code(case.folder, [GENERATE] * (case.folder / GENERATE).exists()):
+            yield Key(name, ("auto_map",) * (name != GENERATE)).error(
+                "map-other-code",
+                f"{name} brings code beside that of the map",
+                "whoever loads the checkpoint with trust_remote_code=True runs it, too",
+                "read it first, or take it out; ropepatch.load reads the checkpoint without it",
+            )
 
 
 def _ours(case: Case) -> str:

@@ -16,7 +16,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.estimates import forecast
 from ropepatch.evaluation.processes import distribute, is_first_process
-from ropepatch.evaluation.results import Result, as_read, environment, read_result, slug
+from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.evaluation.store import claim_folder, remove_folders
 from ropepatch.extension.history import context_before
 from ropepatch.extension.patching import patch
@@ -291,6 +291,7 @@ def _run(
             before.forget_model()
         ahead = [one for one in jobs if one.variant.subject is variant.subject and not earlier.get(one.name)]
         if variant.subject is not before and ahead:
+            _check_map(ahead)
             variant.subject.say(forecast(variant.subject.model, [one.measurement for one in ahead]))
         before = variant.subject
         if variant.plan is None and (floor := job.measurement.floor_tables) is not None:
@@ -301,24 +302,25 @@ def _run(
             remove_folders(out / f".{job.name}")
 
 
+def _check_map(jobs: list[Job]) -> None:
+    """Refuse a model before its first job where only its weights tell that it takes no attention map."""
+    for variant in (job.variant for job in jobs):
+        if variant.plan and variant.plan.distances and variant.subject.base is None:
+            with patch(variant.subject.model, variant.plan):
+                return
+
+
 def _earlier(job: Job, file: Path) -> Result | None:
     """The result in a file, model and text called what they are called now."""
     if not file.exists():
         return None
     result, settings = read_result(file), job.request
-    earlier = {key: _identity(getattr(result, key)) for key in settings}
-    now = {key: _identity(value) for key, value in settings.items()}
+    earlier = {key: identity(getattr(result, key)) for key in settings}
+    now = {key: identity(value) for key, value in settings.items()}
     if (dtype := job.variant.subject.dtype) and result.env.get("dtype") != str(dtype):
         earlier["dtype"], now["dtype"] = result.env.get("dtype"), str(dtype)
     check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
     return replace(result, **settings)
-
-
-def _identity(value: Any) -> Any:
-    """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
-    if not isinstance(value, dict) or not {"weights", "digest"} & value.keys():
-        return value
-    return {key: item for key, item in value.items() if key not in ("name", "text", "extended_from")}
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:

@@ -197,3 +197,10 @@ def environment(model: PreTrainedModel) -> dict[str, str]:
 def finite(value: float) -> float | None:
     """The value, or None if it is infinite, which JSON cannot say."""
     return value if math.isfinite(value) else None
+
+
+def identity(value: Any) -> Any:
+    """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
+    if not isinstance(value, dict) or not {"weights", "digest"} & value.keys():
+        return value
+    return {key: item for key, item in value.items() if key not in ("name", "text", "extended_from")}

@@ -29,6 +29,7 @@ from ropepatch.model.survey import Survey
 
 HERE = Path(__file__).parent
 PREFIX = "Mapped"  # of the names of the classes
+GENERATE = "custom_generate/generate.py"  # which transformers runs as it loads a checkpoint with trust
 
 
 def map_code(model_type: str, rotary: str) -> str:
@@ -118,18 +119,28 @@ def check_holds_map(survey: Survey) -> None:
             )
 
 
-def check_no_other_code(folder: Path) -> None:
-    """Refuse a source that names code of others, which the trust in ours would run as well.
+def other_code(folder: Path, names: Iterable[str]) -> list[str]:
+    """The files of a checkpoint by which the trust in our code would run code of others; not config.json.
+
+    Args:
+        folder: Of the checkpoint, or of the one that it is made from.
+        names: The paths of those that are, or will be, beside the ones that every checkpoint has.
+    """
+    naming = [file.name for file in sorted(folder.glob("*_config.json")) if read_json(file).get("auto_map")]
+    return [GENERATE] * (GENERATE in names) + naming
+
+
+def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
+    """Refuse what `other_code` finds in a source, whose config.json is written anew.
 
     Raises:
-        RopepatchError: With the file that names it; config.json is written anew.
+        RopepatchError: With the file.
     """
-    for file in sorted(folder.glob("*_config.json")):
-        if read_json(file).get("auto_map"):
-            raise RopepatchError(
-                f"{file.name} asks for code of others (auto_map), which trust_remote_code=True would run too",
-                hint="take auto_map out of it if transformers has that class, or patch the model in memory",
-            )
+    for name in other_code(folder, names):
+        raise RopepatchError(
+            f"{name} brings code of others, which trust_remote_code=True would run too",
+            hint="leave it out (auto_map, if transformers has that class), or patch the model in memory",
+        )
 
 
 def mapped_layers(model: PreTrainedModel) -> list[int] | None:

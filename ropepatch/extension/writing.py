@@ -91,7 +91,7 @@ def extend(
         check_weights(weights, blueprint(load_config(raw)))
     said = None
     if plan.distances is not None:
-        check_no_other_code(source.folder)
+        check_no_other_code(source.folder, included_files(source.folder, include))
         plan, said = read_mapped(source.folder, plan, weights.num_bytes)
     with new_folder(folder) as partial:
         if not link_weights:

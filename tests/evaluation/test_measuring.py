@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoint_folders import edit_json
 from tiny_checkpoint import tiny_llama_folder
+from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
@@ -181,6 +182,22 @@ def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results
 def test_a_suite_without_a_model_says_so():
     with pytest.raises(RopepatchError, match="names no models"):
         measure(SUITE.model_copy(update={"models": ()}))
+
+
+def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is_measured(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "cohere2"
+    shutil.copytree(find_source(TINY, None, weights=True).folder, folder)
+    tiny_model("cohere2").save_pretrained(folder)
+    monkeypatch.setattr(measuring, "_measured", lambda job, *_: job)
+    (text := tmp_path / "text.txt").write_text("Once upon a time. " * 100)
+    task = PerplexityTask(windows=1, text=str(text))
+    suite = Suite(models=(str(folder),), methods=YARN, to=("2x",), tasks=(task,))
+    with_map = {"methods": (*YARN, Method(name="rerope"))}
+    with pytest.raises(RopepatchError, match="cohere2 cannot have an attention map"):
+        next(measure(suite.model_copy(update=with_map)))
+    assert len(list(measure(suite))) == 2
 
 
 def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):

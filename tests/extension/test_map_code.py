@@ -249,14 +249,29 @@ def test_a_map_that_cannot_be_compared_is_refused_before_anything_is_written(sou
     foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
     edit_json(foreign / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil/repo--t.T", None]})
     made = ropepatch.plan(foreign, to="4x", method="rerope")
-    with pytest.raises(RopepatchError, match=r"tokenizer_config\.json asks for code of others"):
+    with pytest.raises(RopepatchError, match=r"tokenizer_config\.json brings code of others"):
         writing.extend(made, tmp_path / "out")
     with pytest.raises(RopepatchError, match="nothing is trained under an attention map, got rerope"):
         ropepatch.extend(source, tmp_path / "out", to="4x", method="rerope", recipe="tiny")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
 
 
+def test_code_of_others_that_is_carried_beside_a_map_is_refused_and_never_run(source, tmp_path):
+    foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
+    (foreign / "custom_generate").mkdir()
+    (foreign / "custom_generate" / "generate.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\ndef generate(model, **given): ..."
+    )
+    made = ropepatch.plan(foreign, to="4x", method="rerope")
+    with pytest.raises(RopepatchError, match=r"custom_generate/generate\.py brings code of others"):
+        writing.extend(made, tmp_path / "out", include=["custom_generate/*"])
+    assert [path.name for path in tmp_path.iterdir()] == ["foreign"]
+
+
 # Read by ropepatch
+
+UNUSABLE = [None, 3, {"name": "rerope"}, {"name": "x", "parameters": {}, "window": 2.5}]
+SAID: dict[str, Any] = {"name": "rerope", "parameters": {"window": 16}, "window": 64, "target": 256}
 
 
 def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
@@ -291,11 +306,13 @@ def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
 
 
 @pytest.mark.parametrize(
-    "damage", [None, 3, {"name": "rerope"}, {"name": "x", "parameters": {}, "window": 2.5}]
+    ("damage", "said"),
+    [(damage, r"config\.json says nothing usable of attention_map") for damage in UNUSABLE]
+    + [(SAID | {"name": "x"}, "unknown map 'x'"), (SAID | {"window": 0}, "must be")],
 )
-def test_a_map_that_config_does_not_describe_is_refused_in_words(copied, damage):
+def test_a_map_that_config_does_not_describe_is_refused_in_words(copied, damage, said):
     edit_json(copied / "config.json", attention_map=damage)
-    with pytest.raises(RopepatchError, match=r"config\.json says nothing usable of attention_map"):
+    with pytest.raises(RopepatchError, match=said):
         load_checkpoint(copied)
     assert "map-unknown" in found(copied)
 
@@ -326,6 +343,17 @@ DAMAGES: dict[str, tuple[Any, dict[str, str]]] = {
     "other code": (
         lambda folder: edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"}),
         {"map-without-code": "error", "differs-from-record": "warning"},
+    ),
+    "a generate of others": (
+        lambda folder: (
+            (folder / "custom_generate").mkdir(),
+            (folder / "custom_generate" / "generate.py").write_text("raise SystemError('never run')"),
+        ),
+        {"map-other-code": "error"},
+    ),
+    "a tokenizer of others": (
+        lambda folder: edit_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": "evil.T"}),
+        {"map-other-code": "error"},
     ),
     "no record": (lambda folder: (folder / records.FILE).unlink(), {}),
     "a changed file and no record": (
