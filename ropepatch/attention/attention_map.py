@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ropepatch.attention.bands import Band, Place, behind, same, start
+from ropepatch.attention.bands import Band, Place, behind, distances, same, start
 from ropepatch.errors import RopepatchError
 from ropepatch.settings.parameters import AboveOne, Checked, Positive, WholeFromOne
 
@@ -96,11 +96,7 @@ class AttentionMap(Checked, ABC):
 
     def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The distances [Q, T] at which queries read keys, whatever their band: float64, NaN where unseen."""
-        table = torch.full((len(queries), len(keys)), torch.nan, dtype=torch.float64)
-        for band in self.bands():
-            holds = band.holds(queries, keys)
-            table = torch.where(holds, band.distances(queries, keys).double(), table)
-        return table
+        return distances(self.bands(), queries, keys)
 
     def temperature(self, queries: Tensor, window: int) -> Tensor | None:
         """What the scores of queries are multiplied by, float64; None for 1."""

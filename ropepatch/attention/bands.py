@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -37,6 +37,14 @@ class Band:
     def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The distances [..., Q, T] between their places."""
         return self.query(queries)[..., None] - self.key(keys)[..., None, :]
+
+
+def distances(bands: Iterable[Band], queries: Tensor, keys: Tensor) -> Tensor:
+    """At which queries [..., Q] read keys [..., T], whatever their band: float64, NaN where unseen."""
+    table = torch.tensor(torch.nan, dtype=torch.float64, device=keys.device)
+    for band in bands:
+        table = torch.where(band.holds(queries, keys), band.distances(queries, keys).double(), table)
+    return table
 
 
 def same(positions: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from ropepatch.attention.attention_map import AttentionMap
-from ropepatch.attention.bands import WHOLE, Band, layout
+from ropepatch.attention.bands import WHOLE, Band, distances, layout
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
 from ropepatch.attention.kernels import DEVICES, banded
 from ropepatch.attention.plain import causal
@@ -183,12 +183,9 @@ class _Step:
             return told
         mask = self.sight.mask(slice(None))
         places = self.sight.places(query, key, self.position_ids)
-        distance = torch.zeros(len(places.keys), 1, key.shape[2], dtype=torch.float64, device=key.device)
-        seen = torch.zeros_like(distance, dtype=torch.bool)
-        for band in self.bands:
-            holds = band.holds(*places)
-            distance = torch.where(holds, band.distances(*places).double(), distance)
-            seen |= holds
+        distance = distances(self.bands, *places)
+        unseen = distance.isnan()
+        distance = distance.masked_fill(unseen, 0)
         wide = key.new_empty(0, dtype=torch.promote_types(key.dtype, torch.float32))
         apart, which = torch.unique(distance, return_inverse=True)
         few = 2 * len(apart) < distance.numel()  # as of most maps
@@ -199,8 +196,8 @@ class _Step:
             for table in tables
         )
         at_none, _ = rope.rotation(wide, torch.zeros_like(apart[None, :1]))
-        hidden = seen[:, None]
-        whole = mask & hidden if mask.dtype == torch.bool else masked(mask, hidden)
+        seen = ~unseen[:, None]
+        whole = mask & seen if mask.dtype == torch.bool else masked(mask, seen)
         clear = whole.dtype == torch.bool and bool(whole.all())
         told = cos, sin, (at_none, torch.zeros_like(at_none)), None if clear else whole
         rope.memo[kind] = asked, told

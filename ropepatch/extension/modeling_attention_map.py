@@ -212,7 +212,7 @@ class Unrotated(nn.Module):
         self.log_n: bool = parameters.pop("log_n")
         self.factor: float = parameters.pop("attention_factor") ** 2
         self.layer_type = [described["layer_type"]] if described.get("layer_type") else []
-        self.bands = MAPS[described["name"]](**parameters)
+        self.bands = partial(MAPS[described["name"]], **parameters)  # called when read: places do not pickle
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
         """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
@@ -259,7 +259,7 @@ def attend(
     (batch, heads, count, _), keys = query.shape, key.shape[2]
     sight = Sight(attention_mask, count, keys, position_ids)
     far_seeing = None if rope is None or 0 < sight.window <= rope.window else rope
-    bands = PLAIN if far_seeing is None else far_seeing.bands
+    bands = PLAIN if far_seeing is None else far_seeing.bands()
     spans = [span(band, sight.queries, sight.keys) for band in bands]
     turned = [key[:, :, columns] for columns in spans]
     if rope is not None:

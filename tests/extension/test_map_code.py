@@ -120,11 +120,12 @@ def test_documents_of_a_packed_row_are_read_as_if_alone(answers):
     assert apart(answers["self-extend"]["packed"], torch.cat(parts, 1)) < 5e-5
 
 
-def test_a_saved_map_generates_trains_and_is_saved_again(answers, expected):
+def test_a_saved_map_generates_trains_and_is_saved_and_pickled(answers, expected):
     more, read = answers["more"], answers["self-extend"]["logits"]
     assert apart(more["generated"], more["alone"]) < 5e-5
     assert torch.equal(more["alone"].argmax(-1), more["sequences"][:, -9:])
     assert torch.equal(more["again"], read)
+    assert torch.equal(more["pickled"], read)
     for way in ("bfloat16", "bfloat16 cached"):
         assert apart(more[way], read) < 0.1 * float(read.abs().max())
     assert apart(more["gradients in blocks"], more["gradients"]) < 1e-4 * float(more["gradients"].abs().max())

@@ -1,5 +1,6 @@
 """What checkpoints with an attention map compute where there is no ropepatch; a script, run as one."""
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -93,6 +94,7 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
         ])  # fmt: skip
         model.save_pretrained(scratch / "again")
         said["again"] = load(scratch / "again")(IDS, use_cache=False).logits
+        said["pickled"] = pickle.loads(pickle.dumps(model))(IDS, use_cache=False).logits
         half = load(folder, dtype="bfloat16")
         said["bfloat16"] = half(IDS, use_cache=False).logits.float()
         said["bfloat16 cached"] = cached(half, PIECES).float()
