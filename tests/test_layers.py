@@ -31,7 +31,12 @@ LAYERS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 UPWARD = {("extension/planning.py", "__init__")}  # Plan.push, by the package's face
-MEASURES_A_PLAN = {"measuring.py", "tasks", "suites.py"}  # of evaluation: the others know no patch
+MEASURES_A_PLAN = {
+    "measuring.py",
+    "subject.py",
+    "tasks",
+    "suites.py",
+}  # of evaluation: the others know no patch
 TOUCH_TRANSFORMERS = {
     "attention",
     "cli",

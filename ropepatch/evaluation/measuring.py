@@ -7,34 +7,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.estimates import forecast
 from ropepatch.evaluation.processes import distribute, is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.evaluation.store import claim_folder, remove_folders
-from ropepatch.extension.history import context_before
+from ropepatch.evaluation.subject import Subject, find_subject
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json
 from ropepatch.model.config import load_text_config
-from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.precision import put, reads_faster_whole, whereabouts
-from ropepatch.model.record_file import swapped_encoding
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
 from ropepatch.settings import relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.evaluation.suites import Suite
     from ropepatch.evaluation.tasks import Measurement, Task
@@ -45,82 +38,18 @@ Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], No
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A model that is measured; its weights are loaded when they are needed.
-
-    Args:
-        name: As the user gave it.
-        source: Where its weights are.
-        survey: What its folder says of its rope before any scaling.
-        device: Where the model is put.
-        dtype: The precision in which it is read; None for that in which the device reads it fastest.
-        say: Takes a line on where it is read.
-        base: What the weights were adapted from. Results then name the base, which they stand beside, and its
-            tokenizer reads the texts.
-    """
-
-    name: str
-    source: Source
-    survey: Survey
-    device: str
-    dtype: torch.dtype | None = None
-    say: Callable[[str], None] = lambda line: None
-    base: Subject | None = None
-
-    @property
-    def trained(self) -> int:
-        """The context it reads now, in tokens."""
-        return self.survey.rope.original_max_position_embeddings
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer."""
-        return load_tokenizer(self.source.folder) if self.base is None else self.base.tokenizer
-
-    @cached_property
-    def model(self) -> PreTrainedModel:
-        """The model on its device, in the precision asked for or that the first process finds faster."""
-        loaded, whole = load_checkpoint(self.source.folder, self.dtype), False
-        if self.dtype is None:
-            choose = partial(reads_faster_whole, device=self.device)
-            (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
-        model: PreTrainedModel = put(loaded, self.device, whole=whole)
-        for line in whereabouts(model):
-            self.say(line)
-        return model
-
-    def forget_model(self) -> None:
-        """Free its memory; the model is loaded again if it is asked for."""
-        self.__dict__.pop("model", None)
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """What results say of it."""
-        weights = fingerprint(read_headers(self.source.folder))
-        if self.base is not None:
-            return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
-        rope = self.survey.rope
-        before = context_before(self.source.folder, weights)
-        extended = {} if before is None else {"extended_from": before}
-        return swapped_encoding(self.source.folder) | {
-            "name": self.name,
-            "revision": self.source.revision,
-            "weights": weights,
-            "trained": self.trained,
-            **extended,
-            "rotary_dim": rope.rotary_dim,
-            "rope_theta": rope.rope_theta,
-            "inv_freq": rope.inv_freq().tolist(),
-        }
-
-
-@dataclass(frozen=True, eq=False)
 class Variant:
     """A model under one scaling; of an adapted one, whose checkpoint has it, the plan is only recorded."""
 
     subject: Subject
     label: str
     plan: Plan | None
+
+    def patched(self) -> AbstractContextManager[Any]:
+        """Its model under its scaling, within a block."""
+        if self.plan is None or self.subject.base is not None:
+            return nullcontext()
+        return patch(self.subject.model, self.plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +117,7 @@ def measure(
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
-        subject = replace(_subject(name, revision, device), dtype=dtype, say=say)
+        subject = replace(find_subject(name, revision, device), dtype=dtype, say=say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
             plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
                 method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
@@ -229,7 +158,7 @@ def measure_extension(
         RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
             than the plan.
     """
-    subject = replace(_subject(plan.model, plan.revision, device), say=say)
+    subject = replace(find_subject(plan.model, plan.revision, device), say=say)
     variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
@@ -241,11 +170,6 @@ def measure_extension(
             )
         variants.append(Variant(after, label, plan))
     return _resumed(_jobs(suite.tasks, variants, plan.target), out, progress)
-
-
-def _subject(name: str, revision: str | None, device: str) -> Subject:
-    source = find_source(name, revision, weights=True)
-    return Subject(name, source, survey_folder(source.folder, swapped=True), device)
 
 
 def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[Job]:
@@ -291,7 +215,9 @@ def _run(
             before.forget_model()
         ahead = [one for one in jobs if one.variant.subject is variant.subject and not earlier.get(one.name)]
         if variant.subject is not before and ahead:
-            _check_map(ahead)
+            mapped = [one.variant for one in ahead if one.variant.plan and one.variant.plan.distances]
+            with mapped[0].patched() if mapped else nullcontext():  # refused before its first job, or not
+                pass
             variant.subject.say(forecast(variant.subject.model, [one.measurement for one in ahead]))
         before = variant.subject
         if variant.plan is None and (floor := job.measurement.floor_tables) is not None:
@@ -300,14 +226,6 @@ def _run(
         yield earlier.get(job.name) or _measured(job, out, progress)
         if out is not None and is_first_process():
             remove_folders(out / f".{job.name}")
-
-
-def _check_map(jobs: list[Job]) -> None:
-    """Refuse a model before its first job where only its weights tell that it takes no attention map."""
-    for variant in (job.variant for job in jobs):
-        if variant.plan and variant.plan.distances and variant.subject.base is None:
-            with patch(variant.subject.model, variant.plan):
-                return
 
 
 def _earlier(job: Job, file: Path) -> Result | None:
@@ -324,7 +242,7 @@ def _earlier(job: Job, file: Path) -> Result | None:
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    subject, plan, label = job.variant.subject, job.variant.plan, job.variant.label
+    subject, label = job.variant.subject, job.variant.label
     env = environment(model := subject.model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(job.request, env):016x}"
@@ -336,9 +254,11 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
                 return claim_folder(out / f".{job.name}", digest, held)
 
             (keep,) = distribute([out], claim, key=lambda out: job.name, split=True)
-        patched: Any = nullcontext() if plan is None or subject.base is not None else patch(model, plan)
         began = time.perf_counter()
-        with patched, progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance:
+        with (
+            job.variant.patched(),
+            progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance,
+        ):
             tables = job.measurement.run(
                 model, subject.tokenizer, keep, advance, lambda line: subject.say(f"{label}: {line}")
             )

@@ -19,7 +19,7 @@ from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.measuring import _subject
+from ropepatch.evaluation.subject import find_subject
 from ropepatch.model.source import TINY
 from ropepatch.publishing.hub.contents import judge
 
@@ -167,7 +167,7 @@ def test_checkpoints_are_measured_with_their_encoding_and_told_apart_by_it_alone
     for name in ("alibi", "nope"):
         with ropepatch.swap(model, name) as swap:
             swap.save(tmp_path / name / "m", tokenizer)
-        subject = _subject(str(tmp_path / name / "m"), None, "cpu")
+        subject = find_subject(str(tmp_path / name / "m"), None, "cpu")
         assert swapped(subject.model).encoding.name == name
         records.append(subject.record)
     assert [record.pop("encoding")["encoding"] for record in records] == ["alibi", "nope"]

@@ -18,11 +18,11 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation import measuring
+from ropepatch.evaluation import measuring, subject
 from ropepatch.evaluation.comparisons import FLOOR
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
 from ropepatch.evaluation.loss_reader import LossReader
-from ropepatch.evaluation.measuring import AS_IT_IS, Subject, measure
+from ropepatch.evaluation.measuring import AS_IT_IS, measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import as_read, read_result
 from ropepatch.evaluation.suites import Method, Suite
@@ -132,7 +132,7 @@ def of_tiny(*tasks, to="2x", methods=(), **options):
 
 
 def test_what_is_there_already_is_not_measured_again_and_loads_no_model(results, monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
+    monkeypatch.setattr("ropepatch.evaluation.subject.load_checkpoint", unmeasurable)
     measured, out = results
     again = list(measure(SUITE, out=out, progress=unmeasurable))
     assert again == measured
@@ -341,7 +341,7 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
         asked.append(revision)
         return ropepatch.plan(name, **options)
 
-    monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
+    monkeypatch.setattr("ropepatch.evaluation.subject.find_source", find)
     monkeypatch.setattr("ropepatch.evaluation.measuring.plan", plan)
     result = of(of_tiny(SHORT, methods=YARN, revision="branch"), "perplexity", "yarn")
     assert asked == ["branch", "branch"]
@@ -481,9 +481,9 @@ def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
     monkeypatch.setattr(
-        measuring, "load_checkpoint", lambda folder, dtype: load_model(folder, dtype=torch.bfloat16)
+        subject, "load_checkpoint", lambda folder, dtype: load_model(folder, dtype=torch.bfloat16)
     )
-    monkeypatch.setattr(measuring, "reads_faster_whole", lambda model, device: not first)
-    monkeypatch.setattr(measuring, "distribute", lambda items, work, **how: [first] if how["split"] else [])
-    subject = Subject("tiny", find_source("tiny", weights=True), survey_folder(TINY), "cpu")
-    assert subject.model.dtype == (torch.float32 if first else torch.bfloat16)
+    monkeypatch.setattr(subject, "reads_faster_whole", lambda model, device: not first)
+    monkeypatch.setattr(subject, "distribute", lambda items, work, **how: [first] if how["split"] else [])
+    tiny = subject.Subject("tiny", find_source("tiny", weights=True), survey_folder(TINY), "cpu")
+    assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -221,7 +221,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
         loaded.append((folder, weakref.ref(model)))
         return model
 
-    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", load)
+    monkeypatch.setattr("ropepatch.evaluation.subject.load_checkpoint", load)
     tasks = (SHORT, SHORT.model_copy(update={"windows": 2}))
     assert len(list(measure_extension(SUITE.model_copy(update={"tasks": tasks}), PLAN, extended))) == 8
     assert [folder for folder, _ in loaded] == [source.TINY, extended]

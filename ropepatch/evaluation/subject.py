@@ -1,0 +1,102 @@
+"""A model that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.evaluation.processes import distribute
+from ropepatch.extension.history import context_before
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.precision import put, reads_faster_whole, whereabouts
+from ropepatch.model.record_file import swapped_encoding
+from ropepatch.model.source import Source, find_source
+from ropepatch.model.survey import Survey, survey_folder
+from ropepatch.model.weights import fingerprint, read_headers
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model that is measured; its weights are loaded when they are needed.
+
+    Args:
+        name: As the user gave it.
+        source: Where its weights are.
+        survey: What its folder says of its rope before any scaling.
+        device: Where the model is put.
+        dtype: The precision in which it is read; None for that in which the device reads it fastest.
+        say: Takes a line on where it is read.
+        base: What the weights were adapted from. Results then name the base, which they stand beside, and its
+            tokenizer reads the texts.
+    """
+
+    name: str
+    source: Source
+    survey: Survey
+    device: str
+    dtype: torch.dtype | None = None
+    say: Callable[[str], None] = lambda line: None
+    base: Subject | None = None
+
+    @property
+    def trained(self) -> int:
+        """The context it reads now, in tokens."""
+        return self.survey.rope.original_max_position_embeddings
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        return load_tokenizer(self.source.folder) if self.base is None else self.base.tokenizer
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model on its device, in the precision asked for or that the first process finds faster."""
+        loaded, whole = load_checkpoint(self.source.folder, self.dtype), False
+        if self.dtype is None:
+            choose = partial(reads_faster_whole, device=self.device)
+            (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
+        model: PreTrainedModel = put(loaded, self.device, whole=whole)
+        for line in whereabouts(model):
+            self.say(line)
+        return model
+
+    def forget_model(self) -> None:
+        """Free its memory; the model is loaded again if it is asked for."""
+        self.__dict__.pop("model", None)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What results say of it."""
+        weights = fingerprint(read_headers(self.source.folder))
+        if self.base is not None:
+            return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
+        rope = self.survey.rope
+        before = context_before(self.source.folder, weights)
+        extended = {} if before is None else {"extended_from": before}
+        return swapped_encoding(self.source.folder) | {
+            "name": self.name,
+            "revision": self.source.revision,
+            "weights": weights,
+            "trained": self.trained,
+            **extended,
+            "rotary_dim": rope.rotary_dim,
+            "rope_theta": rope.rope_theta,
+            "inv_freq": rope.inv_freq().tolist(),
+        }
+
+
+def find_subject(name: str, revision: str | None, device: str) -> Subject:
+    """The model of that name, whose weights are there.
+
+    Raises:
+        RopepatchError: There is none.
+    """
+    source = find_source(name, revision, weights=True)
+    return Subject(name, source, survey_folder(source.folder, swapped=True), device)
