@@ -35,6 +35,8 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
         RopepatchError: If transformers has no such architecture or does not accept the configuration.
     """
     model_type = raw.get("model_type")
+    if is_mapped(raw):
+        raise map_refusal(raw)
     if own is not None:
         with stock_code("read the model's configuration"):
             return own.from_dict(_decode_floats(raw))
@@ -43,8 +45,6 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
             "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
             hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
         )
-    if is_mapped(raw):
-        raise map_refusal(raw)
     if not is_known(model_type):
         if raw.get("auto_map"):
             raise RopepatchError(

@@ -110,7 +110,8 @@ class Extension:
         lines = [f"{self.folder}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
         if verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
-            lines.append(f"reloaded with stock transformers: {proof}")
+            stock = "transformers and its code" if self.plan.distances else "stock transformers"
+            lines.append(f"reloaded with {stock}: {proof}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from families import refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import IDS, apart, logits
 from tiny_models import ROTARY_TYPES, tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -304,6 +304,22 @@ def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
     with pytest.raises(RopepatchError, match=r"has an attention map already .self-extend to 256 tokens"):
         put_on_top(extended, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+class LoadedWithTrust(LlamaConfig):
+    """As the file's own."""
+
+    model_type = "llama-attention-map"
+    attention_map: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
+    model = tiny_model("llama")
+    model.config = LoadedWithTrust(**model.config.to_dict() | {"attention_map": SAID})
+    model.__class__ = type("MappedLlamaForCausalLM", (type(model),), {})  # of no module of transformers
+    with pytest.raises(RopepatchError, match="has an attention map already"):
+        ropepatch.patch(model, method, to=1024)
 
 
 @pytest.mark.parametrize(
