@@ -77,11 +77,10 @@ def compare(
     from ropepatch.pipeline.choice import compare as compare_methods
     from ropepatch.report import print_ranking
     from ropepatch.scaling.file import AUTO, FIT
-    from ropepatch.settings import parse_length
 
     choice = compare_methods(
         model,
-        to=parse_length(to),
+        to=to,
         methods=split_names(methods) or COMPARED,
         text=text,
         field=field,
@@ -116,10 +115,9 @@ def _command(model: str, revision: str | None, to: str, method: list[str]) -> st
     """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
     from ropepatch.extension.planning import plan
     from ropepatch.scaling.file import AUTO
-    from ropepatch.settings import parse_length
 
     name = method[0]
-    if name != AUTO and not plan(model, to=parse_length(to), method=name, revision=revision).savable:
+    if name != AUTO and not plan(model, to=to, method=name, revision=revision).savable:
         return ""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
     return shlex.join([*words, *(["--revision", revision] if revision else [])])

@@ -134,7 +134,7 @@ def evaluate(
         model,
         suite,
         methods=_methods(split_names(method), settings),
-        to=parse_length(to) if to else None,
+        to=to,
         text=text,
         field=field,
         split=split,

@@ -235,6 +235,7 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.forecast", lambda model, measurements: "")
     with pytest.raises(KeyboardInterrupt):
         list(measure_extension(ONLY_SHORT, PLAN, extended, device="meta"))
     assert seen == ["meta"]
@@ -242,9 +243,9 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
 
 def test_the_texts_are_read_by_the_tokenizer_of_the_base_once(extended, monkeypatch):
     folders = []
-    load = ropepatch.evaluation.measuring.load_tokenizer
+    load = ropepatch.evaluation.subject.load_tokenizer
     monkeypatch.setattr(
-        "ropepatch.evaluation.measuring.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
+        "ropepatch.evaluation.subject.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
     )
     list(measure_extension(ONLY_SHORT, PLAN, extended))
     assert folders == [source.TINY]
