@@ -12,6 +12,7 @@ from ropepatch.model.rotary import find_substitute
 
 SLOT = "_ropepatch_positions"  # where an attention module finds what stands in its rotary module's place
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
+OWN_MASK = "its layers make masks of their own"
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
 
 
@@ -28,6 +29,7 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
         "its attention is no interchangeable function": not model._can_set_attn_implementation(),
         "some of its attention is not causal": not all(causal),
         "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
+        OWN_MASK: any(hasattr(module, "prepare_dynamic_mask") for module in model.modules()),
     } | ({unrotated[1].reason: True} if unrotated else {})
     return next((reason for reason, holds in reasons.items() if holds), None)
 

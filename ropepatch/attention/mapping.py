@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ropepatch.attention.attention_map import AttentionMap
-from ropepatch.attention.interchange import OTHER_SCORES, SLOT, set_attention, uninterchangeable
+from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, SLOT, set_attention, uninterchangeable
 from ropepatch.attention.mapped_attention import NAME, MappedRope
 from ropepatch.attention.maps import make_map
 from ropepatch.attention.scored_bands import turned
@@ -184,6 +184,7 @@ class _Heard:
     module: nn.Module
     query: Tensor
     key: Tensor
+    mask: Tensor | None
     others: dict[str, Any]
 
 
@@ -194,7 +195,7 @@ def _listen(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
     """Attention that reads nothing: what later layers are given does not depend on how this one turns."""
-    _HEARD.get().append(_Heard(module, query, key, others))
+    _HEARD.get().append(_Heard(module, query, key, attention_mask, others))
     sequences, heads, queries, _ = query.shape
     return value.new_zeros(sequences, queries, heads, value.shape[-1]), None
 
@@ -272,6 +273,8 @@ def _more_than_attention(heard: _Heard) -> str | None:
     for argument in OTHER_SCORES:
         if heard.others.get(argument) is not None:
             return f"it changes its scores itself ({argument})"
+    if heard.mask is not None:  # nobody gave it one
+        return OWN_MASK
     if heard.others.get("position_ids") is None:
         return f"its {type(heard.module).__name__} is not told where its queries stand (position_ids)"
     return None

@@ -201,7 +201,7 @@ def test_eval_hands_on_every_option(asked):
     assert suite == Suite(
         models=("some",),
         methods=(Method(name="yarn", parameters={"beta_fast": 16.0}),),
-        to=(2048,),
+        to=("2k",),
         tasks=(
             PerplexityTask(
                 text="books",
