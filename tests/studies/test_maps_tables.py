@@ -25,6 +25,11 @@ def test_the_front_page_has_the_short_table():
     check_block("maps-measured", maps_tables.short_table(json.loads(RESULTS.read_text())["rows"]))
 
 
+def test_the_page_has_the_table_of_costs():
+    result = json.loads((RESULTS.parent / "attention_cost.json").read_text())
+    check_block("maps-cost", maps_tables.cost_table(result), PAGE)
+
+
 def test_the_excess_is_of_the_windows_that_both_have_read():
     base = [row("own window", part=i, digest=str(i), all=[[10.0 * (i + 1), 10]]) for i in range(2)]
     read = [

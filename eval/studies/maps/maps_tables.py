@@ -98,6 +98,18 @@ def short_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def cost_table(result: dict[str, Any]) -> str:
+    """Of `eval/benchmarks/attention_cost.py`: ratios to stock sdpa, and the memory of a training step."""
+    heads = ("map", "tokens", "prefill", "decode step", "training step", "memory")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for cell in result["cells"]:
+        ratios = (cell[kind]["ratio"] for kind in ("prefill", "decode", "training"))
+        shown = [f"{one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})" for one in ratios]
+        row = (cell["map"], f"{cell['tokens']:,}", *shown, f"{cell['training_mib']:.0f} MiB")
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
