@@ -175,17 +175,18 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
     rows: list[Row] = known.get("rows", [])
+    env: dict[str, Any] = known.get("env", {})
+
+    def write() -> None:
+        record = {"task": "attention maps", "rows": rows, "env": env}
+        with whole_file(arguments.json) as partial_file:
+            partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
     chosen = arguments.only.split(";") if arguments.only else None
     for case in CASES:
         if chosen and f"{case.name} {case.factor}" not in chosen:
             continue
-        env = environment(case.loaded[0])
-
-        def write(env: dict[str, Any] = env) -> None:
-            record = {"task": "attention maps", "rows": rows, "env": env}
-            with whole_file(arguments.json) as partial_file:
-                partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
+        env[case.name] = environment(case.loaded[0])
         measure(case, rows, write)
 
 
