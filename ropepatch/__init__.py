@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, an
     from ropepatch.training.adaptation import adapt as adapt
     from ropepatch.training.adapter import load_adapter as load_adapter
     from ropepatch.training.recipe import read_recipe as read_recipe
+    from ropepatch.training.transfer import transfer as transfer
 
 __version__ = "0.1.0"
 

@@ -28,6 +28,7 @@ from ropepatch.cli import (
     push,
     recipes,
     suites,
+    transfer,
 )
 from ropepatch.cli.usage import Command, UsageError, told
 from ropepatch.errors import RopepatchError
@@ -36,6 +37,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
     "Make": {
         extend: "Write a checkpoint with a longer context",
         fit: "Learn the frequencies of a target from text",
+        transfer: "Put a training onto an instruct model of the same base",
         export: "Write a file for llama.cpp, or a folder for mlx-lm",
         push: "Publish a checkpoint with its card on the Hub",
     },

@@ -21,6 +21,7 @@ from ropepatch.extension.record_parts import (
     Gate,
     Ranking,
     Start,
+    Transfer,
     Verdict,
 )
 from ropepatch.files import read_json, whole_file, write_json
@@ -76,7 +77,8 @@ class Record(Part):
         verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
         folded_attention_factor: That which `export --fold-attention` put into the query weights.
         adaptation: How it was trained, if it was.
-        base_weights: The fingerprint of the weights that it was trained from.
+        base_weights: The fingerprint of the weights that it was trained from, or the adaptation put onto.
+        transfer: Whose adaptation that is, where it is another model's.
         base: What the base's card says.
         earlier: The record of the base, where ropepatch made that.
         start: What `--method fit` or `auto` was asked, and found.
@@ -116,6 +118,7 @@ class Record(Part):
     folded_attention_factor: Number | None = None
     adaptation: Adaptation | None = None
     base_weights: Text | None = None
+    transfer: Transfer | None = None
     base: Base = Field(default_factory=Base)
     earlier: Record | None = None
     start: Start | None = None

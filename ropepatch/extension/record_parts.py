@@ -128,6 +128,24 @@ class Adaptation(Part):
     frequencies: LearnedRope | None = None
 
 
+class Transfer(Part):
+    """Whose adaptation was put onto the model; see `ropepatch.training.transfer`.
+
+    Args:
+        adapted: The adapted model.
+        base: What it was adapted from.
+        base_weights: The fingerprint of that.
+        training_free: The loss of the target's last half before, with the rope scaled, in nats per token.
+        target_loss: The same loss after.
+    """
+
+    adapted: Text
+    base: Text
+    base_weights: Text
+    training_free: Number
+    target_loss: Number
+
+
 class Start(Part):
     """What `--method fit` and `--method auto` were asked, and what they found.
 

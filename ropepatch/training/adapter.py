@@ -17,11 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import active, patch
+from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import base_model, find_rotary
-from ropepatch.model.source import check_files, find_source
+from ropepatch.model.source import Source, check_files, find_source
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.training.recipe_sections import Lora
 
@@ -162,18 +163,36 @@ def load_adapter(
     name = str(base or record.model)
     revision = None if base or Path(name).is_dir() else record.revision
     source = find_source(name, revision, weights=True)
-    if fingerprint(read_headers(source.folder)) != record.base_weights:
-        raise RopepatchError(
-            f"{name} has other weights than the adapter was trained on",
-            hint="get the checkpoint it was trained on",
-        )
+    check_trained_from(record, source)
     if model is None:
         model = load_model(source.folder)
-        scaling = {"method": record.method, "factor": record.factor} | record.parameters
-        patch(model, make_plan(name, to=record.target, revision=revision, **scaling))
+        patch(model, plan_of_record(record, name, revision))
     _check_rope(model, record)
     adapted: PeftModel = _peft().PeftModel.from_pretrained(model, str(place)).eval()
     return adapted, load_tokenizer(source.folder)
+
+
+def check_trained_from(record: Record, base: Source) -> None:
+    """Refuse a checkpoint that is not the one whose adaptation a record tells of.
+
+    Raises:
+        RopepatchError: If its weights are others.
+    """
+    if fingerprint(read_headers(base.folder)) != record.base_weights:
+        raise RopepatchError(
+            f"{base.name} has other weights than the adapter was trained on",
+            hint="get the checkpoint it was trained on",
+        )
+
+
+def plan_of_record(record: Record, model: str | Path, revision: str | None = None) -> Plan:
+    """The plan of a record, for its base or for a sibling of that.
+
+    Raises:
+        RopepatchError: If the model does not allow it.
+    """
+    scaling = {"method": record.method, "factor": record.factor} | record.parameters
+    return make_plan(model, to=record.target, revision=revision, **scaling)
 
 
 def _check_rope(model: PreTrainedModel, record: Record) -> None:

@@ -56,6 +56,12 @@ def plan(model: Extended) -> str:
 def _python(model: Extended) -> Iterator[str]:
     """The lines that make it from Python."""
     record = model.record
+    if moved := record.transfer:
+        names = ", ".join(map(text, (moved.adapted, moved.base, model.base_id or model.base_name)))
+        yield "import ropepatch"
+        yield ""
+        yield f"ropepatch.transfer({names}, {text(model.short_name)}, text=held_out_text)"
+        return
     parameters = _not_default(record.method, record.parameters)
     arguments = [
         text(model.base_id or model.base_name),
