@@ -25,9 +25,10 @@ def test_the_notebook_runs_and_shows_what_it_did(monkeypatch, tmp_path, capsys):
         *_, last = lines = "".join(cell["source"]).replace('to="2k"', 'to="2x"').splitlines()
         exec("\n".join(lines[:-1]), names)
         shown.append(eval(last, names))
-    choice, drawn, frame, extension, losses, keys, window = shown
+    choice, drawn, frame, mapped, extension, losses, keys, window = shown
     assert frame.label.iloc[0] == choice.ranking.rows[0].label
     assert "<table" in choice._repr_html_()
+    assert {row.label for row in mapped.ranking.rows} >= {"yarn", "rerope", "self-extend"}
     assert "yarn + tiny" in extension._repr_html_()
     for figure in (drawn, losses, keys):
         assert figure._repr_png_().startswith(b"\x89PNG")
