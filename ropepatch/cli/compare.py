@@ -67,11 +67,12 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank methods on a model, training-free: the loss over the target, short-context loss and passkeys.
+    """Rank methods on a model, training-free: passkeys found at the target, loss over it, short-context loss.
 
-    The ranking is by loss, with 95 % intervals; methods that the text does not tell apart are called tied.
-    The last lines are the recommendation, which may be not to extend at all. A fit learns from that part of
-    the text which is not read for the ranking.
+    The ranking is by what is found, if the model can find it within its trained context, then by loss, with
+    95 % intervals; methods whose losses the text does not tell apart are called tied. The last lines are the
+    recommendation, which may be not to extend at all. A fit learns from that part of the text which is not
+    read for the ranking.
     """
     from ropepatch.pipeline.choice import COMPARED
     from ropepatch.pipeline.choice import compare as compare_methods

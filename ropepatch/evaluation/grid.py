@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,11 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Passkey:
-    """How many of ``n`` keys were retrieved."""
+    """How many of ``n`` keys were retrieved; ``found`` says of each prompt how many, where that was kept."""
 
     correct: int
     n: int
+    found: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -85,7 +86,8 @@ class PasskeyGrid:
             raise RopepatchError(
                 f"no passkey was asked for at {length} tokens", hint=f"measured: {self.lengths}"
             )
-        return Passkey(sum(cell.correct for cell in read), sum(cell.n for cell in read))
+        found = tuple(said for cell in read for said in cell.found)
+        return Passkey(sum(cell.correct for cell in read), sum(cell.n for cell in read), found)
 
     def effective_length(self, threshold: float = THRESHOLD) -> int | None:
         """The largest length whose accuracy is at or above the threshold, None if there is none.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat
 
@@ -79,10 +78,9 @@ def passkey(
     words = template or bundled(distractors=distractors)
     _check_words(words, distractors, queries)
     total, done = len(tokens) * len(places) * trials, 0
-    correct: Counter[tuple[int, float]] = Counter()
+    found: dict[tuple[int, float], list[int]] = {}  # of every prompt, by length and depth
     with evaluating(model), advancing(progress, "passkeys") as advance, torch.inference_mode():
         for length in tokens:
-            cells = [(length, depth) for depth in places for _ in range(trials)]
             prompts = [
                 trial_prompt(
                     tokenizer,
@@ -115,14 +113,16 @@ def passkey(
                     count=first_match,
                 )
             )
+            said = [0] * len(prompts)
             for batch in verdicts:
-                for row, said in batch.items():
-                    correct[cells[row]] += said
+                for row, count in batch.items():
+                    said[row] = count
                 done += len(batch)
                 if advance is not None:
                     advance(done, total)
-    n = trials * queries
-    read = {(length, depth): Passkey(correct[length, depth], n) for length in tokens for depth in places}
+            for at, depth in enumerate(places):
+                found[length, depth] = said[at * trials : (at + 1) * trials]
+    read = {cell: Passkey(sum(said), trials * queries, tuple(said)) for cell, said in found.items()}
     return PasskeyGrid(read, words, seed, trials, distractors, queries)
 
 

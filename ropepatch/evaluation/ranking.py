@@ -9,8 +9,9 @@ from typing import Any
 
 from ropepatch.attention import MAPS, AttentionMap
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.advice import advise
+from ropepatch.evaluation.answers import Answers, answers
 from ropepatch.evaluation.curves import Perplexity, difference
-from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.results import Result, document_sums, finite, mean_nats
 from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
@@ -18,10 +19,14 @@ from ropepatch.evaluation.tasks import task_of
 Interval = tuple[float, float]
 
 RULE = (
-    "of the scalings that are seen to beat the model as it is and that this text does not tell from the one "
-    "with the least loss over the target (95 % interval of the difference, text by text), the one that finds "
-    "the most passkeys, if the model can find them within its trained context, then the one with the least "
-    "loss within that context."
+    "Retrieval first, then loss. A scaling can be recommended if it is seen to beat the model as it is in "
+    "what it finds at the target or in its loss over the target, and is not seen to be worse in the other. "
+    "Of these, those come first that are not seen to find less than the one that finds the most (the same "
+    "questions to all, McNemar's exact test, 5 %). Of these, those come first whose loss this text does not "
+    "tell from the least among them (95 % interval of the difference, text by text); of these, the one that "
+    "finds the most, then the one with the least loss within the trained context. Only kinds of question "
+    "count of which the model as it is finds at least half, and more than by guessing, within its trained "
+    "context; where there are none, loss alone decides."
 )
 
 
@@ -38,9 +43,11 @@ class Ranked:
         inside: Mean loss within the trained context.
         price: By how much that is above the loss of the model as it is, in nats, and the 95 % interval of
             that, text by text; infinite for results without the sums of each text within that context.
-        keys: Passkeys found at the target, of how many; None if none were asked for.
-        front: Whether no other is at least as good in all of nats, keys and inside and better in one; keys
-            count if the model finds them within its trained context, and all were asked for them.
+        found: The share of what is asked for that it finds at the target, the mean of the kinds of question
+            that count (see `answers`), and its 95 % interval; None if nothing was asked there.
+        asked: How many questions that were.
+        front: Whether no other is at least as good in all of nats, found and inside and better in one; what
+            is found counts where it can rank.
     """
 
     label: str
@@ -51,13 +58,16 @@ class Ranked:
     inside: float
     price: float
     price_interval: Interval
-    keys: tuple[int, int] | None
+    found: float | None
+    found_interval: Interval | None
+    asked: int
     front: bool
 
     @property
     def tied(self) -> bool:
-        """Whether the texts do not tell it from the first."""
-        return self.behind_interval[0] <= 0
+        """Whether the texts do not tell its loss from that of the first."""
+        low, high = self.behind_interval
+        return low <= 0 <= high
 
 
 @dataclass(frozen=True)
@@ -80,70 +90,125 @@ class Ranking:
         return record
 
 
-def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
-    """Rank the scalings of one model at one target by their loss over all of it.
+@dataclass(frozen=True)
+class Standing:
+    """What a ranking knows of each label.
 
-    Scalings whose paired interval to the best holds 0 are tied. Recommended is, of the tied ones that are
-    themselves seen to beat the model as it is, the one that finds the most passkeys, if the model finds them
-    within its trained context, then the one with the least loss within that (`RULE`). Loss decides first:
-    every token tells of it, where 20 keys leave a third of the scale open. A control, an attention map that
-    forgets, is ranked and never recommended.
+    Attributes:
+        base: The label of the model as it is.
+        reading: The results of perplexity.
+        sums: The loss of every text over the target.
+        found: What is found at the target, of those that were asked.
+        finding: Whether that ranks.
+    """
+
+    base: str
+    reading: Mapping[str, Result]
+    sums: Mapping[str, Perplexity]
+    found: Mapping[str, Answers]
+    finding: bool
+
+    def nats(self, label: str) -> float:
+        """The loss over the target; infinite where it is no number."""
+        mean = self.sums[label].mean
+        return math.inf if math.isnan(mean) else mean
+
+    def gain(self, label: str, over: str) -> tuple[float, Interval]:
+        """By how much less it loses over the target than another, in nats per token, text by text."""
+        return difference(self.sums[over], self.sums[label])
+
+    def finds_more(self, label: str, than: str) -> bool:
+        """Whether it is seen to find more than another, where that ranks."""
+        return self.finding and self.found[label].finds_more_than(self.found[than])
+
+    def beats(self, label: str) -> bool:
+        """Whether it is seen to beat the model as it is in one of the two measures."""
+        return self.gain(label, self.base)[1][0] > 0 or self.finds_more(label, self.base)
+
+    def helps(self, label: str) -> bool:
+        """Whether it beats the model as it is, and is not seen to be worse in the other measure."""
+        worse = not self.gain(label, self.base)[1][1] >= 0  # nor if it is no number
+        return self.beats(label) and not worse and not self.finds_more(self.base, label)
+
+    def levels(self, labels: Collection[str]) -> list[list[str]]:
+        """Those not seen to find less than the one that finds the most, by their loss; then of the rest."""
+        left, levels = sorted(labels, key=self.nats), []
+        while left:
+            most = max(left, key=lambda label: self.found[label].share if self.finding else 0.0)
+            levels.append([label for label in left if not self.finds_more(most, label)])
+            left = [label for label in left if label not in levels[-1]]
+        return levels
+
+    def rows(self) -> list[Ranked]:
+        """Every label, the best first."""
+        order = [label for level in self.levels(self.sums) for label in level]
+        inside = {label: _inside(result) for label, result in self.reading.items()}
+        shares = {label: -self.found[label].share if self.finding else 0.0 for label in order}
+        front = _front({label: (self.nats(label), inside[label], shares[label]) for label in order})
+        rows = []
+        for label in order:
+            behind, interval = difference(self.sums[label], self.sums[order[0]])
+            price, price_interval = _price(self.reading[label], self.reading[self.base])
+            found = self.found.get(label)
+            rows.append(
+                Ranked(
+                    label=label,
+                    nats=self.nats(label),
+                    interval=self.sums[label].interval,
+                    behind=behind,
+                    behind_interval=interval,
+                    inside=inside[label],
+                    price=price,
+                    price_interval=price_interval,
+                    found=found.share if found else None,
+                    found_interval=found.interval if found else None,
+                    asked=found.n if found else 0,
+                    front=label in front,
+                )
+            )
+        return rows
+
+
+def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
+    """Rank the scalings of one model at one target: by what they find there, then by their loss over it.
+
+    Loss does not tell what a model finds (OlmPool, arXiv:2608.10296), so what is found decides wherever it
+    can: where the model as it is finds such things within its trained context, and where the questions are
+    enough to tell two scalings apart. Five are never enough, twenty tell 20 found from 14. Where they are
+    not, loss decides, of which every token tells. A scaling that gains in one and is seen to lose in the
+    other, against the model as it is, is ranked and not recommended (`RULE`). A control, an attention map
+    that forgets, neither.
+
+    The rows: those not seen to find less than the one that finds the most, by their loss; then the same of
+    the rest, and so on.
 
     Args:
-        results: Of one-pass perplexity, and of passkeys if these were asked for. Where several of one kind
-            have a label, as of two passkey tasks, the first of them ranks.
+        results: Of one-pass perplexity, and of passkeys and retrieval if these were asked for. Where several
+            of one task have a label, as of two passkey tasks, the first of them ranks.
         base: The label of the model as it is.
         ignored: Labels that are no scalings.
 
     Raises:
         RopepatchError: No scaling, no base, or results that are not of the same texts.
     """
-    by_role: dict[str | None, dict[str, Result]] = {"loss": {}, "retrieval": {}}
+    reading: dict[str, Result] = {}
+    asking: list[Result] = []
     for result in results:
         if result.label not in ignored:
-            by_role.setdefault(task_of(result.task).ranks, {}).setdefault(result.label, result)
-    reading, retrieval = by_role["loss"], by_role["retrieval"]
-    adapted = any(result.adapted for result in reading.values())
+            role = task_of(result.task).ranks
+            if role == "loss":
+                reading.setdefault(result.label, result)
+            elif role == "retrieval":
+                asking.append(result)
     if base not in reading or len(reading) < 2:
         raise RopepatchError("nothing to rank: need the model as it is and at least one scaling")
     if len({r.parameters["digest"] for r in reading.values()}) > 1:
         raise RopepatchError("the results are of different texts", hint="compare them in one suite")
     sums = {label: document_sums(result) for label, result in reading.items()}
-    order = sorted(sums, key=lambda label: sums[label].mean)
-    inside = {label: _inside(result) for label, result in reading.items()}
-    keys = {label: _keys(retrieval[label]) for label in order if label in retrieval}
-    retrieves = base in retrieval and _retrieves(retrieval[base], within=reading[base].model["trained"])
-    comparable = retrieves and len(keys) == len(order)
-    front = _front(
-        {
-            label: (
-                sums[label].mean,
-                inside[label],
-                *([-keys[label][0] / keys[label][1]] if comparable else []),
-            )
-            for label in order
-        }
-    )
-    rows = []
-    for label in order:
-        behind, interval = difference(sums[label], sums[order[0]])
-        price, price_interval = _price(reading[label], reading[base])
-        rows.append(
-            Ranked(
-                label=label,
-                nats=sums[label].mean,
-                interval=sums[label].interval,
-                behind=behind,
-                behind_interval=interval,
-                inside=inside[label],
-                price=price,
-                price_interval=price_interval,
-                keys=keys.get(label),
-                front=label in front,
-            )
-        )
+    standing = Standing(base, reading, sums, *answers(asking, base=base, labels=list(reading)))
+    rows = standing.rows()
     maps = {label for label, result in reading.items() if _map_of(result)}
-    controls = [label for label in order if (kind := _map_of(reading[label])) and kind.control]
+    controls = [row.label for row in rows if (kind := _map_of(reading[row.label])) and kind.control]
 
     def without(labels: Collection[str]) -> Ranking:
         if reading.keys() <= {base, *labels}:
@@ -154,78 +219,15 @@ def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -
         others = without(controls)
         aside = f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
         return Ranking(tuple(rows), others.recommended, (*others.advice, aside))
-    taken, advice = _advice(rows, sums, base, reading[base], retrieves=retrieves, adapted=adapted)
+    taken, advice = advise(standing, rows)
     if taken in maps:
         plain = without(maps).recommended
         only = f"Only transformers runs {taken}, by code that comes with the checkpoint"
         if plain:
             only += f"; the best that other engines run, too, is {plain}, "
-            only += f"{sums[plain].mean - sums[taken].mean:+.3f} nats over the target"
+            only += f"{standing.nats(plain) - standing.nats(taken):+.3f} nats over the target"
         advice += (f"{only}.",)
     return Ranking(tuple(rows), taken, advice)
-
-
-def _advice(
-    rows: list[Ranked],
-    sums: dict[str, Perplexity],
-    base: str,
-    measured: Result,
-    *,
-    retrieves: bool,
-    adapted: bool,
-) -> tuple[str | None, tuple[str, ...]]:
-    to, trained = measured.target, measured.model["trained"]
-    scalings = [row for row in rows if row.label != base]
-    if sums[base].num_documents < 2:
-        return None, ("One piece of text tells no scaling from another: give more.",)
-    gain, (low, high) = difference(sums[base], sums[scalings[0].label])
-    if low <= 0:
-        return None, (
-            f"Do not extend: over {to} tokens none of these scalings{', trained or not,' * adapted} is seen "
-            f"to read this text better than the model as it is ({scalings[0].label} by {gain:+.3f} nats, "
-            f"95 % interval {low:+.3f} to {high:+.3f}).",
-        )
-    # The best scaling is now the first of all rows, to which they are tied or not.
-    tied = [row for row in scalings if row.tied and difference(sums[base], sums[row.label])[1][0] > 0]
-    chosen = min(tied, key=lambda row: (-_found(row) if retrieves else 0, row.inside, row.nats))
-    gain = sums[base].mean - chosen.nats
-    advice = [
-        f"Take {chosen.label}: {gain:.3f} nats per token less than the model as it is over {to} tokens."
-    ]
-    if len(tied) > 1:
-        others = ", ".join(row.label for row in tied if row is not chosen)
-        equal = [row for row in tied if not retrieves or row.keys == chosen.keys]
-        reasons = ["finds the most passkeys"] * (len(equal) < len(tied))
-        reasons += [f"loses the least within {trained} tokens"] * (len(equal) > 1)
-        advice.append(f"This text does not tell it from {others}; of these, it {' and '.join(reasons)}.")
-    elif len(scalings) > 1 and not scalings[1].tied:
-        low, high = scalings[1].behind_interval
-        advice.append(
-            f"The next, {scalings[1].label}, loses {scalings[1].behind:.3f} nats more (95 % interval "
-            f"{low:.3f} to {high:.3f})."
-        )
-    if chosen.price > 0:
-        low, high = chosen.price_interval
-        doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if math.isfinite(low) else ""
-        advice.append(
-            f"Its short-context cost: {chosen.price:+.3f} nats within the first {trained} tokens{doubt}."
-        )
-    finder = max(scalings, key=_found)
-    if retrieves and _found(finder) > _found(chosen):
-        advice.append(
-            f"The most passkeys are found by {finder.label}, {_found(finder)} against {_found(chosen)}, "
-            f"for {finder.nats - chosen.nats:+.3f} nats over the target."
-        )
-    if chosen.keys is not None and not retrieves:
-        advice.append(
-            f"Passkeys tell nothing: as it is, the model does not find them within {trained} tokens."
-        )
-    elif chosen.keys is not None and chosen.keys[0] < THRESHOLD * chosen.keys[1]:
-        advice.append(
-            f"It finds {chosen.keys[0]} of {chosen.keys[1]} passkeys at {to} tokens: "
-            f"{'train longer' if adapted else 'train it'}, or choose a nearer target."
-        )
-    return chosen.label, tuple(advice)
 
 
 def _map_of(result: Result) -> type[AttentionMap] | None:
@@ -254,21 +256,6 @@ def _price(result: Result, base: Result) -> tuple[float, Interval]:
     if all("by_document_inside" in measured.tables for measured in (result, base)):
         return difference(*(document_sums(measured, "by_document_inside") for measured in (result, base)))
     return _inside(result) - _inside(base), (-math.inf, math.inf)
-
-
-def _found(row: Ranked) -> int:
-    return 0 if row.keys is None else row.keys[0]
-
-
-def _retrieves(result: Result, *, within: int) -> bool:
-    """Whether a model finds the passkeys at some length that it was trained to read."""
-    rows = [row for row in result.tables["by_length"] if row["length"] <= within]
-    return any(row["correct"] >= THRESHOLD * row["n"] for row in rows)
-
-
-def _keys(result: Result) -> tuple[int, int]:
-    row = max(result.tables["by_length"], key=lambda row: row["length"])
-    return row["correct"], row["n"]
 
 
 def _finite(value: Any) -> Any:

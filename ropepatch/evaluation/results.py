@@ -156,8 +156,13 @@ def passkey_cells(grid: PasskeyGrid) -> list[Row]:
 
 
 def passkey_by_length(grid: PasskeyGrid) -> list[Row]:
-    """Every length, all depths together."""
-    return [{"length": length, **_count(grid.at(length))} for length in grid.lengths]
+    """Every length, all depths together, and what was found of each prompt, for comparisons in pairs."""
+    cells = {length: grid.at(length) for length in grid.lengths}
+    return [
+        {"length": length, **_count(cell)}
+        | ({"found": list(cell.found), "wanted": grid.queries} if cell.found else {})
+        for length, cell in cells.items()
+    ]
 
 
 def mean_nats(rows: Sequence[Row]) -> float:

@@ -45,7 +45,7 @@ COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 
 
 class NothingHelpsError(RopepatchError):
-    """No scaling is seen to read the text better than the model as it is."""
+    """No scaling is seen to help the model as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,9 @@ def choose(
 ) -> Choice:
     """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`.
 
-    The ranking is by loss over the target, with 95 % intervals; short-context loss and passkeys decide
-    between those that the text does not tell apart. The windows of text that rank are none of those that the
-    fit has seen, and the tales of tiny are others.
+    The ranking is by what is found at the target, then by loss over the target, with 95 % intervals;
+    short-context loss decides between those that neither tells apart. The windows of text that rank are none
+    of those that the fit has seen, and the tales of tiny are others.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.

@@ -75,7 +75,7 @@ def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
     loss = next(result for result in results if task_of(result.task).ranks == "loss")
     to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
     heads = ["", f"nats/token to {to}", "Δ loss vs best", f"nats/token to {trained}", "short-context cost"]
-    heads += [f"passkeys at {to}", "Pareto"]
+    heads += [f"found at {to}", "Pareto"]
     rows = [_ranked(row, first=row is ranking.rows[0]) for row in ranking.rows]
     for result in results:
         if result.label == FLOOR:
@@ -86,14 +86,14 @@ def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
 
 def _ranked(row: Ranked, *, first: bool) -> list[Cell]:
     behind = " ".join(filter(None, ["tied" * row.tied, _interval(row.behind_interval)]))
-    keys = row.keys
+    found = row.found_interval and f"{row.found_interval[0]:.0%} to {row.found_interval[1]:.0%}"
     return [
         Cell(row.label, value=row.label, best=first),
         Cell(f"{row.nats:.3f}", _interval(row.interval), row.nats),
         Cell("", value=0.0) if first else Cell(f"{row.behind:.3f}", behind, row.behind),
         Cell(f"{row.inside:.3f}", value=row.inside),
         Cell(f"{row.price:+.3f}", _interval(row.price_interval, sign="+"), row.price),
-        Cell("") if keys is None else Cell(f"{keys[0]}/{keys[1]}", value=keys[0] / keys[1]),
+        Cell("") if row.found is None else Cell(f"{row.found:.0%}", found or "", row.found),
         Cell("*" * row.front, value=float(row.front)),
     ]
 

@@ -17,7 +17,7 @@ from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.tables import ranking_table
 
 FRONT = (
-    "Pareto-optimal in loss, short-context loss and passkeys, if the model can find them: no other is as "
+    "Pareto-optimal in loss, short-context loss and what is found, if the model can find it: no other is as "
     "good in all and better in one."
 )
 

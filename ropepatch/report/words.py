@@ -59,8 +59,8 @@ def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
         ),
         (f"Short-context cost, {loss.trained:,} tokens", f"{taken.price:+.3f} nats{doubt}"),
     ]
-    if taken.keys is not None:
-        figures.append((f"Passkeys at {loss.target:,} tokens", f"{taken.keys[0]} of {taken.keys[1]}"))
+    if taken.found is not None:
+        figures.append((f"Found at {loss.target:,} tokens", f"{taken.found:.0%} of {taken.asked} questions"))
     return figures
 
 
@@ -113,8 +113,8 @@ def _called(name: str) -> str:
 
 def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     """The advice that `ropepatch compare` gives, where the results hold what it needs."""
-    by_role = {task_of(group.task).ranks: group for group in reversed(groups)}
-    if (loss := by_role.get("loss")) is None:
+    loss = next((group for group in groups if task_of(group.task).ranks == "loss"), None)
+    if loss is None:
         return None
     results = list(loss.results.values())
     base = [result.label for result in results if result.scaling is None]
@@ -126,8 +126,8 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     unique = len({result.label for result in results}) == len(results)
     if len(base) != 1 or len(results) < 2 or not whole or not unique or "digest" not in loss.parameters:
         return None
-    retrieval = by_role.get("retrieval")
-    return rank([*results, *(retrieval.results.values() if retrieval else ())], base=base[0])
+    asking = (result for group in groups if group is not loss for result in group.results.values())
+    return rank([*results, *asking], base=base[0])
 
 
 def variants(groups: Sequence[Comparison]) -> dict[int, str]:

@@ -170,7 +170,7 @@ def test_the_box_says_what_to_take_and_what_it_brings_and_costs(page, tmp_path):
     box = plain(re.search(r'<dl class="verdict">.*?</dl>', page, re.DOTALL)[0])
     assert box == (
         "Take yarn Loss over 1,024 tokens 0.595, -11.450 nats against as it is "
-        "Short-context cost, 256 tokens +0.050 nats Passkeys at 1,024 tokens 9 of 12"
+        "Short-context cost, 256 tokens +0.050 nats Found at 1,024 tokens 75% of 12 questions"
     )
     nothing = [reading("as it is", [0.6, 0.5, 0.4], documents=True)]
     nothing.append(reading("yarn", [0.7, 0.6, 0.5], method="yarn", documents=True))

@@ -15,7 +15,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.passkey import passkey, trial_prompt
-from ropepatch.evaluation.results import Row, passkey_by_length, passkey_cells
+from ropepatch.evaluation.results import Result, Row, passkey_by_length, passkey_cells
 from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table, enumeration
 from ropepatch.evaluation.tasks.task import Advance, Column, Say, Tables, Task, resolved
 from ropepatch.settings import Count, Length, Several, Share, Whole, expected
@@ -96,6 +96,13 @@ class PasskeyTask(Task):
     def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
         """All its prompts."""
         return dict.fromkeys(parameters["lengths"], len(parameters["depths"]) * parameters["trials"])
+
+    @classmethod
+    def questions(cls, result: Result) -> list[Row]:
+        """Passkeys; who guesses says any of the keys in the text."""
+        others = result.parameters.get("distractors", 0)
+        asked = {"kind": "passkey", "chance": 1 / (1 + others) if others else 0.0}
+        return [row | asked | {"share": row["correct"] / row["n"]} for row in result.tables["by_length"]]
 
     @classmethod
     def setup(cls, comparison: Comparison) -> str:

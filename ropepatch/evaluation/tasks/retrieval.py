@@ -16,7 +16,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.grid import THRESHOLD
 from ropepatch.evaluation.processes import is_first_process
-from ropepatch.evaluation.results import Row
+from ropepatch.evaluation.results import Result, Row
 from ropepatch.evaluation.retrieval import (
     MEAN,
     OWN,
@@ -61,6 +61,7 @@ class RetrievalTask(Task):
     name: ClassVar[str] = "retrieval"
     title: ClassVar[str] = "Retrieval"
     columns: ClassVar[Mapping[str, Column]] = {"Found, mean of all kinds": share_cell}
+    ranks: ClassVar[Literal["loss", "retrieval"] | None] = "retrieval"
     identity: ClassVar[tuple[str, ...]] = ("kinds", "trials", "depths", "seed", "templates", "form")
     quoted: ClassVar[tuple[str, ...]] = ("share", "n", "interval")
     derived: ClassVar[tuple[str, ...]] = ("lengths", "chat")
@@ -122,6 +123,12 @@ class RetrievalTask(Task):
         """All its prompts."""
         prompts = len(parameters["kinds"]) * len(parameters["depths"]) * parameters["trials"]
         return dict.fromkeys(parameters["lengths"], prompts)
+
+    @classmethod
+    def questions(cls, result: Result) -> list[Row]:
+        """Every kind that this version knows."""
+        rows = result.tables["by_kind"]
+        return [row | {"chance": KINDS[row["kind"]].chance} for row in rows if row["kind"] in KINDS]
 
     @classmethod
     def setup(cls, comparison: Comparison) -> str:
@@ -270,13 +277,14 @@ class RetrievalMeasurement:
                     )
                     if file is not None and is_first_process():
                         write_json(file, found)
-                row = {"kind": kind, "length": length, **share_row(found[place], KINDS[kind].wanted)}
-                by_kind.append(row)
+                wanted = KINDS[kind].wanted
+                row = {"kind": kind, "length": length, **share_row(found[place], wanted)}
+                by_kind.append(row | {"found": found[place], "wanted": wanted})
                 say(f"{kind}, {length:,} tokens: {share_cell(row).line}")
                 if KINDS[kind].placed:
                     cells += [
                         {"kind": kind, "length": length, "depth": depth}
-                        | share_row(found[place][at * trials : (at + 1) * trials], KINDS[kind].wanted)
+                        | share_row(found[place][at * trials : (at + 1) * trials], wanted)
                         for at, depth in enumerate(self.grid.depths)
                     ]
         whole = [length for length in self.lengths if length >= max(self.least.values())]

@@ -114,6 +114,11 @@ class Task(Settings):
         return None
 
     @classmethod
+    def questions(cls, result: Result) -> list[Row]:
+        """Of a task that ranks by retrieval: the share of each kind by length, and the chance of guessing."""
+        return []
+
+    @classmethod
     def setup(cls, comparison: Comparison) -> str:
         """What was measured, in a few words."""
         return f"{cls.title} at {comparison.target:,} tokens"
