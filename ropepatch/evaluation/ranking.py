@@ -172,12 +172,12 @@ class Standing:
 def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
     """Rank the scalings of one model at one target: by what they find there, then by their loss over it.
 
-    Loss does not tell what a model finds (OlmPool, arXiv:2608.10296), so what is found decides wherever it
-    can: where the model as it is finds such things within its trained context, and where the questions are
-    enough to tell two scalings apart. Five are never enough, twenty tell 20 found from 14. Where they are
-    not, loss decides, of which every token tells. A scaling that gains in one and is seen to lose in the
-    other, against the model as it is, is ranked and not recommended (`RULE`). A control, an attention map
-    that forgets, neither.
+    Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts). So what is
+    found decides where it can: where the model as it is finds such things within its trained context, and
+    where the questions are enough to tell two scalings apart. Five never are; twenty tell 20 found from 14.
+    Where it cannot, loss decides, of which every token tells. A scaling that gains in one and is seen to lose
+    in the other, against the model as it is, is ranked and not recommended (`RULE`). Neither is a control, an
+    attention map that forgets.
 
     The rows: those not seen to find less than the one that finds the most, by their loss; then the same of
     the rest, and so on.

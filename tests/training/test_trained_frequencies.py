@@ -409,7 +409,9 @@ RANKED = Ranked(
     inside=1.0,
     price=0.25,
     price_interval=(-math.inf, math.inf),
-    keys=None,
+    found=None,
+    found_interval=None,
+    asked=0,
     front=True,
 )
 
