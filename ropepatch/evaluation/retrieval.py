@@ -97,7 +97,7 @@ def answered(
     force: bool,
     tokens_per_batch: int = 2048,
     share_prefixes: bool = True,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Callable[[Sequence[int]], None] = lambda found: None,
 ) -> list[int]:
     """How much of what is wanted a model finds, of every question.
 
@@ -108,7 +108,7 @@ def answered(
         force: Whether answers are forced; else they are generated.
         tokens_per_batch: How many tokens are read at once, at most, but for a single longer prompt.
         share_prefixes: Whether what forced prompts have in common is read once where that is faster.
-        advance: Called with the number of prompts of each batch.
+        advance: Called with what was found of each prompt of a batch.
     """
     prompts = [prompt for _, prompt in asked]
     rows = max(1, tokens_per_batch // len(prompts[0].ids))
@@ -127,7 +127,7 @@ def answered(
     ):
         for row, count in batch.items():
             found[row] = count
-        advance(len(batch))
+        advance(list(batch.values()))
     return found
 
 

@@ -14,7 +14,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.results import Result, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
-from ropepatch.evaluation.tasks import PerplexityTask, check_text
+from ropepatch.evaluation.tasks import PerplexityTask, check_text, task_of
 from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
@@ -211,7 +211,7 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
             feedback.say(f"warning: {pieces} piece{'s' * (pieces > 1)} of text: {NOT_MUCH}")
         measured.append(result)
         if result.seconds is not None:
-            feedback.say(f"{result.task}, {result.label}, {result.target} tokens")
+            feedback.say(f"{result.task}, {result.label}, {result.target} tokens{_first_figure(result)}")
     if report is not None and is_first():
         from ropepatch.report import write_report
 
@@ -222,6 +222,15 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
                 f"no report: {error}", hint=f"the results are in {_kept(measured)}"
             ) from error
     return Results(measured)
+
+
+def _first_figure(result: Result) -> str:
+    """What a result's task shows first of its greatest length, with its interval."""
+    rows, columns = result.tables.get("by_length"), task_of(result.task).columns
+    if not rows or not columns:
+        return ""
+    caption, cell = next(iter(columns.items()))
+    return f": {caption.lower()} {cell(rows[-1]).line}"
 
 
 def _kept(results: Sequence[Result]) -> Path:

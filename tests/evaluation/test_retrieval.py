@@ -582,6 +582,17 @@ def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tokenizer, monkey
     assert forecast(model, [unknown]) == f"1 measurement, {without}"
 
 
+@pytest.mark.parametrize(("patience", "expected"), [(0.0, [4, 8]), (1e9, [])])
+def test_where_a_kind_takes_long_what_is_found_so_far_is_said(monkeypatch, tokenizer, patience, expected):
+    monkeypatch.setattr("ropepatch.evaluation.tasks.retrieval.PATIENCE", patience)
+    reader = Reader(tokenizer, right)
+    _, lines = measured(reader, tokenizer, kinds=("niah_single",), lengths=(501,), trials=3)
+    assert [re.sub(r" \(.*?\)", "", line) for line in lines] == [
+        *(f"niah_single, 501 tokens: 100% so far, {count} of 9 questions" for count in expected),
+        "niah_single, 501 tokens: 100%",
+    ]
+
+
 @pytest.mark.parametrize(("name", "tasks"), [("retrieval", 1), ("real", 3)])
 def test_a_suite_says_what_it_will_take_and_a_number_of_the_shortest_length_first(name, tasks, tmp_path):
     suite = read_suite(name)
@@ -598,6 +609,7 @@ def test_a_suite_says_what_it_will_take_and_a_number_of_the_shortest_length_firs
     assert next(said).startswith("as it is: niah_single, 128 tokens: ")
     measured = [(result.task, result.label) for result in results if result.label != "floor"]
     assert len(measured) == 2 * tasks
+    assert any(line.startswith("retrieval, as it is, 512 tokens: found, mean of all kinds ") for line in said)
     assert {row["kind"] for row in results[0].tables["by_kind"]} == set(KINDS)
     assert [row["length"] for row in results[0].tables["by_length"]][-1] == 512
     text = page.read_text(encoding="utf-8")

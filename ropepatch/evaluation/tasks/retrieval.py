@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,6 +38,7 @@ from ropepatch.model.head import evaluating
 from ropepatch.settings import Count, Length, OneOf, Several, Share, Whole, expected
 
 KEPT = "found.json"  # what is done so far
+PATIENCE = 20.0  # seconds without a number
 
 
 def share_cell(row: Row) -> Cell:
@@ -248,7 +251,10 @@ class RetrievalMeasurement:
         advance: Advance,
         say: Say = lambda line: None,
     ) -> Tables:
-        """The shares by kind, length and depth; the shortest prompts of all kinds are read first."""
+        """The shares by kind, length and depth; the shortest prompts of all kinds are read first.
+
+        What is found of each kind and length is said, and every `PATIENCE` seconds what is found so far.
+        """
         file = None if keep is None else keep / KEPT
         found: dict[str, list[int]] = read_json(file) if file is not None and file.exists() else {}
         places = [
@@ -260,20 +266,32 @@ class RetrievalMeasurement:
         trials, done = self.grid.trials, 0
         prompts = len(self.grid.depths) * trials
 
-        def advanced(count: int) -> None:
-            nonlocal done
-            done += count
+        said, so_far = time.monotonic(), list[int]()
+
+        def advanced(counts: Sequence[int], kind: str, length: int) -> None:
+            nonlocal done, said
+            done += len(counts)
+            so_far.extend(counts)
             advance(done, len(places) * prompts)
+            if time.monotonic() - said >= PATIENCE and len(so_far) < prompts:
+                share = share_cell(share_row(so_far, KINDS[kind].wanted))
+                say(f"{kind}, {length:,} tokens: {share.line} so far, {len(so_far)} of {prompts} questions")
+                said = time.monotonic()
 
         by_kind, cells = [], []
         with evaluating(model), torch.inference_mode():
             for length, kind in places:
+                so_far.clear()
                 if (place := f"{kind} {length}") in found:
-                    advanced(prompts)
+                    advanced(found[place], kind, length)
                 else:
                     asked = self.grid.ask(tokenizer, kind, length)
                     found[place] = answered(
-                        model, tokenizer, asked, force=KINDS[kind].forced, advance=advanced
+                        model,
+                        tokenizer,
+                        asked,
+                        force=KINDS[kind].forced,
+                        advance=partial(advanced, kind=kind, length=length),
                     )
                     if file is not None and is_first_process():
                         write_json(file, found)
@@ -281,6 +299,7 @@ class RetrievalMeasurement:
                 row = {"kind": kind, "length": length, **share_row(found[place], wanted)}
                 by_kind.append(row | {"found": found[place], "wanted": wanted})
                 say(f"{kind}, {length:,} tokens: {share_cell(row).line}")
+                said = time.monotonic()
                 if KINDS[kind].placed:
                     cells += [
                         {"kind": kind, "length": length, "depth": depth}
