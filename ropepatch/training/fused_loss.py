@@ -1,5 +1,8 @@
 """The loss of hidden states under a linear head, without the logits of all tokens at once.
 
+Against the tokens that follow, it is the cross-entropy; against what a teacher expects to follow, the
+Kullback-Leibler divergence from the teacher to the student (Hinton et al. 2015, arXiv:1503.02531).
+
 Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk. Losses are in nats.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +21,10 @@ from torch import Tensor
 
 IGNORED = -100  # the label of a token that is not predicted, as in torch and transformers
 CHUNK = 1024
+DISTILLED = CHUNK // 4  # of them at a time there are the logits of both, and the distributions of both
+
+# Of the logits [C, V] of some rows: the sum of their losses, and its gradient, perhaps in the logits' place.
+Objective = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 
 
 def linear_cross_entropy(
@@ -34,12 +42,106 @@ def linear_cross_entropy(
         bias: The head's bias [V].
         chunk: Logits of at most so many tokens are held at a time; liger chooses for itself.
     """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    hidden, weight, bias = _as_multiplied(hidden, weight, bias)
     return _backend(hidden)(hidden, weight, labels, bias, chunk)
+
+
+@dataclass(frozen=True, eq=False)
+class Taught:
+    """What a teacher expects to follow each token: the hidden states of its head, and the head.
+
+    Args:
+        hidden: Its hidden states [N, H], or its logits [N, V] where it has no weight.
+        weight: The weight of its head [V, H]; None where the logits are there.
+        bias: The bias of its head [V].
+    """
+
+    hidden: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+    def logits(self, rows: slice) -> Tensor:
+        """Of some of the tokens [C, V]."""
+        return (
+            self.hidden[rows] if self.weight is None else F.linear(self.hidden[rows], self.weight, self.bias)
+        )
+
+
+def linear_distillation(
+    hidden: Tensor,
+    weight: Tensor | None,
+    labels: Tensor,
+    *,
+    taught: Taught,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    cross_entropy: float = 0.0,
+    top_k: int | None = None,
+    chunk: int = DISTILLED,
+) -> Tensor:
+    """Sum over all labels but -100 of T² KL(teacher || student), mixed with the cross-entropy of the labels.
+
+    Both distributions are at the temperature T. No gradient goes to the teacher; for the rest it is as in
+    `linear_cross_entropy`.
+
+    Args:
+        hidden: The hidden states of the student [N, H], or its logits [N, V] where there is no weight.
+        weight: The weight of the student's head [V, H].
+        labels: The token that follows each [N], int64.
+        taught: What the teacher says of the same tokens.
+        bias: The bias of the student's head [V].
+        temperature: T.
+        cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
+        top_k: The teacher's likeliest tokens that are told apart; all others are one event, whose
+            probability is taught and which the student divides as it does. None for all of the vocabulary.
+        chunk: Logits of at most so many tokens are held at a time, of each of both.
+    """
+    hidden, weight, bias = _as_multiplied(hidden, weight, bias)
+    taught = Taught(*_as_multiplied(taught.hidden, taught.weight, taught.bias))
+    to_labels, kept = _to_labels(labels), 1 - cross_entropy
+
+    def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        scored = (labels[rows] != IGNORED)[:, None]
+        divergence, gradient = _divergence(logits, taught.logits(rows).to(logits.dtype), temperature, top_k)
+        total = divergence.where(scored[:, 0], 0).sum() * (kept * temperature**2)
+        gradient.mul_(scored.to(gradient.dtype) * (kept * temperature))
+        if cross_entropy:
+            loss, slope = to_labels(logits, rows)
+            total, gradient = total + cross_entropy * loss, gradient.add_(slope, alpha=cross_entropy)
+        return total, gradient
+
+    return _summed(hidden, weight, bias, objective, len(labels), chunk)
+
+
+def _divergence(student: Tensor, teacher: Tensor, t: float, top_k: int | None) -> tuple[Tensor, Tensor]:
+    """KL(teacher || student) of logits at a temperature t, [C], and its gradient times t, [C, V]."""
+    log_p = (teacher if t == 1 else teacher / t).log_softmax(1)
+    del teacher
+    log_q = (student if t == 1 else student / t).log_softmax(1)
+    if top_k is not None and top_k < log_p.shape[1]:
+        log_p = _with_tail_of(log_p, log_q, top_k)
+    p = log_p.exp()
+    divergence = torch.linalg.vecdot(p, log_p.sub_(log_q))
+    return divergence, log_q.exp_().sub_(p)
+
+
+def _with_tail_of(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
+    """The k likeliest tokens as p has them; the rest of p's probability divided as q divides its own."""
+    values, tokens = log_p.topk(k)
+    of_rest = log_p.scatter(1, tokens, -torch.inf).logsumexp(1, keepdim=True)
+    own_rest = log_q.scatter(1, tokens, -torch.inf).logsumexp(1, keepdim=True)
+    return (log_q + (of_rest - own_rest)).scatter_(1, tokens, values)
+
+
+def _as_multiplied(
+    hidden: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Any, Tensor | None]:
+    """In the dtype in which autocast multiplies, if it does."""
+    device = hidden.device.type
+    if weight is None or not torch.is_autocast_enabled(device):
+        return hidden, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def _backend(hidden: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]:
@@ -66,10 +168,31 @@ def _by_liger(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | Non
 
 
 def _in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
+    return _summed(hidden, weight, bias, _to_labels(labels), len(labels), chunk)
+
+
+def _to_labels(labels: Tensor) -> Objective:
+    """The cross-entropy; it leaves the gradient in the logits' place."""
+
+    def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        scored = (labels[rows] != IGNORED)[:, None]
+        targets = labels[rows, None].where(scored, 0)
+        of_targets, highest = logits.gather(1, targets), logits.amax(1, keepdim=True)
+        mass = logits.sub_(highest).exp_().sum(1, keepdim=True)
+        loss = (mass.log() + highest - of_targets).where(scored, 0).sum()
+        # The probabilities, less 1 at the target.
+        return loss, logits.mul_(scored / mass).scatter_add_(1, targets, -scored.to(logits.dtype))
+
+    return objective
+
+
+def _summed(
+    hidden: Tensor, weight: Tensor | None, bias: Tensor | None, objective: Objective, count: int, chunk: int
+) -> Tensor:
     tensors = (hidden, weight, bias)
     # Told here: within a Function, gradients seem to be needed under no_grad, too.
     needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
-    loss: Tensor = _ChunkedLoss.apply(*tensors, labels, chunk, needed)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(*tensors, objective, count, chunk, needed)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -78,41 +201,39 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
         bias: Tensor | None,
-        labels: Tensor,
+        objective: Objective,
+        count: int,
         chunk: int,
         needed: list[bool],
     ) -> Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         of_hidden = torch.empty_like(hidden) if needed[0] else None
-        of_weight = torch.zeros_like(weight, dtype=wide) if needed[1] else None
+        of_weight = torch.zeros_like(weight, dtype=wide) if weight is not None and needed[1] else None
         of_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
 
         def add(rows: slice) -> None:
             """Add one chunk; its logits are freed on return."""
-            scored = (labels[rows] != IGNORED)[:, None]
-            targets = labels[rows, None].where(scored, 0)
-            logits = F.linear(hidden[rows], weight, bias).to(wide)  # [C, V], changed in place from here on
-            of_targets, highest = logits.gather(1, targets), logits.amax(1, keepdim=True)
-            mass = logits.sub_(highest).exp_().sum(1, keepdim=True)
-            total.add_((mass.log() + highest - of_targets).where(scored, 0).sum())
+            logits = hidden[rows].clone() if weight is None else F.linear(hidden[rows], weight, bias)
+            loss, slope = objective(logits.to(wide), rows)
+            total.add_(loss)
             if not any(needed):
                 return
-            # The gradient of the logits: the probabilities, less 1 at the target.
-            logits.mul_(scored / mass).scatter_add_(1, targets, -scored.to(wide))
-            gradient = logits.to(hidden.dtype)
-            if of_hidden is not None:
+            gradient = slope.to(hidden.dtype)
+            if of_hidden is not None and weight is not None:
                 torch.mm(gradient, weight, out=of_hidden[rows])
+            elif of_hidden is not None:
+                of_hidden[rows] = gradient
             if of_weight is not None and wide == hidden.dtype:
                 of_weight.addmm_(gradient.T, hidden[rows])
             elif of_weight is not None:
                 of_weight.add_(gradient.T @ hidden[rows])
             if of_bias is not None:
-                of_bias.add_(logits.sum(0))
+                of_bias.add_(slope.sum(0))
 
-        for start in range(0, len(labels), chunk):
+        for start in range(0, count, chunk):
             add(slice(start, start + chunk))
         sums = (of_weight, weight), (of_bias, bias)
         rounded = [None if of is None or x is None else of.to(x.dtype) for of, x in sums]
@@ -124,4 +245,4 @@ class _ChunkedLoss(torch.autograd.Function):
         # A Python number: on a GPU a tensor of one would be rounded to 16 bits before the product.
         scale = upstream[0].item()
         gradients = (None if gradient is None else gradient * scale for gradient in ctx.saved_tensors)
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)
