@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ropepatch.attention.unrotated import Unrotated
@@ -34,8 +37,21 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def set_attention(base: PreTrainedModel, name: str | None) -> None:
+def set_attention(base: nn.Module, name: str | None) -> None:
     """Set the attention of all parts of a model, whether or not transformers would."""
     for module in base.modules():
         if isinstance(module, PreTrainedModel):
             module.config._attn_implementation_internal = name  # the setter would check and reach further
+
+
+@contextmanager
+def attending_by(base: nn.Module, name: str) -> Iterator[None]:
+    """Another attention for all parts of a model within the block; afterwards each has its own again."""
+    parts: list[Any] = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    try:
+        set_attention(base, name)
+        yield
+    finally:
+        for part, value in zip(parts, before, strict=True):
+            part.config._attn_implementation_internal = value

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ropepatch.attention.attention_map import AttentionMap
-from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, SLOT, set_attention, uninterchangeable
+from ropepatch.attention.interchange import (
+    OTHER_SCORES,
+    OWN_MASK,
+    SLOT,
+    attending_by,
+    set_attention,
+    uninterchangeable,
+)
 from ropepatch.attention.mapped_attention import NAME, MappedRope
 from ropepatch.attention.maps import make_map
 from ropepatch.attention.scored_bands import turned
@@ -40,6 +49,8 @@ class Mapped(Substitution[MappedRope]):
         substitute: What stands there now.
     """
 
+    _slots: Mapping[nn.Module, Any] = {}  # of attention modules; known once it is taken out
+
     @property
     def distances(self) -> AttentionMap:
         """The map in force, with all its parameters.
@@ -57,14 +68,32 @@ class Mapped(Substitution[MappedRope]):
             return
         rope = self._substitute
         self.model.set_submodule(self.path, rope.stock)
-        for module in self.model.modules():
-            module.__dict__.pop(SLOT, None)
+        self._slots = {
+            part: part.__dict__.pop(SLOT) for part in self.model.modules() if SLOT in part.__dict__
+        }
         set_attention(self.model, rope.implementation)
         config: Any = text_config(self.model.config)
         config.max_position_embeddings = rope.before
         del config.attention_map
         self.model.__dict__.pop("save_pretrained", None)
         logger.info("%s: map %s -> none", type(self.model).__name__, rope.distances.name)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """A map that was taken out, in force within the block for forward passes without gradients.
+
+        Afterwards what stood in the rotary module's place and the attention that was set are back. The
+        configuration says nothing of it.
+        """
+        for part, rope in self._slots.items():
+            part.__dict__[SLOT] = rope
+        try:
+            with attending_by(self.model, NAME), rotating_by(self.model, self.path, self._substitute):
+                yield
+        finally:
+            for part in self._slots:
+                part.__dict__.pop(SLOT, None)
+            self._substitute.memo.clear()
 
 
 @float32_on_cpu()

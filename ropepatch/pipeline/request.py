@@ -61,7 +61,7 @@ class Request:
         except ImportError as error:
             hint = 'pip install "ropepatch[train]"'
             raise RopepatchError(f"a recipe needs {error.name}", hint=hint) from error
-        check_adaptable(plan)
+        check_adaptable(plan, self.recipe)
 
     def check_suite(self, plan: Plan) -> None:
         """Refuse now what could not be measured after the training.

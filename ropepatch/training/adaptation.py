@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from ropepatch.attention import map_attention
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
@@ -20,14 +21,16 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.precision import Precision, fastest
 from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.training.adapter import loraplus_optimizer, trainable
+from ropepatch.training.adapter import loraplus_optimizer, recompute_activations, trainable
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.progress import SECONDS, StepLines
 from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe_sections import map_of
 from ropepatch.training.run import TRAINED, Run, digest_of, sharded
 from ropepatch.training.run_checkpoints import damage, newest_sound, seal
 from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
+from ropepatch.training.teacher import Teacher
 from ropepatch.training.trained_frequencies import as_divisors, frozen, train_frequencies
 from ropepatch.training.trainer import explaining_disk, make_trainer, training_arguments
 from ropepatch.training.watching import Watcher
@@ -171,6 +174,10 @@ def _train(
     )
     mixed = arguments.bf16 or arguments.fp16
     loaded: Any = load_model(run.source.folder)
+    mapped = None
+    if recipe.distil and recipe.reads_beyond(run.trained):
+        with map_attention(loaded, map_of(recipe.distil.map), to=run.plan.target) as mapped:
+            pass  # it is taken out again, and in force where the teacher reads
     patch(loaded, run.plan)
     if run.attention == "packed":
         with packed_attention(loaded):  # refuses a model that cannot, before it is wrapped
@@ -180,9 +187,7 @@ def _train(
             loaded.set_attn_implementation(recipe.attention)
     model = trainable(loaded if mixed else loaded.float(), recipe.lora)
     if recipe.gradient_checkpointing:
-        name = "activation_checkpointing_enable"  # since transformers 5.19
-        enable = getattr(loaded, name, None) or loaded.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        recompute_activations(loaded)
     ratio = recipe.lora and recipe.lora.loraplus_lr_ratio
     optimizer = loraplus_optimizer(model, ratio, arguments) if ratio else None
     rope = None
@@ -194,6 +199,7 @@ def _train(
         watcher=_watcher(run, supply, split=not sharded()),
         attention=run.attention,
         rope=rope,
+        teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
         model=model,
         args=arguments,
         train_dataset=supply.batches,

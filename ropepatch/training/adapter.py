@@ -94,6 +94,13 @@ def without_deprecations() -> Iterator[None]:
         yield
 
 
+def recompute_activations(model: Any) -> None:
+    """Compute the activations of a transformers model again in the backward pass."""
+    name = "activation_checkpointing_enable"  # since transformers 5.19
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.Optimizer:
     """AdamW with another learning rate for B than for A (LoRA+, arXiv:2402.12354)."""
     from peft.optimizers import create_loraplus_optimizer

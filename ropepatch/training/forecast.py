@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ropepatch.attention.mapping import check_mappable
 from ropepatch.data.sources import FORMATS, local_files
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
@@ -23,6 +24,7 @@ from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
 from ropepatch.training.estimates import SHAPES, DecoderShape, estimate, trained_weights
 from ropepatch.training.recipe import Recipe, refuse_map
+from ropepatch.training.recipe_sections import map_of
 from ropepatch.training.rows import Schedule
 
 EXTRA = 'pip install "ropepatch[train]"'
@@ -120,7 +122,7 @@ def _obstacles(plan: Plan, recipe: Recipe, model: PreTrainedModel) -> Iterator[R
     if needs_datasets and find_spec("datasets") is None:
         yield RopepatchError("datasets is needed to read this source", hint=EXTRA)
     try:
-        check_adaptable(plan)
+        check_adaptable(plan, recipe)
         if recipe.attention != "sdpa":
             with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
                 model.set_attn_implementation(recipe.attention)
@@ -128,12 +130,12 @@ def _obstacles(plan: Plan, recipe: Recipe, model: PreTrainedModel) -> Iterator[R
         yield error
 
 
-def check_adaptable(plan: Plan) -> None:
-    """Refuse a plan under which no model can be trained.
+def check_adaptable(plan: Plan, recipe: Recipe) -> None:
+    """Refuse a plan under which no model can be trained, or not by this recipe.
 
     Raises:
         RopepatchError: Its method is an attention map, no checkpoint can hold it, or it follows the length;
-            or the weights are quantised.
+            the weights are quantised; or the model cannot have the map of the recipe's teacher.
     """
     refuse_map(plan.method.name)
     if not plan.savable:
@@ -149,6 +151,10 @@ def check_adaptable(plan: Plan) -> None:
         raise RopepatchError(
             f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
         )
+    window = plan.rope.original_max_position_embeddings
+    if recipe.distil and recipe.reads_beyond(window):
+        check_mappable(blueprint(load_config(plan.survey.raw)), window)
+        map_of(recipe.distil.map).fitted(window, plan.target)
 
 
 def _needs_datasets(text: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ def causal_lm_loss(
     num_items: Tensor | int | None = None,
     *,
     head: nn.Linear | None,
+    distilled: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """The loss of a batch, a float32 scalar; its graph leads through the model's `__call__`.
 
@@ -44,6 +45,7 @@ def causal_lm_loss(
             `shift_labels` [B, N], which are those of the tokens that follow. Labels of -100 are left out.
         num_items: What the sum over the labels is divided by; None for their number.
         head: What `linear_head` found; None to make all logits.
+        distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
     """
     labels: Tensor | None = batch.get("shift_labels")  # of what each token is followed by
     if labels is None:
@@ -57,13 +59,16 @@ def causal_lm_loss(
     if head is None:
         logits: Tensor = model(**inputs).logits.float()
         targets = labels.flatten().to(logits.device)
+        if distilled is not None:
+            return mean(distilled(logits.flatten(0, -2), None, targets))
         return mean(F.cross_entropy(logits.flatten(0, -2), targets, reduction="sum"))
 
     exact: list[Tensor] = []
 
     def loss_of(hidden: Tensor) -> Tensor:
         targets = labels.flatten().to(hidden.device)
-        loss = linear_cross_entropy(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
+        score = distilled or linear_cross_entropy
+        loss = score(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
         exact.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
         return exact[-1]
 

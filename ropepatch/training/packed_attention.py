@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 
-from ropepatch.attention.interchange import OTHER_SCORES, uninterchangeable
+from ropepatch.attention.interchange import OTHER_SCORES, attending_by, uninterchangeable
 from ropepatch.attention.plain import causal
 from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import base_model
@@ -48,15 +48,8 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
             f"{base.config.model_type} cannot be trained on packed rows: {reason}",
             hint="adapt a LLaMA-like model",
         )
-    models = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
-    before = [each.config._attn_implementation for each in models]
-    try:
-        for each in models:
-            each.config._attn_implementation_internal = NAME  # the setter would reach further configurations
+    with attending_by(base, NAME):
         yield
-    finally:
-        for each, value in zip(models, before, strict=True):
-            each.config._attn_implementation_internal = value
 
 
 def _no_mask(

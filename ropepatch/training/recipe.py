@@ -17,7 +17,7 @@ from ropepatch.scaling.file import FIT
 from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
 from ropepatch.settings.shipped import RECIPES, find_shipped
 from ropepatch.training.positions import Positions
-from ropepatch.training.recipe_sections import Data, Fit, FrequencyTraining, Lora, Watch
+from ropepatch.training.recipe_sections import Data, Distil, Fit, FrequencyTraining, Lora, Watch
 
 # Arguments of the Trainer that are not a recipe's to set: it has keys for them, they are the launcher's (see
 # recipes/accelerate), or they would break a resume.
@@ -73,6 +73,7 @@ class Recipe(Settings):
         data: What is read.
         positions: Where the tokens of a row are said to stand.
         lora: The adapter; None to train all weights.
+        distil: Teach it by what the base model expects, in place of the text's tokens; None for the tokens.
         frequencies: Train the frequencies, too, from those of the method on; None to leave them.
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
             `learning_rate` must be among them. Without `bf16` and `fp16` the precision is the fastest: on a
@@ -93,6 +94,7 @@ class Recipe(Settings):
     positions: Positions
     lora: Lora | None
     trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
+    distil: Distil | None = None
     frequencies: FrequencyTraining | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
@@ -104,6 +106,11 @@ class Recipe(Settings):
         """Refuse what does not fit together, and arguments of the Trainer that are not a recipe's to set."""
         if self.lora is None and self.save == "adapter":
             raise RopepatchError("save: adapter, but all weights are trained (lora is null)")
+        if self.lora is None and self.distil is not None:
+            raise RopepatchError(
+                "distil beside lora: null: the teacher is the base model, whose weights would be trained",
+                hint="train an adapter, which is taken off while the teacher reads",
+            )
         check_trainer(self.trainer)
         if self.lora and self.lora.loraplus_lr_ratio and "optim" in self.trainer:
             raise RopepatchError("trainer.optim beside lora.loraplus_lr_ratio, which has its own: AdamW")
@@ -112,6 +119,10 @@ class Recipe(Settings):
     def max_steps(self) -> int:
         """Optimiser steps."""
         return self.trainer["max_steps"]
+
+    def reads_beyond(self, trained: int) -> bool:
+        """Whether some of its rows are longer than an old context of ``trained`` tokens."""
+        return max(self.data.lengths(trained)[0]) > trained
 
     @property
     def precision(self) -> str | None:

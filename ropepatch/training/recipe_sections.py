@@ -1,4 +1,4 @@
-"""The sections of a recipe: its data, its adapter, its frequencies and what is watched."""
+"""The sections of a recipe: its data, its teacher, its adapter, its frequencies and what is watched."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
 
+from ropepatch.attention import MAPS, AttentionMap, make_map
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.suites import NamedMethod
 from ropepatch.settings import (
     Amount,
     Count,
     Length,
+    OneOf,
     PartShare,
     Settings,
     Several,
     Text,
     Whole,
     expected,
+    refuse_unknown,
     relative_length,
 )
 
@@ -106,6 +110,47 @@ class Lora(Settings):
     loraplus_lr_ratio: Amount | None = None
     train_embeddings: bool = False
     train_norms: bool = True
+
+
+def map_of(content: Any) -> AttentionMap:
+    """The attention map that a recipe names, or describes by a mapping with its name and parameters.
+
+    Raises:
+        RopepatchError: No such map or parameter, or one outside its domain.
+    """
+    parameters = dict(content) if isinstance(content, dict) else {"name": content}
+    name = parameters.pop("name", None)
+    refuse_unknown([name], MAPS, "map")
+    return make_map(name, **parameters)
+
+
+def _written_map(content: Any) -> Any:
+    map_of(content)
+    return content
+
+
+class Distil(Settings):
+    """The model is taught by what it expects itself, in place of the tokens of the text.
+
+    The teacher is the base model, without the adapter and the new scaling, in the same memory. It reads every
+    row where its tokens truly stand, also where the student reads it at skipped positions.
+
+    Args:
+        map: The attention map under which the teacher reads what is longer than the context it was trained
+            to read; a name, or a mapping with the name and the parameters.
+        temperature: T, of both distributions; the loss is T² KL(teacher || student) (arXiv:1503.02531).
+        cross_entropy: The share of the cross-entropy of the text in the loss.
+        top_k: How many of the teacher's likeliest tokens are told apart, the others taken as one; None for
+            all.
+    """
+
+    map: Annotated[
+        str | dict[str, Any],
+        BeforeValidator(_written_map, json_schema_input_type=Annotated[str, OneOf(MAPS)] | NamedMethod),
+    ] = "rerope"
+    temperature: Amount = 1.0
+    cross_entropy: PartShare = 0.0
+    top_k: Count | None = None
 
 
 class FrequencyTraining(Settings):

@@ -42,6 +42,10 @@ NOT_DECISIVE: dict[str, Any] = {
     "trainer": {"report_to", "run_name"},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
+NEEDS_ALL_WEIGHTS = {
+    "frequencies": "frequencies cannot be trained",
+    "distil": "there is no teacher to distil from",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +75,13 @@ class Run:
         Raises:
             RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
         """
-        check_adaptable(plan)
-        if recipe.frequencies and sharded():
-            raise RopepatchError(
-                "frequencies cannot be trained where FSDP or DeepSpeed split the model",
-                hint=f"DDP takes them: {shipped('recipes/accelerate')}/ddp.yaml; or leave them out",
-            )
+        check_adaptable(plan, recipe)
+        for section, reason in NEEDS_ALL_WEIGHTS.items():
+            if getattr(recipe, section) and sharded():
+                raise RopepatchError(
+                    f"{reason} where FSDP or DeepSpeed split the model",
+                    hint=f"DDP takes them: {shipped('recipes/accelerate')}/ddp.yaml; or leave {section} out",
+                )
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):
             absent(folder)
@@ -137,9 +142,11 @@ class Run:
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
-        plan = self.plan.to_dict()
+        plan, recipe = self.plan.to_dict(), self.recipe.model_dump(exclude=NOT_DECISIVE)
         return {
-            "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
+            "recipe": {
+                key: value for key, value in recipe.items() if key != "distil" or value
+            },  # older than it
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": fingerprint(read_headers(self.source.folder)),
             "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),

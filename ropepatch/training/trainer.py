@@ -24,12 +24,12 @@ from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.run_checkpoints import seal
+from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.trained_frequencies import TrainedRope
 from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
 SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-UNKNOWN = object()
 
 
 class LongContextTrainer(Trainer):
@@ -40,13 +40,20 @@ class LongContextTrainer(Trainer):
         attention: `packed`, through `packed_attention`; `varlen`, through flash attention, which takes
             the same segments; or `whole`, without: rows that context parallelism splits over several GPUs.
         rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
+        teacher: What teaches it, if it is distilled.
         **arguments: Further arguments of transformers' Trainer.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of all accumulated batches
 
     def __init__(
-        self, *, watcher: Watcher, attention: str, rope: TrainedRope | None = None, **arguments: Any
+        self,
+        *,
+        watcher: Watcher,
+        attention: str,
+        rope: TrainedRope | None = None,
+        teacher: Teacher | None = None,
+        **arguments: Any,
     ) -> None:
         super().__init__(
             data_collator=lambda batches: batches[0],
@@ -58,6 +65,7 @@ class LongContextTrainer(Trainer):
         self.watcher = watcher
         self.attention = attention
         self.rope = rope
+        self.teacher = teacher
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
         # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
@@ -99,7 +107,8 @@ class LongContextTrainer(Trainer):
         """The loss of a batch, divided by the labels of the whole step."""
         if self._head is UNKNOWN:
             self._head = linear_head(model)
-        loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head)
+        distilled = None if self.teacher is None else self.teacher.loss(inputs)
+        loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # data parallelism takes the mean over the processes
         return (loss, {}) if return_outputs else loss

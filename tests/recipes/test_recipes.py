@@ -29,7 +29,7 @@ from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
 from ropepatch.training.estimates import SHAPES, estimate
 from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import OURS, Recipe, read_recipe
-from ropepatch.training.recipe_sections import Data, Fit, FrequencyTraining, Generated, Lora, Watch
+from ropepatch.training.recipe_sections import Data, Distil, Fit, FrequencyTraining, Generated, Lora, Watch
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -40,6 +40,7 @@ SECTIONS = {
     "data.": Data,
     "data.sources[].": Texts,
     "data.sources[]. ": Generated,
+    "distil.": Distil,
     "lora.": Lora,
     "frequencies.": FrequencyTraining,
     "method.": Fit,
@@ -243,6 +244,7 @@ def full_recipe() -> dict:
             "name": "mixture",
             "parts": ["true-length", {"name": "pose", "chunks": 3, "weight": 2}],
         },
+        "distil": {"map": {"name": "rerope", "window": 64}, "temperature": 2, "cross_entropy": 0.1, "top_k": 9},
         "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "loraplus_lr_ratio": 16},
         "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
         "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},

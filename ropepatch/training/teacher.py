@@ -1,0 +1,81 @@
+"""The teacher of a distillation: the base model, which the student holds within."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropepatch.attention import Mapped
+from ropepatch.model.head import evaluating, shadowed
+from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
+from ropepatch.training.fused_loss import Taught, linear_distillation
+from ropepatch.training.loss import LABELS, linear_head
+from ropepatch.training.recipe_sections import Distil
+
+UNKNOWN: Any = object()
+
+
+class Teacher:
+    """What the base model expects, by the weights of its student.
+
+    Args:
+        model: The student, a PEFT model; no data-parallel wrapper around it.
+        window: L, the tokens the base model was trained to read.
+        mapped: The map for pieces that are longer, taken out; None where there are none.
+        distil: How the student is compared with it.
+    """
+
+    def __init__(self, model: Any, window: int, mapped: Mapped | None, distil: Distil) -> None:
+        self.model, self.window, self.mapped = model, window, mapped
+        self._options = distil.model_dump(exclude={"map"})
+        self._head: nn.Linear | None = UNKNOWN
+
+    def loss(self, batch: Mapping[str, Any]) -> partial[Tensor]:
+        """`linear_distillation` towards what the teacher expects in a batch, whose pieces it reads apart.
+
+        Call it before the forward pass of the student, and not within it: activation checkpointing runs that
+        again in the backward pass, and must find the student.
+        """
+        pieces = batch["cu_seq_lens_q"]
+        begins = pieces[:-1].repeat_interleave(pieces.diff())
+        true = torch.arange(len(begins), device=begins.device) - begins
+        inputs = {name: value for name, value in batch.items() if name not in LABELS}
+        inputs |= {"position_ids": true[None].long(), "use_cache": False}
+        mapped = self.mapped if batch["max_length_q"] > self.window else None
+        with self.reading(mapped):
+            if self._head is UNKNOWN:
+                self._head = linear_head(self.model)
+            taught = self._taught(inputs)
+        return partial(linear_distillation, taught=taught, **self._options)
+
+    def _taught(self, inputs: dict[str, Any]) -> Taught:
+        if self._head is None:
+            return Taught(self.model(**inputs).logits.flatten(0, -2))
+        states: list[Tensor] = []
+
+        def keep(hidden: Tensor) -> Tensor:
+            states.append(hidden.flatten(0, -2))
+            return hidden.new_zeros(())
+
+        with shadowed(self._head, keep):
+            self.model(**inputs)
+        return Taught(states[0], self._head.weight, self._head.bias)
+
+    @contextmanager
+    def reading(self, mapped: Mapped | None = None) -> Iterator[None]:
+        """The model is its teacher within the block: the base as it is, or under a map; without gradients."""
+        base = base_model(self.model)
+        scaled = find_substitute(base, RotarySubstitute)
+        with ExitStack() as stack:
+            for state in (torch.no_grad(), evaluating(self.model), self.model.disable_adapter()):
+                stack.enter_context(state)
+            if scaled is not None:
+                stack.enter_context(rotating_by(base, scaled[0], scaled[1].stock))
+            if mapped is not None:
+                stack.enter_context(mapped.again())
+            yield

@@ -1,0 +1,334 @@
+"""The teacher within the student: it is the base model to the bit, and leaves no trace in the student."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from loss_models import build, tokens
+from run_recipes import (
+    STEPS,
+    history_of,
+    interrupted,
+    model_bytes,
+    record_of,
+    run_two_processes,
+    small_recipe,
+)
+from torch import Tensor, nn
+from transformers import Qwen2Config
+
+import ropepatch
+from ropepatch.attention import map_attention
+from ropepatch.attention.interchange import SLOT
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.patching import patch
+from ropepatch.extension.planning import plan
+from ropepatch.training.adaptation import adapt
+from ropepatch.training.adapter import recompute_activations, trainable
+from ropepatch.training.forecast import check_adaptable
+from ropepatch.training.loss import causal_lm_loss, linear_head
+from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.recipe import read_recipe
+from ropepatch.training.recipe_sections import Data, Distil, Generated, Lora
+from ropepatch.training.run import Run
+from ropepatch.training.teacher import Teacher
+from ropepatch.training.trained_frequencies import train_frequencies
+
+L, TARGET = 16, 64
+LONG, SHORT = (40, 3, 21), (16, 1, 11)
+
+
+def base(**fields) -> nn.Module:
+    return build(**{"max_position_embeddings": L, "attention_dropout": 0.1} | fields)
+
+
+def batch(lengths, jump: int = 0) -> dict:
+    """Packed pieces; the student reads the second half of each farther off."""
+    documents = tokens(*lengths)
+    labels = [torch.cat([torch.tensor([-100]), ids[1:]]) for ids in documents]
+    places = [torch.arange(n) + jump * (torch.arange(n) >= n // 2) for n in lengths]
+    edges = torch.tensor([0, *lengths]).cumsum(0).int()
+    return {
+        "input_ids": torch.cat(documents)[None],
+        "labels": torch.cat(labels)[None],
+        "position_ids": torch.cat(places)[None],
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """All that is trained, elsewhere."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model
+
+
+def school(
+    lora: Lora, *, frequencies: bool = False, mapped: bool = True, distil: Distil | None = None, **fields
+):
+    """A student that has learned something, its teacher, and the model that it was."""
+    model = base(**fields)
+    stock = copy.deepcopy(model)
+    handle = map_attention(model, "rerope", to=TARGET) if mapped else None
+    if handle:
+        handle.remove()
+    extension = plan(model, to=TARGET, method="yarn")
+    patch(model, extension)
+    student = trainable(model, lora)
+    if frequencies:
+        train_frequencies(student, extension, 1e-3)
+    teacher = Teacher(student, L, handle, distil or Distil())
+    return moved(student).train(), teacher, stock
+
+
+def read_alone(model: nn.Module, ids: Tensor, lengths) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(one).logits[0] for one in ids.split(list(lengths), 1)])
+
+
+def state(model: nn.Module) -> list:
+    """All of a model that another forward pass could have left otherwise."""
+    parts = [
+        (name, id(part), part.training, SLOT in vars(part), vars(part).get("forward"))
+        for name, part in model.named_modules()
+    ]
+    trained = [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]
+    flags = [vars(part).get("_disable_adapters") for part in model.modules()]
+    return [
+        parts,
+        trained,
+        flags,
+        model.base_model.model.config.to_dict(),
+        model.base_model.model.config._attn_implementation,
+    ]
+
+
+LORAS = {
+    "adapter": Lora(r=2, train_norms=False, lora_dropout=0.5),
+    "norms": Lora(r=2),
+    "embeddings": Lora(r=2, train_embeddings=True),
+    "dora": Lora(r=2, use_dora=True, target_modules="all-linear"),
+}
+
+
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["within L", "longer"])
+@pytest.mark.parametrize("lora", LORAS.values(), ids=LORAS)
+@pytest.mark.parametrize("fields", [{"tie_word_embeddings": True}, {"head_dim": 8}], ids=["tied", "untied"])
+def test_the_teacher_is_the_base_model_however_the_student_has_changed(lora, lengths, fields):
+    student, teacher, stock = school(lora, frequencies=True, **fields)
+    packed = batch(lengths, jump=20)
+    if max(lengths) > L:
+        map_attention(stock, "rerope", to=TARGET)
+    expected = read_alone(stock, packed["input_ids"], lengths)
+    before, random = state(student), torch.get_rng_state()
+    with packed_attention(student):
+        taught = teacher.loss(packed).keywords["taught"]
+        assert torch.equal(torch.get_rng_state(), random)  # nothing is dropped
+        logits = student(**packed, use_cache=False).logits[0].detach()
+    assert taught.weight is not None
+    torch.testing.assert_close(taught.logits(slice(None)), expected, rtol=0, atol=1e-4)
+    assert (logits - expected).abs().max() > 0.1  # and the student is another
+    assert state(student) == before
+
+
+def test_at_skipped_positions_or_without_the_map_it_would_be_another_teacher():
+    _, teacher, stock = school(LORAS["norms"])
+    packed = batch(LONG, jump=20)
+    with packed_attention(teacher.model):
+        right = teacher.loss(packed).keywords["taught"].logits(slice(None))
+        teacher.window = TARGET
+        unmapped = teacher.loss(packed).keywords["taught"].logits(slice(None))
+    with torch.no_grad(), packed_attention(stock):
+        skipped = stock(**packed, use_cache=False).logits[0]
+    assert (unmapped - right).abs().max() > 1e-2
+    assert (skipped - unmapped).abs().max() > 1e-2
+
+
+def naive(student: nn.Module, stock: nn.Module, packed: dict, lengths) -> Tensor:
+    """The oracle: two models side by side, and all logits of both."""
+    p = read_alone(stock, packed["input_ids"], lengths).log_softmax(-1)
+    q = student(**packed, use_cache=False).logits[0].log_softmax(-1)
+    labels = packed["labels"][0]
+    scored = torch.cat([labels[1:] != -100, torch.tensor([False])])
+    return (p.exp() * (p - q)).sum(-1)[scored].mean()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["within L", "longer"])
+def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
+    student, teacher, stock = school(LORAS["norms"], attention_dropout=0.0)
+    packed = batch(lengths, jump=20)
+    if max(lengths) > L:
+        map_attention(stock, "rerope", to=TARGET)
+    if checkpointing:
+        recompute_activations(student.base_model.model)
+    found, gradients = {}, {}
+    for way in ("ours", "naive"):
+        student.zero_grad()
+        with packed_attention(student):
+            if way == "ours":
+                head = linear_head(student)
+                loss = causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
+            else:
+                loss = naive(student, stock, packed, lengths)
+            loss.backward()
+        found[way] = loss.item()
+        gradients[way] = {name: p.grad.clone() for name, p in student.named_parameters() if p.requires_grad}
+    assert found["ours"] == pytest.approx(found["naive"], rel=1e-4)
+    for name, gradient in gradients["ours"].items():
+        assert (gradient - gradients["naive"][name]).norm() <= 1e-3 * gradients["naive"][name].norm(), name
+
+
+@pytest.mark.parametrize("family", ["llama", "granite"])
+def test_a_student_that_is_its_teacher_learns_nothing(family):
+    fields = {"logits_scaling": 8.0} if family == "granite" else {"tie_word_embeddings": True}
+    student = trainable(build(family, **fields), LORAS["norms"])
+    packed = batch(SHORT)
+    teacher = Teacher(student, 10**6, None, Distil(temperature=2.0))
+    with packed_attention(student):
+        head = linear_head(student)
+        loss = causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
+        loss.backward()
+    assert (head is None) == (family == "granite")
+    assert loss == 0
+    assert not any(p.grad.any() for p in student.parameters() if p.requires_grad)
+    with packed_attention(moved(student)):
+        assert causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed)) > 1e-4
+
+
+def test_in_a_few_steps_the_student_comes_nearer_to_its_teacher_also_with_a_part_of_the_vocabulary():
+    for top_k in (None, 5):
+        student, teacher, _ = school(LORAS["norms"], distil=Distil(top_k=top_k), attention_dropout=0.0)
+        packed, losses = batch(LONG, jump=20), []
+        optimizer = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr=1e-2)
+        with packed_attention(student):
+            head = linear_head(student)
+            for _ in range(20):
+                loss = causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        assert losses[-1] < losses[0] / 3
+
+
+def test_whatever_fails_while_the_teacher_reads_the_student_is_itself_again():
+    student, teacher, _ = school(LORAS["embeddings"], frequencies=True, tie_word_embeddings=True)
+    before = state(student)
+    unknown = batch(LONG) | {"input_ids": batch(LONG)["input_ids"] + 1000}
+    with packed_attention(student), pytest.raises(IndexError):
+        teacher.loss(unknown)
+    assert state(student) == before
+    with teacher.reading(teacher.mapped):
+        assert state(student) != before
+    assert state(student) == before
+    assert ropepatch.active(student) is None  # frequencies are trained in its place
+
+
+# Whole runs
+
+
+def recipe(**changes):
+    """Rows within the old context, at skipped positions, and rows of the target in turn."""
+    data = Data(
+        sources=(Generated(generated="tales"), Generated(generated="copies")),
+        windows=(64, 512),
+        tokens_per_batch=512,
+        boundaries=False,
+    )
+    return small_recipe(**{"data": data, "distil": Distil(temperature=2.0, cross_entropy=0.1)} | changes)
+
+
+def yarn():
+    return ropepatch.plan("tiny", to=512, method="yarn")
+
+
+@pytest.fixture(scope="module")
+def distilled(tmp_path_factory):
+    return adapt(yarn(), recipe(), tmp_path_factory.mktemp("distilled") / "out").folder
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=pytest.mark.slow) if step != 3 else step for step in range(STEPS)]
+)
+def test_a_run_that_ends_at_any_step_goes_on_and_ends_like_one_that_did_not(tmp_path, distilled, step):
+    interrupted(yarn(), recipe(), tmp_path / "out", "pre_optimizer_step", step)
+    resumed = adapt(yarn(), recipe(), tmp_path / "out").folder
+    assert model_bytes(resumed) == model_bytes(distilled)
+    assert history_of(resumed) == history_of(distilled)
+
+
+def test_the_record_says_how_it_was_taught(distilled):
+    assert record_of(distilled)["adaptation"]["recipe"]["distil"] == {
+        "map": "rerope",
+        "temperature": 2.0,
+        "cross_entropy": 0.1,
+        "top_k": None,
+    }
+    assert read_recipe(str(distilled / "adaptation" / "recipe.yaml")) == recipe()
+
+
+def test_a_recipe_without_it_is_still_the_run_that_it_was():
+    run = Run.of(yarn(), small_recipe(), "out")
+    assert "distil" not in run.record(run.supply())["recipe"]
+    run = Run.of(yarn(), recipe(), "out")
+    assert run.record(run.supply())["recipe"]["distil"]["temperature"] == 2.0
+
+
+def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    with pytest.raises(RopepatchError, match="distil beside lora: null: the teacher is the base model"):
+        recipe(lora=None)
+    with pytest.raises(RopepatchError, match="unknown map 'rerpoe'"):
+        Distil(map="rerpoe")
+    monkeypatch.setattr(Run, "supply", lambda run: pytest.fail("it reads"))
+    far = recipe(distil=Distil(map={"name": "leaky-rerope", "divisor": 1.5}))
+    with pytest.raises(RopepatchError, match=r"leaky-rerope with .* keeps distances within 256 up to"):
+        adapt(yarn(), far, tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setenv("ACCELERATE_USE_FSDP", "true")
+        with pytest.raises(RopepatchError, match="no teacher to distil from where FSDP or DeepSpeed split"):
+            adapt(yarn(), recipe(), tmp_path / "out")
+
+
+def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
+    config = Qwen2Config(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        max_position_embeddings=256,
+        layer_types=["sliding_attention"] * 2,
+        use_sliding_window=True,
+        sliding_window=64,
+    )
+    narrow = plan(config, to=512, method="yarn")
+    with pytest.raises(RopepatchError, match="cannot have an attention map: its layers that turn see no far"):
+        check_adaptable(narrow, recipe())
+    check_adaptable(narrow, recipe(data=small_recipe().data))
+
+
+TWO = """
+import sys
+from test_teacher import Lora, adapt, recipe, yarn
+adapt(yarn(), recipe(lora=Lora(r=4)), sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_taught_as_one(tmp_path):
+    file = tmp_path / "two.py"
+    file.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})" + TWO)
+    run_two_processes(str(file), str(tmp_path / "two"))
+    alone = recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": 2})
+    adapt(yarn(), alone, tmp_path / "one")
+    for row, other in zip(history_of(tmp_path / "one"), history_of(tmp_path / "two"), strict=True):
+        assert row == pytest.approx(other, rel=1e-3)
