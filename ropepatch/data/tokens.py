@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -79,16 +80,27 @@ def tokenised(
     if store is None:
         reading = Reading(source=source.text, revision=revision, min_tokens=min_tokens)
         documents = _read(source, tokenizer, vocabulary, tokens, progress, reading)
-        try:
+        with keeping(source.text, cache):
             store = _keep(file, documents, reading, tokens)
-        except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
-            reason = getattr(error, "strerror", None) or error
-            raise RopepatchError(
-                f"cannot keep the tokens of {source.text} in {cache}: {reason}",
-                hint="free some space, or set ROPEPATCH_CACHE to a folder on another disk",
-            ) from error
     _check_vocabulary(store, vocabulary)
     return store
+
+
+@contextmanager
+def keeping(source: str, cache: Path) -> Iterator[None]:
+    """Say in one line that the disk does not take the tokens of a source.
+
+    Raises:
+        RopepatchError: It does not.
+    """
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
+        reason = getattr(error, "strerror", None) or error
+        raise RopepatchError(
+            f"cannot keep the tokens of {source} in {cache}: {reason}",
+            hint="free some space, or set ROPEPATCH_CACHE to a folder on another disk",
+        ) from error
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -259,6 +259,7 @@ def _windows(recipe: Recipe, source: Source, to: int, file: Path) -> Path:
         trained=survey.rope.original_max_position_embeddings,
         target=to,
         vocabulary=text_config(survey.config).vocab_size,
+        folder=source.folder,
     )
     reader.write_windows(file)
     return file

@@ -82,7 +82,7 @@ def adapt(
     run = Run.of(plan, recipe, out)
     _ = run.attention  # refused now, if at all
     with run.state.main_process_first():
-        supply = run.supply()
+        supply = run.supply(say)
     record = run.record(supply)
     limit = max_short_loss_increase
     limit = recipe.watch.max_short_loss_increase if limit is None else limit

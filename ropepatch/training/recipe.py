@@ -17,7 +17,16 @@ from ropepatch.scaling.file import FIT
 from ropepatch.settings import Amount, Count, Length, Settings, expected, refuse_unknown, shown
 from ropepatch.settings.shipped import RECIPES, find_shipped
 from ropepatch.training.positions import Positions
-from ropepatch.training.recipe_sections import Data, Distil, Fit, FrequencyTraining, Lora, Watch
+from ropepatch.training.recipe_sections import (
+    SELF,
+    Data,
+    Distil,
+    Fit,
+    FrequencyTraining,
+    Generated,
+    Lora,
+    Watch,
+)
 
 # Arguments of the Trainer that are not a recipe's to set: it has keys for them, they are the launcher's (see
 # recipes/accelerate), or they would break a resume.
@@ -110,6 +119,13 @@ class Recipe(Settings):
             raise RopepatchError(
                 "distil beside lora: null: the teacher is the base model, whose weights would be trained",
                 hint="train an adapter, which is taken off while the teacher reads",
+            )
+        only_self = all(isinstance(one, Generated) and one.generated == SELF for one in self.data.sources)
+        if only_self and self.data.boundaries and self.positions.name == "true-length":
+            raise RopepatchError(
+                "generated: self makes documents within the old context, which, apart and at true positions, "
+                "teach nothing beyond it",
+                hint="data.boundaries: false joins them; or positions: pose",
             )
         check_trainer(self.trainer)
         if self.lora and self.lora.loraplus_lr_ratio and "optim" in self.trainer:

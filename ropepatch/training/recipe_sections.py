@@ -25,12 +25,15 @@ from ropepatch.settings import (
     relative_length,
 )
 
+SELF = "self"  # the source that is written by the model itself
+
 
 class Generated(Settings):
-    """A source of rows that ropepatch makes itself, for the bundled checkpoint.
+    """A source of rows that no text is needed for.
 
     Args:
-        generated: One of the materials of `ropepatch.data.tiny.mixture`.
+        generated: `self`, which the model writes itself, in documents within its context; or, for the bundled
+            checkpoint, one of the materials of `ropepatch.data.tiny.mixture`.
         weight: Its share of the batches, relative to the other sources.
     """
 

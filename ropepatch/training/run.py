@@ -128,8 +128,8 @@ class Run:
             )
         return "whole"
 
-    def supply(self) -> Supply:
-        """What it reads."""
+    def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:
+        """What it reads; ``say`` is called with lines on what takes its time."""
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
         reader = RecipeReader(
             recipe=self.recipe,
@@ -137,6 +137,8 @@ class Run:
             trained=self.trained,
             target=self.plan.target,
             vocabulary=text_config(self.plan.survey.config).vocab_size,
+            folder=self.source.folder,
+            say=say,
         )
         return reader.supply(per_step=self.state.num_processes // self.row_parts * accumulated)
 

@@ -20,8 +20,9 @@ from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import Generated
+from ropepatch.training.recipe_sections import SELF, Generated
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.self_written import self_written
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,9 @@ class RecipeReader:
         trained: The old context, in tokens.
         target: The new context, in tokens.
         vocabulary: How many tokens the model knows.
+        folder: The checkpoint, which writes what a recipe calls `generated: self`.
         cache: The folder of tokenised texts.
+        say: Called with lines that tell how far the writing is.
     """
 
     recipe: Recipe
@@ -67,7 +70,9 @@ class RecipeReader:
     trained: int
     target: int
     vocabulary: int
+    folder: Path
     cache: Path = field(default_factory=default_cache)
+    say: Callable[[str], None] = lambda line: None
 
     def supply(self, per_step: int) -> Supply:
         """What is trained on and watched, in so many batches of one optimiser step over all processes.
@@ -130,19 +135,34 @@ class RecipeReader:
         streams: list[Stream] = []
         for number, source in enumerate(self.recipe.data.sources):
             seed = seed_of(self.recipe.seed, "source", number)
-            if isinstance(source, Generated):
+            if isinstance(source, Generated) and source.generated != SELF:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
                 continue
-            begin = 0
-            store = self._tokenised(source, tokens_of(number) + (held if pieces is None else 0))
+            begin, tokens = 0, tokens_of(number) + (held if pieces is None else 0)
+            if isinstance(source, Texts):
+                store = self._tokenised(source, tokens)
+            else:
+                store = self._self_written(tokens, seed)
             if pieces is None:
                 pieces, begin = held_out(store, target, watch.windows)
             streams.append(TokenRows(store, begin, seed))
-            notes.append(f"{source.text}: {store.report}")
+            notes.append(f"{store.reading.source}: {store.report}")
         if pieces is None:
             tales = held_out_tales(self.tokenizer, length=target, count=watch.windows)
             pieces = [tale.ids for tale in tales]
         return streams, pieces, notes
+
+    def _self_written(self, tokens: int, seed: int) -> TokenStore:
+        windows, _ = self.recipe.data.lengths(self.trained)
+        return self_written(
+            self.folder,
+            self.tokenizer,
+            length=min(self.trained, max(windows)),
+            tokens=tokens,
+            seed=seed,
+            cache=self.cache,
+            say=self.say,
+        )
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
         return tokenised(

@@ -244,7 +244,12 @@ def full_recipe() -> dict:
             "name": "mixture",
             "parts": ["true-length", {"name": "pose", "chunks": 3, "weight": 2}],
         },
-        "distil": {"map": {"name": "rerope", "window": 64}, "temperature": 2, "cross_entropy": 0.1, "top_k": 9},
+        "distil": {
+            "map": {"name": "rerope", "window": 64},
+            "temperature": 2,
+            "cross_entropy": 0.1,
+            "top_k": 9,
+        },
         "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "loraplus_lr_ratio": 16},
         "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
         "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},

@@ -287,7 +287,7 @@ def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkey
         recipe(lora=None)
     with pytest.raises(RopepatchError, match="unknown map 'rerpoe'"):
         Distil(map="rerpoe")
-    monkeypatch.setattr(Run, "supply", lambda run: pytest.fail("it reads"))
+    monkeypatch.setattr(Run, "supply", lambda run, say: pytest.fail("it reads"))
     far = recipe(distil=Distil(map={"name": "leaky-rerope", "divisor": 1.5}))
     with pytest.raises(RopepatchError, match=r"leaky-rerope with .* keeps distances within 256 up to"):
         adapt(yarn(), far, tmp_path / "out")

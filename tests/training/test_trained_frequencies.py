@@ -276,7 +276,7 @@ def texts(folder, **settings):
 
 
 def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tmp_path, tiny):
-    shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache"}
+    shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
     reader = RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape)
     reader.write_windows(tmp_path / "windows.jsonl")
     rows = [tuple(ids) for ids in stream_documents(tmp_path / "windows.jsonl", field="input_ids")]
@@ -294,7 +294,7 @@ def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tm
 
 
 def test_too_little_text_for_a_fit_is_said(tmp_path, tiny):
-    shape = {"trained": 256, "target": 8192, "vocabulary": 1024, "cache": tmp_path / "cache"}
+    shape = {"trained": 256, "target": 8192, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
     with pytest.raises(RopepatchError, match=r"make \d windows of 8192 tokens, and a fit needs"):
         RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape).write_windows(
             tmp_path / "windows.jsonl"

@@ -237,6 +237,7 @@ def fitted_on_stories(out: Path) -> Path:
             trained=TRAINED,
             target=STORY_TARGET,
             vocabulary=len(tokenizer),
+            folder=BABYLLAMA,
         )
         reader.write_windows(text)
         found = ropepatch.fit(BABYLLAMA, to=STORY_TARGET, text=text, field="input_ids", work=out / "fit")

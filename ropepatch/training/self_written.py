@@ -1,0 +1,99 @@
+"""Documents that a model writes itself, by its own probabilities; kept with the tokens of texts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ropepatch.data.texts import first_token
+from ropepatch.data.token_store import Reading, TokenStore, find, write
+from ropepatch.data.tokens import keeping, tokenizer_digest
+from ropepatch.files import read_json
+from ropepatch.model.config import text_config
+from ropepatch.model.loading import load_model
+from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.settings import seed_of
+
+FORMAT = 1  # of how documents are drawn
+AT_ONCE = 2**14  # tokens that are written side by side, and kept as soon as they are there
+NAME = "what the model writes itself"
+
+
+def self_written(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    length: int,
+    tokens: int,
+    seed: int,
+    cache: Path,
+    say: Callable[[str], None] = lambda line: None,
+) -> TokenStore:
+    """At least ``tokens`` tokens of a checkpoint's own, in documents of at most ``length``.
+
+    Each begins as a text does and ends where the model ends it. What is written is kept: whoever asks again
+    gets the same, and whoever asks for more, or was interrupted, goes on.
+
+    Args:
+        folder: The checkpoint.
+        tokenizer: Its tokenizer.
+        length: The longest document, in tokens; no more than the model was trained to read.
+        tokens: How many are wanted.
+        seed: The seed of the draws.
+        cache: The folder of tokens.
+        say: Called with a line on how far it is.
+
+    Raises:
+        RopepatchError: The model cannot be loaded, or the disk does not take the tokens.
+    """
+    config = json.dumps(read_json(folder / "config.json"), sort_keys=True)
+    decisive = (FORMAT, fingerprint(read_headers(folder)), config, tokenizer_digest(tokenizer), length, seed)
+    key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
+    file, model = cache / f"{key}-self.safetensors", None
+    reading = Reading(source=NAME, revision=None, min_tokens=1, complete=True)
+    with keeping(NAME, cache):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            while (store := find(file, tokens)) is None or len(store) < tokens:
+                documents = (
+                    [] if store is None else list(torch.split(store.tokens, store.starts.diff().tolist()))
+                )
+                say(f"the model writes its own text: {sum(map(len, documents)):,} of {tokens:,} tokens")
+                if model is None:
+                    model = load_model(folder).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+                draws = torch.Generator().manual_seed(seed_of(seed, "self", len(documents)))
+                write(file, documents + written(model, tokenizer, length, draws), reading)
+    return store
+
+
+@torch.no_grad()
+def written(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator
+) -> list[Tensor]:
+    """Documents of at most ``length`` tokens, int32, drawn token by token at temperature 1."""
+    first, rows = first_token(tokenizer), max(1, AT_ONCE // length)
+    own = model.generation_config.eos_token_id if model.generation_config else None
+    ends = {first, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    stops = torch.tensor(sorted(ends), dtype=torch.long)
+    if first is None:
+        ids = torch.randint(text_config(model.config).vocab_size, (rows, 1), generator=draws)
+    else:
+        ids = torch.full((rows, 1), first)
+    columns, cache = [ids], None
+    ended = torch.zeros(rows, dtype=torch.bool)
+    while len(columns) < length and not ended.all():
+        output = model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        ids = output.logits[:, -1].float().softmax(-1).cpu().multinomial(1, generator=draws)
+        columns.append(ids)
+        ended |= torch.isin(ids[:, 0], stops)
+    table = torch.cat(columns, 1).int()
+    told = torch.isin(table[:, 1:], stops).cumsum(1) == 0  # nothing of a document has ended it yet
+    return [row[: 1 + int(count)] for row, count in zip(table, told.sum(1), strict=True)]

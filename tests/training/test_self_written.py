@@ -1,0 +1,168 @@
+"""What a model writes itself: by its own probabilities, once, and on from where it was interrupted."""
+
+import pytest
+import torch
+from loss_models import shift_model
+from run_recipes import history_of, small_recipe
+
+import ropepatch
+from ropepatch.data.token_store import find
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import TINY
+from ropepatch.training import self_written as module
+from ropepatch.training.adaptation import adapt
+from ropepatch.training.recipe_sections import Data, Distil, Generated, Watch
+from ropepatch.training.self_written import self_written, written
+
+
+class Marks:
+    """Of a tokenizer what a writer asks for."""
+
+    def __init__(self, bos, eos=None):
+        self.bos_token_id, self.eos_token_id = bos, eos
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_tokens_follow_each_other_as_often_as_the_model_says():
+    model = shift_model(3, 0.7)
+    model.generation_config.eos_token_id = None
+    documents = written(model, Marks(None), 64, draws())
+    steps = torch.cat([document.diff() % 20 for document in documents])
+    assert len(documents) * 64 == module.AT_ONCE
+    assert len(steps) > 16_000
+    assert (steps == 3).float().mean() == pytest.approx(0.7, abs=0.015)  # four standard deviations
+    others = torch.bincount(steps, minlength=20)[[n for n in range(20) if n != 3]] / len(steps)
+    assert others.sub(0.3 / 19).abs().max() < 0.005
+    greedy = shift_model(3, 0.999)
+    greedy.generation_config.eos_token_id = None
+    sharp = torch.cat([document.diff() % 20 for document in written(greedy, Marks(None), 64, draws())])
+    assert (sharp == 3).float().mean() > 0.99
+
+
+def test_the_cache_changes_nothing(monkeypatch, tiny):
+    monkeypatch.setattr(module, "AT_ONCE", 4 * 24)
+    model, tokenizer = tiny
+    ids, draw = torch.full((4, 1), tokenizer.bos_token_id), draws(5)
+    with torch.no_grad():
+        while ids.shape[1] < 24:
+            p = model(ids, use_cache=False).logits[:, -1].softmax(-1)
+            ids = torch.cat([ids, p.multinomial(1, generator=draw)], 1)
+    documents = written(model, tokenizer, 24, draws(5))
+    assert len(documents) == 4
+    for row, document in zip(ids, documents, strict=True):
+        assert row[: len(document)].tolist() == document.tolist()
+
+
+@pytest.mark.parametrize(("bos", "eos", "own"), [(1, 5, None), (1, None, [5, 7]), (5, 5, None)])
+def test_a_document_begins_as_a_text_does_and_ends_where_the_model_ends_it(bos, eos, own):
+    model = shift_model(1, 0.5)
+    model.generation_config.eos_token_id = own
+    documents = written(model, Marks(bos, eos), 256, draws())
+    ends = {bos, eos, *(own or [])} - {None}
+    assert {int(document[0]) for document in documents} == {bos}
+    assert not ends & set(torch.cat([document[1:] for document in documents]).tolist())
+    assert len({len(document) for document in documents}) > 5
+
+
+def write_tiny(folder, tokenizer, tokens, **changes):
+    settings = {"length": 32, "tokens": tokens, "seed": 0, "cache": folder} | changes
+    return self_written(TINY, tokenizer, **settings)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 64)
+
+
+def test_what_is_written_once_is_read_again_and_more_goes_on_from_there(
+    tmp_path, small_parts, tiny, monkeypatch
+):
+    _, tokenizer = tiny
+    whole = write_tiny(tmp_path / "one", tokenizer, 400)
+    assert len(whole) >= 400
+    few, more = (write_tiny(tmp_path / "two", tokenizer, wanted) for wanted in (100, 400))
+    assert 100 <= len(few) < 200
+    assert more.digest == whole.digest
+    assert torch.equal(whole.tokens[: len(few)], few.tokens)
+    assert write_tiny(tmp_path / "one", tokenizer, 400, seed=1).digest != whole.digest
+    monkeypatch.setattr(module, "written", lambda *_: pytest.fail("it writes again"))
+    assert write_tiny(tmp_path / "one", tokenizer, 400).digest == whole.digest
+    assert write_tiny(tmp_path / "one", tokenizer, 100).digest == few.digest
+
+
+def test_an_interrupted_writer_goes_on_with_what_it_would_have_written(
+    tmp_path, small_parts, tiny, monkeypatch
+):
+    _, tokenizer = tiny
+    whole, calls = write_tiny(tmp_path / "one", tokenizer, 400), []
+
+    def killed(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return written(*arguments)
+
+    monkeypatch.setattr(module, "written", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_tiny(tmp_path / "two", tokenizer, 400)
+    (file,) = (tmp_path / "two").glob("*.safetensors")
+    assert 0 < len(find(file, 10**6)) < 400
+    lines = []
+    assert write_tiny(tmp_path / "two", tokenizer, 400, say=lines.append).digest == whole.digest
+    assert not lines[0].endswith(" 0 of 400 tokens")
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path, tiny, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write", full)
+    with pytest.raises(
+        RopepatchError, match=r"cannot keep the tokens of what the model writes itself in .*No space"
+    ):
+        write_tiny(tmp_path, tiny[1], 40)
+
+
+def own_text(**changes):
+    data = {"sources": (Generated(generated="self"),), "windows": (64,), "tokens_per_batch": 128}
+    return small_recipe(
+        **{
+            "data": Data(**data | changes.pop("data", {})),
+            "distil": Distil(),
+            "watch": Watch(every=6, windows=1, passkey_trials=0),
+        }
+        | changes
+    )
+
+
+def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    plan = ropepatch.plan("tiny", to=512, method="yarn")
+    lines = []
+    folder = adapt(plan, own_text(), tmp_path / "out", say=lines.append).folder
+    assert lines[0] == "the model writes its own text: 0 of 1,280 tokens"
+    assert any(line.startswith("what the model writes itself: ") for line in lines)
+    measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
+    assert [0.3 < loss < 6 for loss in measured] == [True, True]
+    again = adapt(plan, own_text(), tmp_path / "again", say=lines.append).folder
+    assert history_of(again) == history_of(folder)
+    assert lines.count(lines[0]) == 1
+
+
+def test_documents_that_teach_nothing_beyond_the_old_context_are_refused():
+    with pytest.raises(
+        RopepatchError, match=r"generated: self makes documents within the old context"
+    ) as error:
+        own_text(positions="true-length")
+    assert "boundaries: false" in error.value.hint
+    own_text(positions="true-length", data={"boundaries": False})
+    own_text(positions="pose")
+    with pytest.raises(RopepatchError, match="unknown material 'selfish'"):
+        adapt(
+            ropepatch.plan("tiny", to=512, method="yarn"),
+            own_text(data={"sources": (Generated(generated="selfish"),)}),
+            "out",
+        )
