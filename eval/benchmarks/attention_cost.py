@@ -3,7 +3,7 @@
     python eval/benchmarks/attention_cost.py [--rounds N] [--tokens 2048 8192] [--json FILE]
 
 A random LLaMA with SmolLM2-135M's heads reads one row, four times its window. `stock` is the same model with
-no map. Prefill fills a cache; a decode step is the median of sixteen behind it; a training step is forward
+no map. Prefill fills a cache; a decode step is the median of 48 behind it; a training step is forward
 and backward. In each round every one runs once, in shuffled order; figures are medians of the ratios within a
 round, with their range. Memory is the peak of a process of its own over a training step, less what it holds
 when the model is loaded. Float32.
@@ -28,7 +28,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ropepatch.attention import MAPS, map_attention
 
-SEED, ROUNDS, TOKENS, STEPS = 0, 3, (2048, 8192), 16
+SEED, ROUNDS, TOKENS, STEPS = 0, 3, (2048, 8192), 48
 STOCK = "stock"
 BEYOND = {"string": 1.4}  # of the window, where a map reaches no farther than 4
 SHAPE: dict[str, Any] = {

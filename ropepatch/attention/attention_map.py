@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ropepatch.attention.bands import Band, Place, behind, distances, same, start
+from ropepatch.attention.bands import Band, Kept, Place, behind, distances, same, start
 from ropepatch.errors import RopepatchError
 from ropepatch.settings.parameters import AboveOne, Checked, Positive, WholeFromOne
 
@@ -48,6 +48,7 @@ class AttentionMap(Checked, ABC):
     control: ClassVar[bool] = False  # whether it is there to be measured beside others, and never chosen
     saved_as: ClassVar[str] = "code beside it"
     length_dependent: ClassVar[bool] = False
+    kept_for: ClassVar[int] = 1  # the band that reads keys where a cache has them: the one of the most keys
     log_n: bool = False
     attention_factor: Positive = 1.0
 
@@ -94,6 +95,10 @@ class AttentionMap(Checked, ABC):
         """The bands; for equal maps the same objects, by which layouts are cached."""
         return _regions(self)
 
+    def kept(self) -> Kept:
+        """Where keys stand in a cache; for equal maps the same."""
+        return _kept(self)
+
     def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The distances [Q, T] at which queries read keys, whatever their band: float64, NaN where unseen."""
         return distances(self.bands(), queries, keys)
@@ -121,6 +126,14 @@ class AttentionMap(Checked, ABC):
 @lru_cache(maxsize=64)
 def _regions(one: AttentionMap) -> tuple[Band, ...]:
     return one.regions()
+
+
+@lru_cache(maxsize=64)
+def _kept(one: AttentionMap) -> Kept:
+    nearest, place = one.bands()[0], one.bands()[one.kept_for].key
+    if place in (nearest.key, start):  # the nearest keys are turned once
+        return Kept(place)
+    return Kept(place, 1 - int(nearest.begin(torch.tensor(0))))
 
 
 def constant(place: int) -> Place:

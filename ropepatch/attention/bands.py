@@ -34,6 +34,13 @@ class Band:
         keys = keys[..., None, :]
         return (keys >= self.begin(queries)[..., None]) & (keys < self.end(queries)[..., None])
 
+    def span(self, queries: Tensor, keys: Tensor) -> slice:
+        """The columns from the first to the last key [B, T] that any query [B or 1, Q] sees."""
+        first = self.begin(queries).amin(-1, keepdim=True)
+        seen = (keys >= first) & (keys < self.end(queries).amax(-1, keepdim=True))
+        columns = seen.any(0).nonzero()[:, 0].tolist()
+        return slice(columns[0], columns[-1] + 1) if columns else slice(0, 0)
+
     def distances(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The distances [..., Q, T] between their places."""
         return self.query(queries)[..., None] - self.key(keys)[..., None, :]
@@ -60,6 +67,28 @@ def behind(distance: int) -> Place:
 def start(positions: Tensor) -> Tensor:
     """The first token."""
     return torch.zeros_like(positions)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where queries and keys stand as attention is given them, and keys in a cache.
+
+    Args:
+        place: Of positions.
+        own: The first positions, which stay: a text of no more tokens is read as without a map.
+    """
+
+    place: Place
+    own: int = 0
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Where these positions stand."""
+        there = self.place(positions)
+        return torch.where(positions < self.own, positions, there) if self.own else there
+
+    def at(self, place: Place, first: int, end: int) -> bool:
+        """Whether all positions from `first` to before `end` stand at this place already."""
+        return (first >= self.own or place is same) and (end <= self.own or place is self.place)
 
 
 # Everything before a query and itself, at their own places: attention as it is.
@@ -119,6 +148,10 @@ def layout(
 
 def _pieces(begin: Tensor, end: Tensor) -> Iterator[Piece]:
     """Intervals of columns, one for each row, as plain pieces."""
+    if len(begin) == 1:
+        if begin < end:
+            yield Piece("all", 0, 1, int(begin), int(end))
+        return
     steps = torch.stack((begin.diff(), end.diff()))
     full = end > begin
     plain = ((steps == 0) | (steps == 1)).all(0) & full[1:] & full[:-1]

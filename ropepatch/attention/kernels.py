@@ -31,6 +31,7 @@ def banded(
     layout: Layout,
     scaling: float,
     tables: tiles.Tables | None = None,
+    starts: tuple[int, ...] | None = None,
 ) -> Tensor:
     """What queries read [S, H, Q, D], by the bands of a layout; zeros where a query sees nothing.
 
@@ -40,27 +41,37 @@ def banded(
         layout: The pieces of every band, which share no pair.
         scaling: The factor of the scores.
         tables: Of tiles, what distances add.
+        starts: Of every band, the column of the first key that is given; all are, where left out.
     """
+    parts = tuple(zip(layout, starts or (0,) * len(layout), strict=True))
     more = tables or (None, None, None)
-    output: Tensor = _Banded.apply(value, layout, scaling, *more, *(x for pair in turned for x in pair))  # type: ignore[no-untyped-call]
+    output: Tensor = _Banded.apply(value, parts, scaling, *more, *(x for pair in turned for x in pair))  # type: ignore[no-untyped-call]
     return output
 
 
 class _Banded(torch.autograd.Function):
-    """Its arguments are as `banded` has them: three tables, then queries and keys of all bands in turn."""
+    """As `banded`: pieces and first column of each band; three tables, then queries and keys in turn."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, layout: Layout, scaling: float, *tensors: Any) -> Tensor:
+    def forward(ctx: Any, value: Tensor, layout: Any, scaling: float, *tensors: Any) -> Tensor:
         tables, turned = tensors[:3], tensors[3:]
         wide = torch.promote_types(value.dtype, torch.float32)
-        output = torch.zeros_like(turned[0], dtype=wide)
-        lse = torch.full(output.shape[:3], -torch.inf, dtype=wide, device=value.device)
-        for piece, query, key in _parts(layout, turned):
-            part, weight = _read(piece, query, key, value, scaling, tables)
-            before, total = lse[:, :, piece.rows], torch.logaddexp(lse[:, :, piece.rows], weight)
-            output[:, :, piece.rows].mul_((before - total).exp()[..., None])
-            output[:, :, piece.rows].addcmul_(part.to(wide), (weight - total).exp()[..., None])
-            lse[:, :, piece.rows] = total
+        rows = turned[0].shape[2]
+        parts = list(_parts(layout, turned))
+        read = ((piece, *_read(piece, q, k, value, scaling, tables)) for piece, q, k in parts)
+        if all(part[0].last_row - part[0].first_row == rows for part in parts):  # as where there is one
+            _, outputs, weights = zip(*read, strict=True)
+            each = torch.stack(weights)
+            lse = each.logsumexp(0)
+            output = (torch.stack(outputs).to(wide) * (each - lse).exp()[..., None]).sum(0)
+        else:
+            output = torch.zeros_like(turned[0], dtype=wide)
+            lse = torch.full(output.shape[:3], -torch.inf, dtype=wide, device=value.device)
+            for piece, part, weight in read:
+                before, total = lse[:, :, piece.rows], torch.logaddexp(lse[:, :, piece.rows], weight)
+                output[:, :, piece.rows].mul_((before - total).exp()[..., None])
+                output[:, :, piece.rows].addcmul_(part.to(wide), (weight - total).exp()[..., None])
+                lse[:, :, piece.rows] = total
         output = output.to(value.dtype)
         ctx.layout, ctx.scaling = layout, scaling
         ctx.save_for_backward(value, output, lse, *tensors)
@@ -83,25 +94,26 @@ class _Banded(torch.autograd.Function):
             rows = (grad, output, lse)
             with torch.autocast(value.device.type, enabled=False):
                 parts = _differentiated(piece, query, key, value, rows, ctx.scaling, tables, to_tables)
-            to_query[:, :, piece.rows] += parts[0]
-            to_key[:, :, piece.keys] += parts[1]
+            to_query += parts[0]
+            to_key += parts[1]
             grads[0][:, :, piece.keys] += parts[2]
         to_value, *others = (x.to(value.dtype) for x in grads)
         return to_value, None, None, *to_tables, *others
 
 
-def _parts(layout: Layout, turned: Any) -> Any:
-    """Every piece with the queries and keys of its band."""
-    for index, pieces in enumerate(layout):
+def _parts(layout: Any, turned: Any) -> Any:
+    """Every piece with its queries and keys."""
+    for (pieces, start), query, key in zip(layout, turned[::2], turned[1::2], strict=True):
         for piece in pieces:
-            yield piece, turned[2 * index], turned[2 * index + 1]
+            columns = slice(piece.first_key - start, piece.last_key - start)
+            yield piece, query[:, :, piece.rows], key[:, :, columns]
 
 
 def _read(
     piece: Piece, query: Tensor, key: Tensor, value: Tensor, scaling: float, tables: Any
 ) -> tuple[Tensor, Tensor]:
     """What the rows of a piece read of its columns, and the log-sum-exp of their scores."""
-    query, key, value = query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys]
+    value = value[:, :, piece.keys]
     if isinstance(piece, tiles.Tile):
         return tiles.read(piece, query, key, value, scaling, tables)
     tensors = _facing(piece, query, key, value)
@@ -121,7 +133,7 @@ def _differentiated(
     to_tables: tuple[Tensor | None, ...],
 ) -> Sequence[Tensor]:
     """The gradients of the queries, keys and values of a piece; those of the tables are added up."""
-    query, key, value = query[:, :, piece.rows], key[:, :, piece.keys], value[:, :, piece.keys]
+    value = value[:, :, piece.keys]
     rows = tuple(x[:, :, piece.rows] for x in rows)
     if isinstance(piece, tiles.Tile):
         return tiles.differentiated(piece, query, key, value, rows, scaling, tables, to_tables)

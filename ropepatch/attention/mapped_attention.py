@@ -1,14 +1,17 @@
-"""Attention by a map, in place of the model's own: keys are cached unturned, and turned when they are read.
+"""Attention by a map, in place of the model's own.
 
-Several queries are read by stock kernels over the pieces of the map's bands. What they cannot (holes in
-a row, a mask of the user's, dropout, weights that are wanted, a device without such kernels) is written down
-for a block of queries at a time; the scores of one query always are, for a block of keys at a time.
+Queries and keys come turned to where the map reads most keys, and so a cache has them: only the nearest ones
+are turned once more when they are read. Stock kernels read the pieces of the map's bands. What they cannot
+(holes in a row, a mask of the user's, dropout, weights that are wanted, a device without such kernels) is
+written down for a block of queries at a time.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +20,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from ropepatch.attention.attention_map import AttentionMap
-from ropepatch.attention.bands import WHOLE, Band, distances, layout
+from ropepatch.attention.bands import WHOLE, Band, Kept, Piece, Place, layout
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT
-from ropepatch.attention.kernels import DEVICES, banded
+from ropepatch.attention.kernels import DEVICES, Layout, banded
+from ropepatch.attention.places import Places
 from ropepatch.attention.plain import causal
-from ropepatch.attention.scored import masked
-from ropepatch.attention.scored_bands import ScoredBands, ScoredQuery, laid_out, turned
+from ropepatch.attention.scored_bands import ScoredBands, turned
 from ropepatch.attention.sight import Run, Sight, sight_mask
 from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
+
+Shared = TypeVar("Shared")
 
 NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
 
@@ -63,9 +68,19 @@ class MappedRope(UnrotatedLayers):
         self.memo: dict[Any, Any] = {}  # what the layers of one step share
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
-        """Ones and zeros, but to layers of another type the stock module's cos and sin."""
+        """The model's cos and sin where keys are kept; to layers of another type the stock module's."""
         self.memo.clear()
         return super().forward(x, position_ids, *layer_type)
+
+    def cos_sin(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
+        """cos and sin where keys are kept."""
+        return self.rotation(x, self.distances.kept()(position_ids))
+
+    def further(self, x: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of distances [B or 1, T] by which x is turned on, in float32 or wider."""
+        wide = x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
+        cos, sin = self.rotation(wide, nn.functional.pad(distance, (1, 0)))
+        return cos[:, 1:] / cos[:, :1], sin[:, 1:] / cos[:, :1]  # the model may multiply both
 
     def sight(self, mask: Tensor | None, query: Tensor, key: Tensor) -> Sight:
         """What a step may see; the layers with one mask share it."""
@@ -94,7 +109,7 @@ def attend(
     position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What unturned queries [B, H, Q, D] read from unturned keys and values [B, K, T, D]: [B, Q, H, D].
+    """What queries [B, H, Q, D] read from keys, as they are kept, and values [B, K, T, D]: [B, Q, H, D].
 
     Args:
         module: The attention; one that holds no map is given turned queries and keys, or never turns them.
@@ -124,14 +139,15 @@ def attend(
     if position_ids is None:
         position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
     step = _Step(module, rope, sight, position_ids, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if rope is None and query.shape[2] == 1:
+        stock: Any = sdpa_attention_forward
+        mask = sight.mask(slice(None))
+        return stock(module, query, key, value, mask, dropout, step.scaling, is_causal=False)  # type: ignore[no-any-return]
     wants_weights = rope is not None and rope.wants_weights
-    if query.shape[2] == 1:
-        output, weights = step.one(query, key, value, dropout, wants_weights)
-        return output.transpose(1, 2).contiguous(), weights
     if not wants_weights and not dropout:
-        runs = sight.runs(position_ids)
+        runs = step.runs()
         if runs is not None and (query.device.type in DEVICES or step.is_plain(runs)):
-            return step.running(query, key, value, runs).transpose(1, 2).contiguous(), None
+            return sight.read(runs, step.run, query, key, value).transpose(1, 2).contiguous(), None
     output, weights = step.written_down(query, key, value, dropout, wants_weights)
     return output.transpose(1, 2).contiguous(), weights
 
@@ -152,129 +168,116 @@ class _Step:
         narrow = self.sight.window is not None and self.rope and self.sight.window <= self.rope.window
         return WHOLE if self.rope is None or narrow else self.rope.distances.bands()
 
-    def one(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, wants_weights: bool) -> Any:
-        """What one query reads, and its weights: all its keys stand at a distance, whatever their band."""
-        if self.rope is None:
-            stock: Any = sdpa_attention_forward
-            mask = self.sight.mask(slice(None))
-            output, _ = stock(self.module, query, key, value, mask, dropout, self.scaling, is_causal=False)
-            return output.transpose(1, 2), None
-        heads, (sequences, shared, keys, _) = query.shape[1], key.shape
-        cos, sin, origin, mask = self._apart(query, key)
-        query = self._scaled(query.to(cos.dtype), self.position_ids)
-        sides = turned(self.module, query, *origin), turned(self.module, query, *reversed(origin))
-        rows = torch.cat(sides, -1).view(sequences, shared, heads // shared, -1)
-        read = ScoredQuery(rows, value, dropout, keys, key, cos, sin, mask, self.scaling)
-        output, weights = read.output(wants_weights)
-        output = output.reshape(sequences, heads, 1, -1)
-        return output, None if weights is None else weights.reshape(sequences, heads, 1, keys)
+    @property
+    def kept(self) -> Kept:
+        """Where queries and keys stand as they come."""
+        return cast(MappedRope, self.rope).distances.kept()
 
-    def _apart(self, query: Tensor, key: Tensor) -> tuple[Any, ...]:
-        """By what each key is multiplied at its distance, by what the query at none, and the mask.
-
-        The layers of a step share them.
-        """
-        rope = cast(MappedRope, self.rope)
-        asked = self.sight, self.position_ids  # the same objects in all layers of a step
-        kind = "apart", self.sight.window, key.dtype, key.device, torch.is_inference_mode_enabled()
-        known = rope.memo.get(kind)
-        if known is not None and all(one is other for one, other in zip(known[0], asked, strict=True)):
-            told: tuple[Any, ...] = known[1]
-            return told
-        mask = self.sight.mask(slice(None))
-        places = self.sight.places(query, key, self.position_ids)
-        distance = distances(self.bands, *places)
-        unseen = distance.isnan()
-        distance = distance.masked_fill(unseen, 0)
-        wide = key.new_empty(0, dtype=torch.promote_types(key.dtype, torch.float32))
-        apart, which = torch.unique(distance, return_inverse=True)
-        few = 2 * len(apart) < distance.numel()  # as of most maps
-        cos, sin = rope.rotation(wide, (apart if few else distance.flatten())[None])
-        tables = laid_out(self.module, key.shape[-1], cos[0], sin[0])
-        cos, sin = (
-            nn.functional.embedding(which, table) if few else table.view(*distance.shape, -1)
-            for table in tables
-        )
-        at_none, _ = rope.rotation(wide, torch.zeros_like(apart[None, :1]))
-        seen = ~unseen[:, None]
-        whole = mask & seen if mask.dtype == torch.bool else masked(mask, seen)
-        clear = whole.dtype == torch.bool and bool(whole.all())
-        told = cos, sin, (at_none, torch.zeros_like(at_none)), None if clear else whole
-        rope.memo[kind] = asked, told
+    def _shared(self, what: str, make: Callable[[], Shared]) -> Shared:
+        """What follows from a step's sight and positions, which its layers share."""
+        memo = {} if self.rope is None else self.rope.memo
+        kind = what, id(self.sight), id(self.position_ids)  # both are held: nothing else has their ids
+        known = memo.get(kind)  # another thread may empty it meanwhile
+        if known is None:
+            known = memo[kind] = make(), self.sight, self.position_ids
+        told: Shared = known[0]
         return told
+
+    def runs(self) -> list[Run] | None:
+        """As `Sight.runs`."""
+        return self._shared("runs", lambda: self.sight.runs(self.position_ids))
 
     def is_plain(self, runs: list[Run]) -> bool:
         """Whether all that is read is causal attention as it is, which any device has a kernel for."""
         return self.bands is WHOLE or all(self._plain(self._layout(run)) for run in runs)
 
-    def _layout(self, run: Run) -> Any:
-        first = run.position - (self.sight.column + run.first_row - run.first_key)
+    def _layout(self, run: Run) -> Layout:
         queries, keys = run.end - self.sight.column - run.first_row, run.end - run.first_key
-        return layout(self.bands, queries, keys, first, self.sight.window)
+        return layout(self.bands, queries, keys, run.position + queries - keys, self.sight.window)
 
-    def _plain(self, pieces: Any) -> bool:
+    def _plain(self, pieces: Layout) -> bool:
         near, *others = pieces
         square = len(near) == 1 and near[0].kind == "lower" and near[0].first_key == near[0].first_row == 0
         return square and not any(others)  # every row reads itself: the square holds them all
 
-    def running(self, query: Tensor, key: Tensor, value: Tensor, runs: list[Run]) -> Tensor:
-        """What the queries of sequences without holes read."""
-        return self.sight.read(runs, self._run, query, key, value)
-
-    def _run(self, run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def run(self, run: Run, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What the queries of tokens that follow each other read."""
         pieces = self._layout(run)
-        used = [index for index, own in enumerate(pieces) if own]
-        n = torch.arange(key.shape[2], device=key.device)[None]
-        n = n + run.position + query.shape[2] - key.shape[2]
-        m = n[:, -query.shape[2] :]
-        pairs = []
-        for index in used:
-            pair, band = (query, key), self.bands[index]
-            if self.rope is not None:
-                cos_sin = self._shared(query, ("queries", index, run), band.query(m))
-                turned_query = self._scaled(self._turned(query, *cos_sin), m)
-                cos_sin = self._shared(key, ("keys", index, run), band.key(n))
-                pair = turned_query, self._turned(key, *cos_sin)
-            pairs.append((pair[0].to(value.dtype), pair[1].to(value.dtype)))
-        if self.bands is WHOLE or self._plain(pieces):
+        (sequences, heads, queries, _), shared = query.shape, key.shape[1]
+        first = run.position + queries - key.shape[2]
+        m = torch.arange(run.position, run.position + queries, device=query.device)[None]
+        one, plain = queries == 1, queries > 1 and (self.bands is WHOLE or self._plain(pieces))
+        pairs, parts = [], []
+        for band, whole in zip(self.bands, pieces, strict=True):
+            for part in self._apart(whole, first, heads // shared) if one else [whole] if whole else []:
+                told = self._moved(query, band.query, run.position)
+                told = self._scaled(told, m)
+                told = told.reshape(sequences, shared, -1, told.shape[-1]) if one else told
+                own = self._moved(key[:, :, _columns(part)], band.key, first + _columns(part).start)
+                pairs.append((told.to(value.dtype), own.to(value.dtype)))
+                parts.append(part)
+        if plain:
             window = self.sight.window if self.bands is WHOLE else None
             return causal(self.module, *pairs[0], value, window, self.scaling).transpose(1, 2)
-        groups = query.shape[1] // key.shape[1]
-        pairs = [(query, repeat_kv(key, groups)) for query, key in pairs]
-        return banded(pairs, repeat_kv(value, groups), tuple(pieces[index] for index in used), self.scaling)
+        if not one:
+            pairs = [(told, repeat_kv(own, heads // shared)) for told, own in pairs]
+            value = repeat_kv(value, heads // shared)
+        starts = tuple(_columns(part).start for part in parts)
+        output = banded(pairs, value, tuple(parts), self.scaling, starts=starts)
+        return output.reshape(sequences, heads, queries, -1)
 
-    def _shared(self, x: Tensor, what: Any, places: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at places that follow from `what` and the step's shape; the layers share them."""
-        rope = cast(MappedRope, self.rope)
+    def _apart(self, whole: tuple[Piece, ...], first: int, rows: int) -> Iterator[tuple[Piece, ...]]:
+        """What one query reads, the keys that are kept as they are apart; heads that share keys are rows."""
+        for piece in whole:
+            border = min(max(self.kept.own - first, piece.first_key), piece.last_key)
+            for begin, end in ((piece.first_key, border), (border, piece.last_key)):
+                if begin < end:
+                    yield (Piece("all", 0, rows, begin, end),)
+
+    def _moved(self, x: Tensor, place: Place, first: int) -> Tensor:
+        """Queries or keys [B, H, T, D] of the positions from `first` on, at a place."""
+        end = first + x.shape[2]
+        if self.rope is None or self.kept.at(place, first, end):
+            return x
         inference = torch.is_inference_mode_enabled()  # such tensors are of no use to a backward pass
-        shape = self.sight.queries, self.sight.end, self.sight.column
-        key = (self.bands, shape, x.dtype, x.device, inference, *what)
-        tables: tuple[Tensor, Tensor] | None = rope.memo.get(key)  # another thread may empty it meanwhile
-        if tables is None:
-            tables = rope.memo[key] = rope.rotation(x, places)
-        return tables
+        kind = place, first, end, x.dtype, x.device, inference
+        if (tables := self.rope.memo.get(kind)) is None:
+            positions = torch.arange(first, end, device=x.device)[None]
+            tables = self.rope.memo[kind] = self.rope.further(x, place(positions) - self.kept(positions))
+        return self._by(x, tables)
 
     def written_down(
         self, query: Tensor, key: Tensor, value: Tensor, dropout: float, wants_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """What queries read, with their scores written down for a block of queries at a time."""
-        places = self.sight.places(query, key, self.position_ids)
-        groups = query.shape[1] // key.shape[1]
-        queries, keys = [query], [key]
-        if self.rope is not None:
-            tables = [self.rope.rotation(query, band.query(places.queries)) for band in self.bands]
-            queries = [self._scaled(self._turned(query, *table), places.queries) for table in tables]
-            tables = [self.rope.rotation(key, band.key(places.keys)) for band in self.bands]
-            keys = [self._turned(key, *table) for table in tables]
-        keys = [repeat_kv(one, groups) for one in keys]
+        places, spans = self._shared("places", lambda: self._placed(query, key))
+        wide = torch.promote_types(query.dtype, torch.float32) if query.shape[2] == 1 else query.dtype
+        queries, keys = [], []
+        for band, columns in zip(self.bands, spans, strict=True):
+            own = self._turned(query, band.query, places.queries)
+            queries.append(self._scaled(own, places.queries).to(wide))
+            keys.append(self._turned(key[:, :, columns], band.key, places.keys[:, columns]).to(wide))
         scored = ScoredBands(
-            torch.cat(queries, -1), repeat_kv(value, groups), dropout, len(keys) * key.shape[2],
-            keys, self.bands, places, self.sight, self.scaling,
+            torch.cat(queries, -1), value, dropout, sum(x.shape[2] for x in keys) + key.shape[2],
+            keys, spans, self.bands, places, self.sight, self.scaling,
         )  # fmt: skip
         return scored.output(wants_weights)
 
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return turned(self.module, x, cos, sin)
+    def _placed(self, query: Tensor, key: Tensor) -> tuple[Places, list[slice]]:
+        """Where queries and keys stand, and the columns of every band's keys."""
+        places = self.sight.places(query, key, self.position_ids)
+        if len(self.bands) == 1:
+            return places, [slice(0, key.shape[2])]  # whatever the mask lets through
+        return places, [band.span(*places) for band in self.bands]
+
+    def _turned(self, x: Tensor, place: Place, positions: Tensor) -> Tensor:
+        """Queries or keys [B, H, T, D] of these positions, at a place."""
+        if self.rope is None or self.kept.at(place, 0, sys.maxsize):
+            return x
+        return self._by(x, self.rope.further(x, place(positions) - self.kept(positions)))
+
+    def _by(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        return turned(self.module, x.to(tables[0].dtype), *tables).to(x.dtype)
 
     def _scaled(self, query: Tensor, positions: Tensor) -> Tensor:
         """The query, multiplied by what the map multiplies its scores by."""
@@ -282,6 +285,11 @@ class _Step:
             return query
         factor = self.rope.distances.temperature(positions, self.rope.window)
         return query if factor is None else query * factor.to(query.dtype)[:, None, :, None]
+
+
+def _columns(part: tuple[Piece, ...]) -> slice:
+    """From the first to the last of all pieces."""
+    return slice(min(piece.first_key for piece in part), max(piece.last_key for piece in part))
 
 
 AttentionInterface.register(NAME, attend)

@@ -141,6 +141,7 @@ class DualChunk(AttentionMap):
     name = "dca"
     formula = "m mod s, min(m mod s + s, c) or min(2s−1, c), less n mod s"
     paper = "arXiv:2402.17463"
+    kept_for = 0
     clip: Whole = FITTED
     chunk: Whole = FITTED
 
@@ -247,6 +248,7 @@ class Lambda(_Windowed):
     control = True
     formula = "D below W; W for n < k; else unseen"
     paper = "arXiv:2308.16137"
+    kept_for = 0
     sinks: WholeFromOne = 4
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
@@ -274,6 +276,7 @@ class String(AttentionMap):
     name = "string"
     formula = "D below S, then D − S + W"
     paper = "arXiv:2410.18745"
+    kept_for = 0
     shift: Whole = FITTED
     window: Whole = FITTED
 

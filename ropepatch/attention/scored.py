@@ -23,7 +23,7 @@ class ScoredAttention(ABC):
 
     Args:
         query: [B, H, Q, E].
-        value: [B, H, T, F].
+        value: [B, H, T, F], or of fewer heads, which others share.
         dropout: The share of the weights that is dropped.
         width: The columns that the scores of one query take, where they are more than T.
     """
@@ -63,10 +63,16 @@ class ScoredAttention(ABC):
         dtype = self.value.dtype
         with torch.autocast(query.device.type, enabled=False):
             weights = nn.functional.dropout(self._scores(query, rows).softmax(-1), self.dropout)
-            output = weights.to(dtype) @ self.value
+            output = by_head(weights.to(dtype), self.value)
             if (more := self._more(rows, weights)) is not None:
                 output = output + more.to(output.dtype)
         return output, weights.to(dtype)
+
+
+def by_head(one: Tensor, shared: Tensor) -> Tensor:
+    """[B, H, q, X] @ [B, K, X, Y]: [B, H, q, Y]; the heads that share one are rows of one product."""
+    rows = one.reshape(len(one), shared.shape[1], -1, one.shape[-1]) @ shared
+    return rows.view(*one.shape[:3], -1)
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:

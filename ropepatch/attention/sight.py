@@ -200,8 +200,9 @@ class Sight:
         order: list[int] = []
         for sequences, documents in groupby(runs, lambda run: run.sequences):
             order += sequences
-            whole = len(sequences) == query.shape[0]
-            q, k, v = (x if whole else x[list(sequences)] for x in (query, key, value))
+            own: Any = slice(sequences[0], sequences[-1] + 1)  # no copy
+            own = own if len(sequences) == own.stop - own.start else list(sequences)
+            q, k, v = (x[own] for x in (query, key, value))
             parts = []
             for run in documents:
                 rows, keys = slice(run.first_row, run.end - self.column), slice(run.first_key, run.end)

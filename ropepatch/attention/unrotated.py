@@ -46,6 +46,10 @@ class Unrotated(RotarySubstitute):
                 f"the attention of this model was set to {set_to!r}, which ignores its {self.what}",
                 hint=f"set it before the {self.when}: eager or sdpa",
             )
+        return self.cos_sin(x, position_ids, *layer_type)
+
+    def cos_sin(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
+        """cos and sin that turn nothing."""
         cos, _ = self.stock(x, position_ids, *layer_type)
         return torch.ones_like(cos), torch.zeros_like(cos)
 

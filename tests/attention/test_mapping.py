@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import MAPS, map_attention, mapped, scored, scored_bands, sight
+from ropepatch.attention import MAPS, map_attention, mapped, mapped_attention, scored, sight
 from ropepatch.attention.maps import make_map
 from ropepatch.training.packed_attention import packed_attention
 
@@ -95,16 +95,23 @@ def test_reading_through_a_cache_equals_reading_at_once(model, name):
         assert apart(cached(model, sizes, static), expected) < 5e-5
 
 
-def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
-    places = sight.Sight.places
+@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("name", ["rerope", "self-extend"])
+def test_the_cache_test_would_see_keys_that_are_one_token_off(model, name, by_kernels, monkeypatch):
+    places, moved = sight.Sight.places, mapped_attention._Step._moved
 
     def shifted(self, *tensors):
         told = places(self, *tensors)
         return told._replace(keys=told.keys - 1)
 
-    put(model, "self-extend")
+    put(model, name)
     expected = logits(model)
-    monkeypatch.setattr(sight.Sight, "places", shifted)
+    if by_kernels:  # keys are several, the query is one
+        wrong = lambda self, x, place, first: moved(self, x, place, first - (x.shape[2] > 1))  # noqa: E731
+        monkeypatch.setattr(mapped_attention._Step, "_moved", wrong)
+    else:
+        monkeypatch.setattr(mapped_attention, "DEVICES", set())
+        monkeypatch.setattr(sight.Sight, "places", shifted)
     assert apart(cached(model, [1] * 40, DynamicCache(config=model.config)), expected) > 1e-2
 
 
@@ -123,6 +130,17 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
             alone = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
             assert apart(said[row], alone) < 5e-5
             assert torch.equal(alone.argmax(-1), out.sequences[row, -9:])
+
+
+def test_beams_and_drafts_leave_in_a_cache_what_reading_without_one_reads(model):
+    """Drafts are cropped off the cache; beams are reordered in it."""
+    put(model, "self-extend")
+    told = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    for more in ({}, {"num_beams": 3}):
+        expected = model.generate(ONE[:, :24], **told, **more, use_cache=False)
+        assert torch.equal(model.generate(ONE[:, :24], **told, **more), expected)
+    drafted = model.generate(ONE[:, :24].repeat(1, 2), **told, prompt_lookup_num_tokens=3)
+    assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **told))
 
 
 # Of the second half of a row, after a first half in the cache.
@@ -260,13 +278,13 @@ def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "cohere", "glm", "gpt_neox"])
-def test_one_query_reads_keys_block_by_block_with_the_weights_and_gradients_of_many(model_type, monkeypatch):
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_one_query_reads_keys_with_the_weights_and_gradients_of_many(model_type, attention):
     """Rows of 33 and 40 tokens; pairs in halves and side by side, and keys that are turned in part."""
-    monkeypatch.setattr(scored_bands, "KEYS", {"cpu": 2 * 4 * 16 * 7})
     mask = (torch.arange(40) >= torch.tensor([[7], [0]])).long()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     model = tiny_model(model_type)
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(attention)
     put(model, "self-extend")
     found = []
     for sizes in ([40], [39, 1]):
@@ -274,10 +292,10 @@ def test_one_query_reads_keys_block_by_block_with_the_weights_and_gradients_of_m
         for ids in IDS.split(sizes, 1):
             end = begin + ids.shape[1]
             told = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
-            out = model(ids, **told, past_key_values=cache, output_attentions=True)
+            out = model(ids, **told, past_key_values=cache, output_attentions=attention == "eager")
             begin = end
         out.logits[:, -1].square().sum().backward()
-        weights = [weights[:, :, -1] for weights in out.attentions]
+        weights = [weights[:, :, -1] for weights in out.attentions or ()]
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
         found.append([x.detach() for x in (out.logits[:, -1], *weights, *gradients)])
         model.zero_grad(set_to_none=True)

@@ -154,3 +154,18 @@ def test_log_n_leaves_the_window_alone_and_grows_behind_it():
     assert (scale[:256] == 1).all()
     assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))
     assert make_map("rerope").temperature(torch.arange(1024), 256) is None
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_last_token_finds_most_keys_where_a_cache_has_them(name):
+    """Of 8,192 tokens of a model of 2,048: what is left to turn is a window, and the first tokens."""
+    one = make_map(name).fitted(2048, 8192 if name != "string" else 3000)
+    kept, last, turned = one.kept(), 8191, 0
+    for band in one.bands():
+        m = torch.tensor([last])
+        for n in range(max(0, int(band.begin(m))), int(band.end(m))):
+            place = torch.tensor([n])
+            stands = bool(kept(place) == band.key(place))
+            assert stands or not kept.at(band.key, n, n + 1)
+            turned += not stands
+    assert turned <= {"dca": 0, "string": 0, "lambda": 4, "lampe": 900}.get(name, 2048)
