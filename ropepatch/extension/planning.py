@@ -26,12 +26,12 @@ from ropepatch.extension.map_code import map_changes
 from ropepatch.extension.methods import find_method
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
-from ropepatch.model.architectures import LOCAL_ONLY, NORMALISED
 from ropepatch.model.checks import config_errors
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_folder
+from ropepatch.model.traits import remarks
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -339,10 +339,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         yield f"{config.model_type} multiplies all logits by {m * m:.4f} as well (mscale_all_dim = {k:g})"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
-    yield from (row.reason for row in (LOCAL_ONLY, NORMALISED) if config.model_type in row)
-    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if sliding and not getattr(config, "layer_types", None):
-        yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"
+    yield from remarks(config, window)
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
     if not window_keys & survey.stated.keys():
         yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ropepatch.model.checks import companions, keys, lengths, rope_types, scalings, theta
+from ropepatch.model.checks import architecture, companions, keys, lengths, rope_types, scalings, theta
 from ropepatch.model.checks.case import Block, Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Mend
 
@@ -61,7 +61,7 @@ def check(case: Case) -> list[Finding]:
     """What the small files of a checkpoint say."""
     findings = merged(finding for look in CHECKS for finding in look(case))
     if not any(finding.severity == "error" for finding in findings):
-        findings += rope_types.refused(case)
+        findings += [*rope_types.refused(case), *architecture.known_hard(case)]
     return findings
 
 
