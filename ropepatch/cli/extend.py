@@ -46,6 +46,7 @@ Examples:
   ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
   ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
   ropepatch extend ./llama-2-7b --to 16k --method fit --text books.txt --set steps=100
+  ropepatch extend ./llama-2-7b --to 16k --distil
   ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
   ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%"""
 
@@ -86,6 +87,14 @@ def extend(
             autocompletion=complete("recipes"),
         ),
     ] = None,
+    distil: Annotated[
+        bool,
+        typer.Option(
+            "--distil",
+            help="Train it by what it expects itself, on --text or else on what it writes itself; "
+            "`ropepatch recipes distil` says how.",
+        ),
+    ] = False,
     max_short_loss_increase: Annotated[
         str | None,
         typer.Option(
@@ -139,8 +148,9 @@ def extend(
 ) -> None:
     """Write a checkpoint with a longer context that stock transformers loads.
 
-    Without a recipe it is training-free. With one the model is trained at the new context: the same command
-    goes on where it was interrupted, and several processes share the work under torchrun or accelerate.
+    Without a recipe it is training-free. With one, or with --distil, the model is trained at the new context:
+    the same command goes on where it was interrupted, and several processes share the work under torchrun or
+    accelerate.
     """
     from ropepatch.pipeline.choice import NothingHelpsError
     from ropepatch.pipeline.extension import extend as write_extension
@@ -159,6 +169,7 @@ def extend(
             if settings
             else None,
             recipe=recipe,
+            distil=distil,
             max_short_loss_increase=share,
             evaluate=suite,
             text=text,

@@ -139,6 +139,7 @@ def extend(
     allow_code: bool = False,
     settings: Mapping[str, Any] | None = None,
     recipe: str | Path | Recipe | None = None,
+    distil: bool = False,
     max_short_loss_increase: float | None = None,
     evaluate: str | Path | Suite | None = None,
     text: str | None = None,
@@ -171,6 +172,7 @@ def extend(
         allow_code: Whether `auto` may choose an attention map; see `choose`.
         settings: Parameters of the method; also those called like an argument here, as `text` of `fit`.
         recipe: A name, a YAML file or a `Recipe`; see `ropepatch recipes`.
+        distil: Train it by what it expects itself: the recipe `distil`, on `text` or on what it writes.
         max_short_loss_increase: By how much training may raise the loss within the old context, as a share;
             None for what the recipe says. A checkpoint beyond it is written and not pushed.
         evaluate: A suite by name, a YAML file or a `Suite`: measured before and after, into the folder.
@@ -200,7 +202,8 @@ def extend(
     """
     command = (record or {}).get("command")
     feedback = Feedback(say=say, progress=progress, show=show, command=command)
-    check_pairs(recipe, evaluate, increase=max_short_loss_increase, link_weights=link_weights, limit=limit)
+    pairs: dict[str, Any] = {"distil": distil, "text": text, "link_weights": link_weights, "limit": limit}
+    check_pairs(recipe, evaluate, increase=max_short_loss_increase, **pairs)
     suite = None
     if evaluate is not None:
         suite = named_suite(evaluate, text=text, field=field, split=split or "test").narrowed(limit, None)
@@ -214,6 +217,7 @@ def extend(
         revision=revision,
         suite=suite,
         text={"text": text, "field": field} | ({"split": split} if split else {}),
+        distil=distil,
     )
     if push and not dry_run:
         from ropepatch.publishing.hub import check_repo

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
@@ -15,11 +16,14 @@ from ropepatch.extension.methods import check_method
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_folder
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
-from ropepatch.settings import Length, short_length
+from ropepatch.settings import Length, relative_length, short_length
 from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.recipe import Recipe, read_recipe
+
+DISTIL = "distil"  # the recipe of --distil
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +93,18 @@ def read_request(
     revision: str | None,
     suite: Suite | None,
     text: dict[str, Any],
+    distil: bool = False,
 ) -> Request:
     """The request of a call of `extend`, whose arguments these are.
 
     Raises:
         RopepatchError: If two arguments contradict each other, one is missing, or one is not what it must be.
     """
-    training = recipe if isinstance(recipe, Recipe | None) else read_recipe(str(recipe))
     plan = model if isinstance(model, Plan) else None
+    training = recipe if isinstance(recipe, Recipe | None) else read_recipe(str(recipe))
+    if distil:
+        of = (plan.model, plan.revision) if plan else (model_name(model), revision)  # type: ignore[arg-type]
+        training = self_taught(*of, text)
     if plan is None:
         name = model_name(model)  # type: ignore[arg-type]
         method = method_of(method, training)
@@ -114,9 +122,12 @@ def read_request(
         )
     else:
         name, revision, target, method = plan.model, plan.revision, plan.target, plan.method.name
-    _check_text(text, suite, method)
+    _check_text(text, method, is_read=suite is not None or distil)
+    if distil and method != AUTO:  # a fit reads what is trained on, less what is held out
+        text = {"text": None, "field": "text"}
     label = method_label(method)
-    recipe_name = "recipe" if isinstance(recipe, Recipe) else Path(recipe or "").stem
+    named = DISTIL if distil else recipe or ""
+    recipe_name = "recipe" if isinstance(named, Recipe) else Path(named).stem
     parts = filter(None, (Path(name).name, label, short_length(target), recipe_name))
     return Request(
         model=name,
@@ -133,6 +144,21 @@ def read_request(
     )
 
 
+def self_taught(model: str, revision: str | None, text: dict[str, Any]) -> Recipe:
+    """The recipe `distil` for a model, on a text or, without one, on what the model writes itself.
+
+    Raises:
+        RopepatchError: There is no such model.
+    """
+    recipe = read_recipe(DISTIL)
+    survey = survey_folder(find_source(model, revision, weights=False).folder)
+    trained = survey.rope.original_max_position_embeddings
+    room = relative_length(recipe.data.tokens_per_batch, trained)
+    sources = (Texts(**text),) if text["text"] else recipe.data.sources
+    data = recipe.data.model_copy(update={"windows": (min(trained, room),), "sources": sources})
+    return recipe.model_copy(update={"model": model, "data": data})
+
+
 def _check_model(name: str, revision: str | None, recipe: Recipe) -> None:
     """Refuse a model that is not there; the hint names the one that the recipe is for."""
     try:
@@ -144,14 +170,14 @@ def _check_model(name: str, revision: str | None, recipe: Recipe) -> None:
         raise RopepatchError(str(error), hint=hint) from error
 
 
-def _check_text(text: dict[str, Any], suite: Suite | None, method: str) -> None:
+def _check_text(text: dict[str, Any], method: str, *, is_read: bool) -> None:
     """Refuse a text that nothing reads, and a field or split of none."""
     given = [
         f"--{key}"
         for key, unsaid in (("text", None), ("field", "text"), ("split", None))
         if text.get(key, unsaid) != unsaid
     ]
-    if given and suite is None and method not in (FIT, AUTO):
+    if given and not is_read and method not in (FIT, AUTO):
         raise RopepatchError(
             f"{', '.join(given)} beside --method {method}: nothing reads a text",
             hint="--eval SUITE measures on it, --method fit and auto read it; else leave it out",
@@ -163,17 +189,34 @@ def _check_text(text: dict[str, Any], suite: Suite | None, method: str) -> None:
 
 
 def check_pairs(
-    recipe: object, evaluate: object, *, increase: float | None, link_weights: bool, limit: int | None
+    recipe: object,
+    evaluate: object,
+    *,
+    distil: bool,
+    text: str | None,
+    increase: float | None,
+    link_weights: bool,
+    limit: int | None,
 ) -> None:
     """Refuse arguments that are nothing without another, or beside it.
 
     Raises:
         RopepatchError: With the two.
     """
-    if recipe is None and increase is not None:
+    if recipe is not None and distil:
+        raise RopepatchError("--distil beside --recipe", hint="a recipe says it itself: `distil: {}`")
+    if distil and evaluate is not None and text is not None:
+        raise RopepatchError(
+            "--text is what --distil trains on, and --eval would measure on it",
+            hint="leave --eval out, and `ropepatch eval` the checkpoint on another text",
+        )
+    training = "--distil" if distil else None if recipe is None else "--recipe"
+    if training is None and increase is not None:
         raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
-    if recipe is not None and link_weights:
-        raise RopepatchError("--link-weights beside --recipe, which makes new weights", hint="leave one out")
+    if training is not None and link_weights:
+        raise RopepatchError(
+            f"--link-weights beside {training}, which makes new weights", hint="leave one out"
+        )
     if evaluate is None and limit is not None:
         raise RopepatchError("--limit is of what --eval measures", hint="--eval SUITE, or leave it out")
 

@@ -36,15 +36,15 @@ def self_written(
     cache: Path,
     say: Callable[[str], None] = lambda line: None,
 ) -> TokenStore:
-    """At least ``tokens`` tokens of a checkpoint's own, in documents of at most ``length``.
+    """At least ``tokens`` tokens of a checkpoint's own, in documents of ``length``, each begun as a text is.
 
-    Each begins as a text does and ends where the model ends it. What is written is kept: whoever asks again
-    gets the same, and whoever asks for more, or was interrupted, goes on.
+    What is written is kept: whoever asks again gets the same, and whoever asks for more, or was interrupted,
+    goes on.
 
     Args:
         folder: The checkpoint.
         tokenizer: Its tokenizer.
-        length: The longest document, in tokens; no more than the model was trained to read.
+        length: Tokens of a document; no more than the model was trained to read.
         tokens: How many are wanted.
         seed: The seed of the draws.
         cache: The folder of tokens.
@@ -77,23 +77,19 @@ def self_written(
 def written(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator
 ) -> list[Tensor]:
-    """Documents of at most ``length`` tokens, int32, drawn token by token at temperature 1."""
+    """Documents of ``length`` tokens, int32, drawn token by token at temperature 1.
+
+    Where the model ends a text, it goes on with the next: so rows of that length are one document each.
+    """
     first, rows = first_token(tokenizer), max(1, AT_ONCE // length)
-    own = model.generation_config.eos_token_id if model.generation_config else None
-    ends = {first, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
-    stops = torch.tensor(sorted(ends), dtype=torch.long)
     if first is None:
         ids = torch.randint(text_config(model.config).vocab_size, (rows, 1), generator=draws)
     else:
         ids = torch.full((rows, 1), first)
     columns, cache = [ids], None
-    ended = torch.zeros(rows, dtype=torch.bool)
-    while len(columns) < length and not ended.all():
+    while len(columns) < length:
         output = model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         ids = output.logits[:, -1].float().softmax(-1).cpu().multinomial(1, generator=draws)
         columns.append(ids)
-        ended |= torch.isin(ids[:, 0], stops)
-    table = torch.cat(columns, 1).int()
-    told = torch.isin(table[:, 1:], stops).cumsum(1) == 0  # nothing of a document has ended it yet
-    return [row[: 1 + int(count)] for row, count in zip(table, told.sum(1), strict=True)]
+    return list(torch.cat(columns, 1).int())

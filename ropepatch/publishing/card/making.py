@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from ropepatch.attention import MAPS
+from ropepatch.extension.record import Adaptation
 from ropepatch.model.legacy import LEGACY_KEYS
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, link, text
@@ -87,6 +88,26 @@ def _python(model: Extended) -> Iterator[str]:
         yield f'ropepatch.adapt(plan, ropepatch.read_recipe("adaptation/recipe.yaml"), {out})'
     else:
         yield f"ropepatch.extend(plan, {out})"
+
+
+def teaching(adaptation: Adaptation | None) -> str:
+    """By what a distilled model was taught; nothing of any other."""
+    distil = adaptation.recipe.get("distil") if adaptation else None
+    if not isinstance(distil, dict):
+        return ""
+    named = distil.get("map")
+    named = named.get("name") if isinstance(named, dict) else named
+    mixed = f", with {share:.0%} of cross-entropy" if (share := _number(distil, "cross_entropy", 0)) else ""
+    sharp = f" at temperature {t:g}" if (t := _number(distil, "temperature", 1)) != 1 else ""
+    return (
+        f"It was taught by what the base model expects{sharp}{mixed}, in place of the tokens of a text; "
+        f"texts longer than its context the base read under {code(str(named))}."
+    )
+
+
+def _number(content: Mapping[str, Any], key: str, usual: float) -> float:
+    value = content.get(key)
+    return value if isinstance(value, int | float) else usual
 
 
 def _not_default(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def card_text(model: Extended) -> str:
         old_context=[*evidence.old_context(model)],
         recipe=making.recipe(model),
         plan=making.plan(model),
+        teaching=making.teaching(model.record.adaptation),
         citation=making.citation(model),
     )
     paragraphs = re.sub(r"\n{3,}", "\n\n", body).strip("\n").replace(NEWLINE, "\n")
