@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import every_family, refusal
+from families import NOT_YET, OLDEST, every_family, refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import IDS, ONE, apart, cast, logits, lora, pickled
 from tiny_models import tiny_config, tiny_model
@@ -135,7 +135,7 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
 def test_beams_and_drafts_leave_in_a_cache_what_reading_without_one_reads(model):
     """Drafts are cropped off the cache; beams are reordered in it."""
     put(model, "self-extend")
-    told = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    told = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
     for more in ({}, {"num_beams": 3}):
         expected = model.generate(ONE[:, :24], **told, **more, use_cache=False)
         assert torch.equal(model.generate(ONE[:, :24], **told, **more), expected)
@@ -449,13 +449,26 @@ REFUSED = {
     "some of its attention is not causal": "gemma3 moss_transcribe_diarize",
     "does not run with attention of another kind": "deepseek_v2",
 }
-REASON = {name: reason for reason, names in REFUSED.items() for name in names.split()}
+OTHERWISE = {  # in the oldest transformers, whose models say so first
+    "it carries a state from token to token": "bamba falcon_h1 zamba2",
+    "it caps its attention scores": "gemma2 vaultgemma",
+    "its layers make masks of their own": "glm_moe_dsa",
+    "is no interchangeable function": "diffllama",
+}
+REASON = {
+    name: reason
+    for reasons in (REFUSED, OTHERWISE if OLDEST else {})
+    for reason, names in reasons.items()
+    for name in names.split()
+}
 
 
 @every_family("smollm3", "cohere", "glm", "phi", "gemma3_text", "gpt_neox", "hunyuan_v1_dense", "qwen3")
 def test_every_family_is_mapped_or_refused_with_the_reason(model_type):
     if refusal(model_type):
         pytest.skip("its rope cannot be read")
+    if model_type in NOT_YET:
+        pytest.skip("this transformers does not run it")
     model = tiny_model(model_type)
     stock = logits(model)
     window = model.config.get_text_config().max_position_embeddings
