@@ -166,7 +166,7 @@ class Ranking(Part):
     """The scalings that `--method auto` measured; see `ropepatch.evaluation.ranking`.
 
     Args:
-        rule: By which they were ranked, in a sentence.
+        rule: By which they were ranked, in sentences.
         rows: Best first.
         recommended: The label of the one to take; None where none helps.
         advice: Why, in sentences.

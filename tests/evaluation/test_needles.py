@@ -1,5 +1,5 @@
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import product
 
@@ -14,6 +14,7 @@ from ropepatch.data.prompts import Needle, Prompt, needle_prompt, passkey_prompt
 from ropepatch.data.templates import NAMED, PasskeyTemplate
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.passkey import Passkey, draw_needles, passkey
+from ropepatch.evaluation.results import passkey_by_length
 from ropepatch.settings import seed_of
 
 FRENCH = ACCENTED.model_copy(
@@ -160,16 +161,22 @@ def says_key(tokenizer: PreTrainedTokenizerFast, number: int) -> Callable[[list[
 def test_a_model_that_says_the_key_of_one_needle_is_right_only_where_that_is_asked_for(tokenizer, number):
     with reading(model := Known(says_key(tokenizer, number))) as rows:
         grid = passkey(model, tokenizer, **GRID)
-    expected = Counter()
+    expected = defaultdict(list)  # of every trial, in their order
     for cell, trial in product(grid.cells, range(4)):
         needles = draw_needles(NAMED, cell[1], 3, seed_of("passkey", 0, *cell, trial))
         order = sorted(needles, key=lambda needle: needle.depth)
-        expected[cell] += order[number] is needles[0]
+        expected[cell].append(int(order[number] is needles[0]))
+    assert {cell: [*read.found] for cell, read in grid.cells.items()} == expected
     assert {cell: read.correct for cell, read in grid.cells.items()} == {
-        cell: expected[cell] for cell in grid.cells
+        cell: sum(trials) for cell, trials in expected.items()
+    }
+    kept = {row["length"]: row["found"] for row in passkey_by_length(grid)}
+    assert kept == {
+        length: [said for depth in GRID["depths"] for said in expected[length, depth]]
+        for length in GRID["lengths"]
     }
     assert len(rows) == 24
-    assert 0 < sum(expected.values()) < 24
+    assert 0 < sum(map(sum, expected.values())) < 24
 
 
 @pytest.mark.parametrize("right", range(4))
@@ -189,6 +196,7 @@ def test_each_answer_counts_by_itself_after_the_true_ones_before_it(tokenizer, r
 
     grid = passkey(Known(says), tokenizer, queries=queries, **GRID)
     assert set(grid.cells.values()) == {Passkey(4, 16)}
+    assert {(*row["found"], row["wanted"]) for row in passkey_by_length(grid)} == {(*[1] * 12, 4)}
 
 
 @pytest.mark.parametrize("name", ["llama3", "gpt2"])

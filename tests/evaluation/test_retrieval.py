@@ -290,6 +290,8 @@ def test_a_model_that_reads_finds_all_of_every_kind_and_one_that_says_what_was_n
     tables, lines = measured(Reader(tokenizer, answers), tokenizer)
     assert shares(tables) == dict.fromkeys(product(KINDS, (330, 501)), share)
     assert {(row["share"], row["n"]) for row in tables["by_length"]} == {(share, 7 * 6)}
+    kept = {(row["kind"], tuple(row["found"])) for row in tables["by_kind"]}
+    assert kept == {(kind, (share * one.wanted,) * 6) for kind, one in KINDS.items()}
     reached = 501 if share else None
     assert [(row["kind"], row["length"], row["own"]) for row in tables["effective_length"]] == [
         (kind, reached, reached) for kind in (MEAN, *KINDS)
