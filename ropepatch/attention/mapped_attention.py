@@ -25,8 +25,9 @@ from ropepatch.attention.interchange import OTHER_SCORES, SLOT
 from ropepatch.attention.kernels import DEVICES, Layout, banded
 from ropepatch.attention.places import Places
 from ropepatch.attention.plain import causal
-from ropepatch.attention.scored_bands import ScoredBands, turned
+from ropepatch.attention.scored_bands import ScoredBands
 from ropepatch.attention.sight import Run, Sight, sight_mask
+from ropepatch.attention.turning import quickly_turned, turned
 from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 
@@ -277,7 +278,8 @@ class _Step:
         return self._by(x, self.rope.further(x, place(positions) - self.kept(positions)))
 
     def _by(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        return turned(self.module, x.to(tables[0].dtype), *tables).to(x.dtype)
+        turn = turned if self.sight.queries > 1 else quickly_turned
+        return turn(self.module, x.to(tables[0].dtype), *tables).to(x.dtype)
 
     def _scaled(self, query: Tensor, positions: Tensor) -> Tensor:
         """The query, multiplied by what the map multiplies its scores by."""

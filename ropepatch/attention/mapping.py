@@ -26,7 +26,7 @@ from ropepatch.attention.interchange import (
 )
 from ropepatch.attention.mapped_attention import NAME, MappedRope
 from ropepatch.attention.maps import make_map
-from ropepatch.attention.scored_bands import turned
+from ropepatch.attention.turning import turned
 from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ropepatch.attention.bands import Band
 from ropepatch.attention.places import Places
 from ropepatch.attention.scored import ScoredAttention, by_head, masked
 from ropepatch.attention.sight import Sight
-
-
-def turned(module: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys [B, H, T, D], turned by the model's own function in its own layout of pairs."""
-    apply = sys.modules[type(module).__module__].apply_rotary_pos_emb
-    width = cos.shape[-1]
-    out, _ = apply(x[..., :width], x[:, :0, :, :width], cos, sin)
-    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
 
 
 @dataclass(frozen=True, eq=False)
