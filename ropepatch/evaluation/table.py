@@ -76,13 +76,13 @@ class Drawing(NamedTuple):
 
     Args:
         name: How its file is called.
-        kind: What is drawn: perplexity against length, the loss or the gain by position, or shares by length
-            and depth (of the tables ``by_length``, ``by_position``, ``gain`` and ``cells``).
+        kind: What is drawn, called as the table it is drawn from: perplexity against length, the loss or the
+            gain by position, or shares by length and depth (``cells``) or kind of question.
         caption: What it shows.
     """
 
     name: str
-    kind: Literal["by_length", "by_position", "gain", "cells"]
+    kind: Literal["by_length", "by_position", "gain", "cells", "by_kind"]
     caption: str
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import adapted, asking, model_record, reading, scoring
+from made_results import adapted, asking, model_record, reading, result_of, scoring
 from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
 from ropepatch.attention import MAPS, make_map
@@ -214,6 +214,36 @@ def test_the_trained_context_lies_between_the_lengths_inside_and_beyond():
     assert list(axes.lines[0].get_xdata()) == [0.5, 0.5]
     axes = plots.plot_passkey({"base": GRID}, trained=4096).axes[0]
     assert list(axes.lines[0].get_xdata()) == [1.5, 1.5]
+
+
+def retrieval(label, shares, n=4):
+    """What is found of kinds of questions at 256 and 512 tokens: as much at a depth of 0, half of it at 1."""
+    rows = [
+        {"kind": kind, "length": length, "share": share, "n": n}
+        for kind, pair in shares.items()
+        for length, share in zip((256, 512), pair, strict=True)
+    ]
+    cells = [
+        row | {"depth": depth, "share": row["share"] / by} for row in rows for depth, by in ((0, 1), (1, 2))
+    ]
+    return result_of(
+        "retrieval", label, {"by_kind": rows, "cells": cells, "by_length": []}, {"kinds": [*shares]}
+    )
+
+
+def test_answers_are_mapped_by_kind_and_by_depth_as_the_mean_of_the_kinds():
+    results = [retrieval("base", {"vt": (1.0, 0.5), "fact": (0.5, 0.0)})]
+    drawn = plots.figures(results)
+    assert list(drawn) == ["retrieval", "retrieval-depth"]
+    found = {
+        name: {text.get_position(): text.get_text() for text in fig.axes[0].texts}
+        for name, fig in drawn.items()
+    }
+    assert found["retrieval"] == {(0, 0): "100%", (1, 0): "50%", (0, 1): "50%", (1, 1): "0%"}
+    assert found["retrieval-depth"] == {(0, 0): "75%", (1, 0): "25%", (0, 1): "38%", (1, 1): "12%"}
+    assert list(ticks(drawn["retrieval"].axes[0].yaxis).values()) == ["vt", "fact"]
+    assert "of 8 in each cell" in drawn["retrieval-depth"].get_suptitle()
+    assert list(drawn["retrieval"].axes[0].lines[0].get_xdata()) == [0.5, 0.5]
 
 
 def test_cells_too_small_for_numbers_are_explained_by_a_key():

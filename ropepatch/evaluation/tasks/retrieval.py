@@ -30,7 +30,7 @@ from ropepatch.evaluation.retrieval import (
     mean_row,
     share_row,
 )
-from ropepatch.evaluation.table import MISSING, Cell, Metric, Table, enumeration
+from ropepatch.evaluation.table import MISSING, Cell, Drawing, Metric, Table, enumeration
 from ropepatch.evaluation.tasks.passkey import length_cell
 from ropepatch.evaluation.tasks.task import Advance, Column, Say, Tables, Task, resolved
 from ropepatch.files import read_json, write_json
@@ -211,6 +211,20 @@ class RetrievalTask(Task):
                 name: length_cell({"length": row["own"]}) for name, row in means.items()
             },
         }
+
+    @classmethod
+    def drawings(cls, comparison: Comparison) -> list[Drawing]:
+        """Maps of every method, by kind and by depth."""
+        drawings = [
+            Drawing("retrieval", "by_kind", "Share found, by the kind of question and the prompt's length"),
+            Drawing(
+                "retrieval-depth",
+                "cells",
+                "Share found, by the depth of what is asked for and the prompt's length; mean of the kinds "
+                "that have a depth",
+            ),
+        ]
+        return [drawing for drawing in drawings if comparison.rows(drawing.kind)]
 
     @classmethod
     def sentence(cls, comparison: Comparison, length: int, rows: Mapping[str, Row], *, best: bool) -> str:

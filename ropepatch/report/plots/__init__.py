@@ -6,7 +6,7 @@ All of them need matplotlib; without it a `RopepatchError` says what to install.
 from ropepatch.report.plots.distances import plot_effective_distances
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_loss, plot_perplexity, plot_positions
-from ropepatch.report.plots.passkeys import plot_cells, plot_passkey
+from ropepatch.report.plots.passkeys import plot_cells, plot_kinds, plot_passkey
 from ropepatch.report.plots.pictures import (
     Picture,
     figures,
@@ -34,6 +34,7 @@ __all__ = [
     "plot_cells",
     "plot_effective_distances",
     "plot_gain",
+    "plot_kinds",
     "plot_loss",
     "plot_passkey",
     "plot_perplexity",

@@ -1,8 +1,9 @@
-"""Passkeys found by length and depth."""
+"""Passkeys and answers found, by length and depth or kind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ropepatch.evaluation.results import Row, passkey_cells
@@ -31,26 +32,60 @@ def plot_passkey(grids: Mapping[str, PasskeyGrid], *, trained: int) -> Figure:
 
 
 def plot_cells(comparison: Comparison) -> Figure:
-    """The same of results."""
-    return _maps(comparison.rows("cells"), comparison.trained, f"{shown(comparison.model)}: passkeys found")
+    """The same of results; of several kinds of questions their mean."""
+    tables = {name: _mean_of_kinds(rows) for name, rows in comparison.rows("cells").items()}
+    return _maps(tables, comparison.trained, f"{shown(comparison.model)}: {_found(comparison)}")
 
 
-def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str) -> Figure:
+def plot_kinds(comparison: Comparison) -> Figure:
+    """The share of each kind of question that is found by length, one map per model."""
+    title = f"{shown(comparison.model)}: {_found(comparison)}"
+    return _maps(comparison.rows("by_kind"), comparison.trained, title, by="kind")
+
+
+def _found(comparison: Comparison) -> str:
+    return "passkeys found" if comparison.task == "passkey" else "share found"
+
+
+def _mean_of_kinds(rows: Sequence[Row]) -> list[Row]:
+    places: dict[tuple[int, float], list[Row]] = {}
+    for row in rows:
+        places.setdefault((row["length"], row["depth"]), []).append(row)
+    return [
+        {
+            "length": length,
+            "depth": depth,
+            "share": fmean(map(_share, kinds)),
+            "n": sum(k["n"] for k in kinds),
+        }
+        for (length, depth), kinds in places.items()
+    ]
+
+
+def _share(row: Row) -> float:
+    share: float = row["share"] if "share" in row else row["correct"] / row["n"]
+    return share
+
+
+def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: str = "depth") -> Figure:
     lengths = sorted({row["length"] for rows in tables.values() for row in rows})
-    depths = sorted({row["depth"] for rows in tables.values() for row in rows})
+    depths = list(dict.fromkeys(row[by] for rows in tables.values() for row in rows))  # or kinds
+    if by == "depth":
+        depths.sort()
+    wide = 0.0 if by == "depth" else 0.6  # inches that a kind's name needs beyond a depth
     across = min(len(tables), PER_ROW if len(lengths) * CELL[0] * PER_ROW < WIDTH - 0.6 else 2)
     down = -(-len(tables) // across)
     cell = (
-        min(0.62, (WIDTH - 0.6 - 0.2 * across) / across / len(lengths)),
+        min(0.62, (WIDTH - 0.6 - wide - 0.2 * across) / across / len(lengths)),
         0.23 if len(depths) < 8 else 0.18,
     )
-    size = 0.75 + across * (cell[0] * len(lengths) + 0.2), 1.05 + down * (cell[1] * len(depths) + 0.35)
+    size = 0.75 + wide + across * (cell[0] * len(lengths) + 0.2), 1.05 + down * (cell[1] * len(depths) + 0.35)
     written = cell[0] >= CELL[0] and cell[1] >= CELL[1]
     with canvas(size[1] + (0 if written else 0.3), max(size[0], 2.6)) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         panels = [axes for row in grid for axes in row]
         for axes, (name, rows) in zip(panels, tables.items(), strict=False):
-            _map(axes, rows, lengths, depths, written=written)
+            _map(axes, rows, lengths, depths, by=by, written=written)
             axes.set_title(shown(name, max(12, int(12.5 * cell[0] * len(lengths)))), color=INK)
             axes.axvline(
                 sum(n <= trained for n in lengths) - 0.5, color=INK, linewidth=1, linestyle=(0, (4, 2))
@@ -64,7 +99,8 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str) -> Figu
         figure.supxlabel(
             f"prompt, tokens (dashed: the trained {short_length(trained)})", color=QUIET, fontsize=9
         )
-        figure.supylabel("depth of the key", color=QUIET, fontsize=9)
+        label = "depth of the key" if by == "depth" else "kind of question"
+        figure.supylabel(label, color=QUIET, fontsize=9)
         trials = sorted({row["n"] for rows in tables.values() for row in rows})
         asked = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
         figure.suptitle(f"{title}, of {asked} in each cell", x=0.01, ha="left", color=QUIET, fontsize=9)
@@ -72,13 +108,19 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str) -> Figu
 
 
 def _map(
-    axes: Axes, rows: Sequence[Row], lengths: Sequence[int], depths: Sequence[float], *, written: bool
+    axes: Axes,
+    rows: Sequence[Row],
+    lengths: Sequence[int],
+    depths: Sequence[float | str],
+    *,
+    by: str,
+    written: bool,
 ) -> None:
     from matplotlib.patches import Rectangle
 
     for row in rows:
-        x, y = lengths.index(row["length"]), depths.index(row["depth"])
-        share = row["correct"] / row["n"]
+        x, y = lengths.index(row["length"]), depths.index(row[by])
+        share = _share(row)
         axes.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=COLOURS[0], alpha=_alpha(share), linewidth=0)
         )
@@ -95,7 +137,7 @@ def _map(
         range(len(lengths)),
         ["" if crowded and (len(lengths) - 1 - k) % 2 else short_length(n) for k, n in enumerate(lengths)],
     )
-    axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
+    axes.set_yticks(range(len(depths)), [at if isinstance(at, str) else f"{at:.0%}" for at in depths])
 
 
 def _key(figure: Figure) -> None:

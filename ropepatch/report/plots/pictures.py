@@ -13,7 +13,7 @@ from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.plots.distances import plot_effective_distances
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
-from ropepatch.report.plots.passkeys import plot_cells
+from ropepatch.report.plots.passkeys import plot_cells, plot_kinds
 from ropepatch.report.plots.style import Look, looks
 from ropepatch.settings import short_length
 
@@ -27,6 +27,7 @@ DRAWN: Mapping[str, Callable[[Comparison, Mapping[str, Look]], Figure]] = {  # b
     "by_position": plot_positions,
     "gain": plot_gain,
     "cells": lambda comparison, look: plot_cells(comparison),
+    "by_kind": lambda comparison, look: plot_kinds(comparison),
 }
 
 
