@@ -140,7 +140,8 @@ def estimate(recipe: Recipe, shape: DecoderShape, *, processes: int = 1) -> Esti
 
     Work, in FLOPs: a matrix product of [n, k] and [k, m] takes 2nkm; causal attention half of the full one,
     over whole rows, whatever documents are in them. Backward takes as much as forward for the inputs, and as
-    much again for the weights that are trained; checkpointed layers are computed forward twice.
+    much again for the weights that are trained; checkpointed layers are computed forward twice. A teacher is
+    one more forward pass of the base model.
 
     Args:
         recipe: What is run.
@@ -218,8 +219,10 @@ def flops_per_token(recipe: Recipe, shape: DecoderShape, window: int) -> float:
     attention = 2 * layers * shape.hidden_size * window  # two products of 2 x queries x window / 2
     adapter, _ = trained_weights(lora, shape)
     head_trained = lora is None or (lora.train_embeddings and shape.tie_word_embeddings)
+    teacher = matrices + attention + 2 * shape.embedding if recipe.distil else 0
     return (
-        matrices * (forward + (2 if lora is None else 1))
+        teacher
+        + matrices * (forward + (2 if lora is None else 1))
         + attention * (forward + ATTENTION_BACKWARD)
         + 2 * adapter * (forward + 2)
         + 2 * shape.embedding * (3 if head_trained else 2)

@@ -25,7 +25,7 @@ from ropepatch.training.estimates import (
 )
 from ropepatch.training.positions import TrueLength
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import Data, Lora
+from ropepatch.training.recipe_sections import Data, Distil, Lora
 from ropepatch.training.rows import Schedule
 
 SMALL = DecoderShape(
@@ -161,6 +161,16 @@ def test_the_work_is_what_torch_multiplies(lora, tied, checkpointing):
     left_out = 2 * 128 * 352 * shape.num_hidden_layers * (forward - 1)
     counted_as = flops_per_token(recipe(lora=lora, checkpointing=checkpointing), shape, 256)
     assert counted.flops == pytest.approx(256 * (counted_as + difference - left_out), rel=0.005)
+
+
+def test_a_teacher_is_one_more_forward_pass_of_the_base_model():
+    model = Llama(config(SMALL, attn_implementation="eager"))
+    with Products() as counted, torch.no_grad():
+        model(input_ids=torch.randint(SMALL.vocab_size, (1, 256)))
+    half = 2 * SMALL.num_hidden_layers * SMALL.hidden_size * 256  # of the square that eager multiplies
+    taught = recipe().model_copy(update={"distil": Distil()})
+    more = flops_per_token(taught, SMALL, 256) - flops_per_token(recipe(), SMALL, 256)
+    assert counted.flops == pytest.approx(256 * (more + half), rel=0.005)
 
 
 def peak_of_allocations(step) -> int:
