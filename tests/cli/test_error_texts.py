@@ -292,6 +292,9 @@ CASES: dict[str, tuple[str, Damage]] = {
         "extend src --to 256 --method rerope",
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
     ),
+    "distil beside a recipe": ("extend tiny --to 1k --distil --recipe tiny", nothing),
+    "a text to distil by and to measure on": ("extend tiny --to 1k --distil --text t --eval demo", nothing),
+    "weights linked beside distil": ("extend tiny --to 1k --distil --link-weights", nothing),
     "a map with a recipe": ("extend tiny --to 1k --method rerope --recipe tiny", nothing),
     "a map beside code of others": (
         "extend src --to 256 --method rerope",
