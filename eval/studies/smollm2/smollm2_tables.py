@@ -38,10 +38,16 @@ def methods(record: Record) -> list[str]:
     return sorted(names, key=lambda name: name != AS_IT_IS)
 
 
+def losses(record: Record, method: str) -> list[Row]:
+    """The documents that a method has read, of those that all have that have read any."""
+    read_by = [of(record, name, "loss") for name in methods(record)]
+    shared = set.intersection(*({row["digest"] for row in rows} for rows in read_by if rows))
+    return [row for row in of(record, method, "loss") if row["digest"] in shared]
+
+
 def read_by(record: Record) -> list[str]:
-    """The methods whose loss is there for all documents."""
-    count = max((len(of(record, name, "loss")) for name in methods(record)), default=0)
-    return [name for name in methods(record) if count and len(of(record, name, "loss")) == count]
+    """The methods whose loss was measured."""
+    return [name for name in methods(record) if of(record, name, "loss")]
 
 
 def lengths(record: Record) -> list[int]:
@@ -92,6 +98,12 @@ def read(rows: Sequence[Row], begin: int = 0, end: int | None = None) -> Perplex
     return Perplexity(math.fsum(nats for nats, _ in parts), sum(n for _, n in parts), tuple(parts))
 
 
+def alone(record: Record, method: str, length: int) -> Perplexity | None:
+    """The loss of windows of a length that were read on their own."""
+    parts = [tuple(part) for row in of(record, method, "short", length) for part in row["parts"]]
+    return Perplexity(sum(n for n, _ in parts), sum(n for _, n in parts), tuple(parts)) if parts else None
+
+
 def loss_cell(mean: float, interval: tuple[float, float], *, sign: str = "") -> str:
     """Nats per token and the interval over documents, if there are several."""
     low, high = interval
@@ -111,12 +123,11 @@ def loss_table(record: Record) -> str:
         "time",
     ]
     rows = []
-    base = of(record, AS_IT_IS, "loss")
+    base = losses(record, AS_IT_IS)
     for name in read_by(record):
-        mine = of(record, name, "loss")
+        mine = losses(record, name)
         above = difference(read(mine, 0, trained), read(base, 0, trained))
-        short = [tuple(part) for row in of(record, name, "short") for part in row["parts"]]
-        alone = Perplexity(sum(n for n, _ in short), sum(n for _, n in short), tuple(short))
+        short = alone(record, name, trained // 4)
         seconds = sum(row["seconds"] for kind in ("loss", "short") for row in of(record, name, kind))
         spans = [*(read(mine, *span) for span in pairwise(edges)), read(mine)]
         rows.append(
@@ -124,7 +135,7 @@ def loss_table(record: Record) -> str:
                 name,
                 *(loss_cell(one.mean, one.interval) for one in spans),
                 "–" if name == AS_IT_IS else loss_cell(*above, sign="+"),
-                loss_cell(alone.mean, alone.interval) if short else "–",
+                loss_cell(short.mean, short.interval) if short else "–",
                 f"{seconds:.0f} s",
             ]
         )
@@ -147,12 +158,17 @@ def apart(record: Record, kinds: Sequence[str], length: int) -> list[tuple[str, 
     return chain
 
 
-def losses_agree(record: Record, names: Sequence[str], length: int) -> bool:
-    """Whether each one's mean loss over so many tokens lies within the interval of every other."""
-    losses = [read(of(record, name, "loss"), 0, length) for name in names]
+def losses_agree(record: Record, names: Sequence[str], length: int) -> bool | None:
+    """Whether each one's mean loss over so many tokens lies within the interval of every other.
+
+    None where there are no intervals: of windows of that length, or else of the first tokens of documents.
+    """
+    by_name = [alone(record, name, length) or read(losses(record, name), 0, length) for name in names]
+    if len(names) < 2 or any(loss.num_documents < 2 for loss in by_name):
+        return None
     return all(
         b.interval[0] <= a.mean <= b.interval[1] and a.interval[0] <= b.mean <= a.interval[1]
-        for a, b in combinations(losses, 2)
+        for a, b in combinations(by_name, 2)
     )
 
 
@@ -168,8 +184,7 @@ def apart_table(record: Record) -> str:
             chain = apart(record, kinds, length)
             told = " < ".join(f"{name} {found}/{n}" for name, found, n in chain)
             names = [name for name, _, _ in chain]
-            known = len(names) > 1 and {*names} <= {*read_by(record)}
-            agree = losses_agree(record, names, length) if known else None
+            agree = losses_agree(record, names, length)
             loss = {None: "–", True: "does not tell them apart", False: "does"}[agree]
             rows.append([f"{length:,}", title, str(len(chain)), told if len(chain) > 1 else "–", loss])
     return table(
@@ -184,7 +199,7 @@ def results(record: Record) -> list[Result]:
     pooled = []
     for name in read_by(record):
         common: dict[str, Any] = {"label": name, "model": model, "scaling": None, "target": target, "env": {}}
-        loss = of(record, name, "loss")
+        loss = losses(record, name)
         edges = sorted({(span[0], span[1]) for row in loss for span in row["spans"]})
         stretches = [(begin, end, read(loss, begin, end)) for begin, end in edges]
         tables = {
@@ -247,7 +262,7 @@ def short_table(record: Record) -> str:
             loss_cell(loss.mean, loss.interval),
         ]
         for name in read_by(record)
-        for loss in [read(of(record, name, "loss"))]
+        for loss in [read(losses(record, name))]
     ]
     return table([f"at {target:,} tokens", *FIRST, "nats per token"], rows)
 
@@ -278,21 +293,14 @@ def cost_text() -> str:
 def machine_text(record: Record) -> str:
     """Where and how it was measured."""
     env, machine, fit = record["env"], record["machine"], record["fit"]
-    seconds: dict[str, float] = {}
-    for row in record["rows"]:
-        seconds[row["method"]] = seconds.get(row["method"], 0) + row["seconds"]
-    count = len(of(record, AS_IT_IS, "loss"))
+    minutes = sum(row["seconds"] for row in record["rows"]) / 60
     texts = [
         f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}, {env['device']},",
         f"{env['dtype'].removeprefix('torch.')}; torch {env['torch']}, transformers {env['transformers']}.",
-        f"Documents read: {count}. In all {sum(seconds.values()) / 60:,.0f} minutes:",
-        ", ".join(f"{name} {took / 60:.0f}" for name, took in seconds.items()) + ".",
+        f"Documents read: {len(losses(record, AS_IT_IS))}. In all {minutes:,.0f} minutes.",
     ]
     if fit is not None:
-        texts.append(
-            f"The fit started from {fit['start']} and took {fit['found']['step']} steps in "
-            f"{fit['seconds'] / 60:.0f} minutes."
-        )
+        texts.append(f"The fit began with {fit['start']} and took {fit['found']['step']} steps.")
     return " ".join(texts)
 
 
@@ -321,9 +329,7 @@ def precision_text(record: Record) -> str:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="The tables of a record.")
     parser.add_argument("json", type=Path)
     record = json.loads(parser.parse_args().json.read_text(encoding="utf-8"))
     for block in (
