@@ -41,6 +41,30 @@ def test_the_front_page_has_the_short_table(record):
     check_block("smollm2", smollm2_tables.short_table(record))
 
 
+def test_what_the_page_says_of_its_tables_is_in_them(record):
+    def found(method, kinds, length):
+        return sum(
+            smollm2_tables.counted(smollm2_tables.of(record, method, kind, length))[0] for kind in kinds
+        )
+
+    def nats(method):
+        return smollm2_tables.read(smollm2_tables.losses(record, method)).mean
+
+    chains = [
+        smollm2_tables.apart(record, [kind], length)
+        for length in smollm2_tables.lengths(record)
+        for kind in smollm2_study.FIRST
+    ]
+    assert max(map(len, chains)) == 2
+    kinds = (*smollm2_study.FIRST, *smollm2_study.OTHERS)
+    assert not any(found("linear", kinds, length) for length in smollm2_tables.lengths(record))
+    assert abs(nats("linear") - nats("as it is")) < 0.05
+    near = ("ntk", "yarn", "llama3")
+    assert all(found(method, smollm2_study.FIRST, 16384) for method in near)
+    assert not found("as it is", smollm2_study.FIRST, 16384)
+    assert max(map(nats, near)) - min(map(nats, near)) < 0.05
+
+
 def row(method, kind, found, *, wanted=1, length=100, **more):
     return {"method": method, "kind": kind, "length": length, "round": 0, "seconds": 1.0} | (
         {"found": found, "wanted": wanted} | more

@@ -306,24 +306,24 @@ def machine_text(record: Record) -> str:
 
 def precision_text(record: Record) -> str:
     """Whether float32 gives the verdicts and losses of the precision that was taken."""
-    same = asked = 0
+    pairs: list[tuple[int, int]] = []
     apart: list[float] = []
     for row in record["float32"]:
         others = of(record, row["method"], row["kind"], row["length"])
         here = (row["round"], row.get("digest"))
         (other,) = (one for one in others if (one["round"], one.get("digest")) == here)
         if "found" in row:
-            same += sum(a == b for a, b in zip(row["found"], other["found"], strict=True))
-            asked += len(row["found"])
+            pairs += zip(row["found"], other["found"], strict=True)
         else:
-            pairs = zip(row["parts"], other["parts"], strict=True)
-            apart += [abs(a - b) / n for (a, n), (b, _) in pairs]
-    if not record["float32"]:
+            read_twice = zip(row["parts"], other["parts"], strict=True)
+            apart += [abs(a - b) / n for (a, n), (b, _) in read_twice]
+    if not apart:
         return "Not checked."
     dtype = record["env"]["dtype"].removeprefix("torch.")
     return (
-        f"Of {asked} prompts float32 answers {same} as {dtype} does; the losses of {len(apart)} windows "
-        f"differ by {max(apart):.4f} nats per token at most, {sum(apart) / len(apart):.4f} on average."
+        f"Of {len(pairs)} prompts float32 answers {sum(a == b for a, b in pairs)} as {dtype} does, in all "
+        f"{sum(a for a, _ in pairs)} where that finds {sum(b for _, b in pairs)}; the losses of {len(apart)} "
+        f"windows differ by {max(apart):.4f} nats per token at most."
     )
 
 
