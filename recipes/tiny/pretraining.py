@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.questions import draw_question
 from ropepatch.data.texts import read_documents
 from ropepatch.data.tiny.grammar import tell
 from ropepatch.data.tiny.mixture import MATERIALS, Stock
@@ -107,8 +109,14 @@ def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerF
     tales = [tell(100, seed_of("tokenizer", index)) for index in range(800)]
     words = PasskeyTemplate()
     prompt = " ".join([words.intro, *words.filler, words.needle.replace("{key}", "01234"), words.question])
+    pages: list[str] = []
+    if any("named" in stage.mixture for stage in recipe.stages):
+        for kind, trial in product(("niah_multikey", "vt"), range(500)):
+            page = draw_question(kind, "village", length=256, depth=0.0, trial=trial, seed=recipe.seed)
+            answers = [f"{before} {answer}" for before, answer in page.answers]
+            pages.append(" ".join([page.intro, *(text for text, _ in page.needles), page.text, *answers]))
     return train_tokenizer(
-        [*tales, *[prompt] * 500, *documents],
+        [*tales, *[prompt] * 500, *pages, *documents],
         vocab_size=recipe.vocab_size,
         model_max_length=recipe.model["max_position_embeddings"],
     )

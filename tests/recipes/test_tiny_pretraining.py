@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 import shutil
 from collections import Counter
 from operator import attrgetter
@@ -20,17 +21,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from typer.testing import CliRunner
 
 from ropepatch.data.documents import BOS, EOS
+from ropepatch.data.templates import NAMES
 from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.settings import seed_of
 
 SHIPPED = Path(__file__).parents[2] / "recipes" / "tiny" / "pretrain.yaml"
-# Of eight rows of 161 tokens, by material.
+# Of eight rows of 256 tokens of `named`, and of 161 of every other material.
 GOLDEN_ROWS = {
     "strings": "6446358c2961a37f",
     "copies": "80917c4a9c361f4e",
     "passkey": "0a83097660b18c5c",
+    "keys": "e3c6fb5ef16e2d48",
+    "named": "f505361d6efde8dc",
     "tales": "579bb1a2f13be9ff",
     "recalls": "c1b6b333f6862382",
     "retold": "57631cde0758c668",
@@ -128,11 +132,47 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
     """The rows are part of the recipe: a change here makes other weights."""
     rows = {
         name: hashlib.sha256(
-            b"".join(part.numpy().tobytes() for seed in range(8) for part in draw(stock, 161, seed))
+            b"".join(
+                part.numpy().tobytes()
+                for seed in range(8)
+                for part in draw(stock, 256 if name == "named" else 161, seed)
+            )
         ).hexdigest()[:16]
         for name, draw in MATERIALS.items()
     }
     assert rows == GOLDEN_ROWS
+
+
+def test_a_key_is_trained_on_where_its_name_has_been_told_before(stock, tokenizer):
+    beginnings = set()
+    for seed in range(30):
+        ids, labels = MATERIALS["keys"](stock, 300, seed)
+        trained = labels != IGNORED
+        assert torch.equal(ids[trained], labels[trained])
+        held, asked = {}, []
+        for sentence in tokenizer.decode(ids, skip_special_tokens=True).strip().split(". ")[:-1]:
+            saying, key = sentence.rsplit(" ", 1)
+            if saying in held:
+                asked.append(key)
+            assert held.setdefault(saying, key) == key
+            beginnings.add((saying.startswith("The pass key of"), saying.endswith(" is")))
+        assert tokenizer.decode(labels[trained]).split()[: len(asked)] == asked
+        assert 3 <= len(held) <= 10
+    assert beginnings == {(True, True), (False, True), (False, False)}
+
+
+def test_named_keys_are_the_prompts_of_the_evaluation_and_trained_on_their_answers(stock, tokenizer):
+    asked = Counter()
+    for seed in range(20):
+        ids, labels = MATERIALS["named"](stock, 256, seed)
+        assert len(ids) == len(labels) == 256
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        answers = re.findall(r"\? The pass key of (.+?) is (\d+)", text)
+        assert all(text.count(f"The pass key of {name} is {key}. Keep it well") == 1 for name, key in answers)
+        assert tokenizer.decode(labels[labels != IGNORED]).split() == [key for _, key in answers]
+        assert text.count("Keep it well") == 4
+        asked[len(answers)] += 1
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize("length", [11, 12])
@@ -156,6 +196,7 @@ def test_no_story_ends_with_the_last_token_of_all(stock):
     [
         ("copies", 10, "a row of copies takes 11 tokens, got 10"),
         ("passkey", 79, "a row of passkey takes 80 tokens, got 79"),
+        ("named", 100, "a passkey prompt of 100 tokens has no room for its filler"),
         ("stories", 5000, r"the texts have \d+ tokens, too few for a row of 5000"),
     ],
 )
@@ -305,6 +346,17 @@ def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
     assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o644
     before = load_file(finished.parent / "one" / "done" / "model.safetensors")
     assert all((before[name] - trained[name]).abs().max() > 1e-4 for name in before)
+
+
+@pytest.mark.slow
+def test_a_recipe_with_named_keys_has_the_words_of_their_prompts_as_tokens():
+    words = [word for name in NAMES for word in name.split()]
+    stages = [
+        content(stage={"mixture": {kind: 1.0}, "windows": [22]})["stages"][0] for kind in ("tales", "named")
+    ]
+    for stage, size, whole in zip(stages, (740, 790), (False, True), strict=True):
+        made = make_tokenizer(Recipe(**content(vocab_size=size) | {"stages": [stage]}), [])
+        assert all(len(made.tokenize(f" {word}")) == 1 for word in [*words, "keys", "has"]) is whole
 
 
 @pytest.mark.slow

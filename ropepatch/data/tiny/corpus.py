@@ -74,9 +74,9 @@ class Narrator:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence] = SENTENCES) -> None:
         self.tokenizer = tokenizer
         pools = {sentence.values for sentence in sentences}
-        values = {pool: self._encode([f" {value}" for value in pool]) for pool in pools}
+        values = {pool: self.encode([f" {value}" for value in pool]) for pool in pools}
         choices = {pool: Choice((tokens, 1.0) for tokens in values[pool]) for pool in pools}
-        heads, middles, tails = map(self._encode, zip(*map(_parts, sentences), strict=True))
+        heads, middles, tails = map(self.encode, zip(*map(_parts, sentences), strict=True))
         self._forms = [
             _Form(sentence.subject, head, middle, tail, values[sentence.values], choices[sentence.values])
             for sentence, head, middle, tail in zip(sentences, heads, middles, tails, strict=True)
@@ -96,7 +96,7 @@ class Narrator:
         for sentence, form in zip(sentences, self._forms, strict=True):
             value, tokens = (sentence.values[0], form.values[0]) if sentence.values else ("", ())
             text = f" {sentence.text}".replace("{value}", value)
-            if self._encode([text]) != [form.tokens(tokens)]:
+            if self.encode([text]) != [form.tokens(tokens)]:
                 raise RopepatchError(f"the tokenizer does not split {text!r} into its words", hint=hint)
         for pool, split in values.items():
             if not _independent(split):
@@ -141,7 +141,7 @@ class Narrator:
         words = template or PasskeyTemplate()
         draw = random.Random(seed)
         key = "".join(draw.choices("0123456789", k=words.digits))
-        (digits,) = self._encode([key])
+        (digits,) = self.encode([key])
         fixed = "".join([words.intro, *words.filler, words.needle.replace("{key}", ""), words.question])
         if len(digits) != len(key) or any(map(str.isdigit, fixed)):
             raise RopepatchError(
@@ -173,7 +173,8 @@ class Narrator:
         reach = len(needle) + _alike(needle, without, gaps[: len(words.filler) + 1], gaps[-1])
         return GeneratedDocument.of(ids, prior, distance, reach=reach)
 
-    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Texts in tokens, none with a beginning-of-sequence token."""
         encoded = self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
         return list(map(tuple, encoded))
 

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from ropepatch.data.documents import BOS, GeneratedDocument, copying
+from ropepatch.data.prompts import draw_needles, needle_prompt
+from ropepatch.data.questions import OTHERS
+from ropepatch.data.templates import NAMED
 from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.data.tiny.grammar import SENTENCES, Sentence
 from ropepatch.errors import RopepatchError
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 IGNORED = -100  # the label of a token that is not trained on
 FEW, CASTS = 6, 64  # subjects of the tales that train recall, and how many sets of them
 SHORTEST_COPY = 4  # tokens of the sequence
+SHORTEST_KEY = 5  # tokens of a sentence that tells one
+HOLDERS, NEW = 10, 0.3  # of keys in a row, at most; and how often another is told of where one may be asked
+SAYINGS = ("{name}", "{name} is", "the pass key of {name} is")  # what stands before a key
 SHORTEST_PASSKEY = 80  # tokens: intro, two or three filler sentences, needle, question and answer
 
 Row = tuple[Tensor, Tensor]  # ids and labels, [T] each
@@ -89,6 +95,53 @@ def passkey(stock: Stock, length: int, seed: int) -> Row:
     return _all(torch.cat([prompt, stock.narrator.tale(length, draw.getrandbits(64)).ids])[:length])
 
 
+def keys(stock: Stock, length: int, seed: int) -> Row:
+    """Whose key is which, told and asked again and again; trained on keys that have been told before, alone.
+
+    Some rows have the words of the evaluation, others fewer: where words stand between the name and the key,
+    no model of this size learned to find the key by the name; learned without, it carries over.
+    """
+    draw = random.Random(seed)
+    saying, digits = draw.choice(SAYINGS), draw.randint(1, NAMED.digits)
+    holders = draw.sample(NAMED.names, draw.randint(3, HOLDERS))
+    held: dict[str, str] = {}
+    pieces, known, last = [], [], ""
+    for _ in range(length // SHORTEST_KEY + 1):
+        others = [name for name in held if name != last]
+        new = bool(holders) and (len(others) < 2 or draw.random() < NEW)
+        last = holders.pop() if new else draw.choice(others)
+        if new:
+            held[last] = "".join(draw.choices("0123456789", k=digits))
+        pieces += [f" {saying.replace('{name}', last).capitalize()}", f" {held[last]}", "."]
+        known += [False, not new, False]
+    ids, labels = [BOS], [IGNORED]
+    for tokens, trained in zip(stock.narrator.encode(pieces), known, strict=True):
+        ids += tokens
+        labels += tokens if trained else [IGNORED] * len(tokens)
+    return torch.tensor(ids[:length]), torch.tensor(labels[:length])
+
+
+def named(stock: Stock, length: int, seed: int) -> Row:
+    """A prompt of the evaluation with named keys, which asks for one or more; trained on answers, alone."""
+    draw = random.Random(seed)
+    needles = draw_needles(NAMED, draw.random(), OTHERS, draw.getrandbits(64))
+    queries = draw.randint(1, OTHERS)
+    while True:
+        try:
+            prompt = needle_prompt(
+                stock.narrator.tokenizer, length=length, needles=needles, queries=queries, template=NAMED
+            )
+            break
+        except RopepatchError:
+            if queries == 1:
+                raise
+            queries -= 1
+    labels = torch.full_like(prompt.ids, IGNORED)
+    for begin, end in prompt.answers:
+        labels[begin:end] = prompt.ids[begin:end]
+    return prompt.ids, labels
+
+
 def tales(stock: Stock, length: int, seed: int) -> Row:
     """The beginning of a tale."""
     return _all(stock.narrator.tale(length, seed).ids)
@@ -119,6 +172,8 @@ MATERIALS: dict[str, Callable[[Stock, int, int], Row]] = {
     "strings": strings,
     "copies": copies,
     "passkey": passkey,
+    "keys": keys,
+    "named": named,
     "tales": tales,
     "recalls": recalls,
     "retold": retold,
