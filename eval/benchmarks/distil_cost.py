@@ -32,7 +32,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
 from ropepatch.training.adapter import trainable
-from ropepatch.training.fused_loss import DISTILLED, Taught, linear_distillation
+from ropepatch.training.fused_loss import DISTILLED, TeacherOutput, linear_distillation
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.recipe_sections import Distil, Lora
@@ -133,13 +133,13 @@ def top_k_error() -> dict[str, float]:
     model, tokenizer = ropepatch.load("tiny")
     ids = torch.stack([tale.ids for tale in held_out_tales(tokenizer, length=256, count=4)])
     with torch.no_grad():
-        taught = Taught(model(ids).logits.flatten(0, 1))
+        teacher = TeacherOutput(model(ids).logits.flatten(0, 1))
         with ropepatch.patch(model, "yarn", to="8x"):
             logits = model(ids).logits.flatten(0, 1)
     found = {}
     for k in (TOP_K, None):
         student = logits.clone().requires_grad_()
-        loss = linear_distillation(student, None, ids.flatten(), taught=taught, top_k=k)
+        loss = linear_distillation(student, None, ids.flatten(), teacher=teacher, top_k=k)
         found[k] = loss.item(), torch.autograd.grad(loss, student)[0]
     (part, near), (whole, exact) = found[TOP_K], found[None]
     error = ((near - exact).norm() / exact.norm()).item()

@@ -47,7 +47,7 @@ def linear_cross_entropy(
 
 
 @dataclass(frozen=True, eq=False)
-class Taught:
+class TeacherOutput:
     """What a teacher expects to follow each token: the hidden states of its head, and the head.
 
     Args:
@@ -72,7 +72,7 @@ def linear_distillation(
     weight: Tensor | None,
     labels: Tensor,
     *,
-    taught: Taught,
+    teacher: TeacherOutput,
     bias: Tensor | None = None,
     temperature: float = 1.0,
     cross_entropy: float = 0.0,
@@ -88,21 +88,21 @@ def linear_distillation(
         hidden: The hidden states of the student [N, H], or its logits [N, V] where there is no weight.
         weight: The weight of the student's head [V, H].
         labels: The token that follows each [N], int64.
-        taught: What the teacher says of the same tokens.
+        teacher: What the teacher says of the same tokens.
         bias: The bias of the student's head [V].
         temperature: T.
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
         top_k: The teacher's likeliest tokens that are told apart; all others are one event, whose
-            probability is taught and which the student divides as it does. None for all of the vocabulary.
+            probability counts and which the student divides as it does. None for all of the vocabulary.
         chunk: Logits of at most so many tokens are held at a time, of each of both.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
-    taught = Taught(*_as_multiplied(taught.hidden, taught.weight, taught.bias))
+    teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))
     to_labels, kept = _to_labels(labels), 1 - cross_entropy
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         scored = (labels[rows] != IGNORED)[:, None]
-        divergence, gradient = _divergence(logits, taught.logits(rows).to(logits.dtype), temperature, top_k)
+        divergence, gradient = _divergence(logits, teacher.logits(rows).to(logits.dtype), temperature, top_k)
         total = divergence.where(scored[:, 0], 0).sum() * (kept * temperature**2)
         gradient.mul_(scored.to(gradient.dtype) * (kept * temperature))
         if cross_entropy:

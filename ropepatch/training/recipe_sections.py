@@ -133,7 +133,7 @@ def _written_map(content: Any) -> Any:
 
 
 class Distil(Settings):
-    """The model is taught by what it expects itself, in place of the tokens of the text.
+    """The model is distilled from itself: what it expects takes the place of the text's tokens.
 
     The teacher is the base model, without the adapter and the new scaling, in the same memory. It reads every
     row where its tokens truly stand, also where the student reads it at skipped positions.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ropepatch.attention import Mapped
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
-from ropepatch.training.fused_loss import Taught, linear_distillation
+from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
 from ropepatch.training.loss import LABELS, linear_head
 from ropepatch.training.recipe_sections import Distil
 
@@ -50,12 +50,12 @@ class Teacher:
         with self.reading(mapped):
             if self._head is UNKNOWN:
                 self._head = linear_head(self.model)
-            taught = self._taught(inputs)
-        return partial(linear_distillation, taught=taught, **self._options)
+            teacher = self._output(inputs)
+        return partial(linear_distillation, teacher=teacher, **self._options)
 
-    def _taught(self, inputs: dict[str, Any]) -> Taught:
+    def _output(self, inputs: dict[str, Any]) -> TeacherOutput:
         if self._head is None:
-            return Taught(self.model(**inputs).logits.flatten(0, -2))
+            return TeacherOutput(self.model(**inputs).logits.flatten(0, -2))
         states: list[Tensor] = []
 
         def keep(hidden: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Teacher:
 
         with shadowed(self._head, keep):
             self.model(**inputs)
-        return Taught(states[0], self._head.weight, self._head.bias)
+        return TeacherOutput(states[0], self._head.weight, self._head.bias)
 
     @contextmanager
     def reading(self, mapped: Mapped | None = None) -> Iterator[None]:

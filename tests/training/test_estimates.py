@@ -168,8 +168,8 @@ def test_a_teacher_is_one_more_forward_pass_of_the_base_model():
     with Products() as counted, torch.no_grad():
         model(input_ids=torch.randint(SMALL.vocab_size, (1, 256)))
     half = 2 * SMALL.num_hidden_layers * SMALL.hidden_size * 256  # of the square that eager multiplies
-    taught = recipe().model_copy(update={"distil": Distil()})
-    more = flops_per_token(taught, SMALL, 256) - flops_per_token(recipe(), SMALL, 256)
+    distilled = recipe().model_copy(update={"distil": Distil()})
+    more = flops_per_token(distilled, SMALL, 256) - flops_per_token(recipe(), SMALL, 256)
     assert counted.flops == pytest.approx(256 * (more + half), rel=0.005)
 
 

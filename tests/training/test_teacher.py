@@ -129,11 +129,11 @@ def test_the_teacher_is_the_base_model_however_the_student_has_changed(lora, len
     expected = read_alone(stock, packed["input_ids"], lengths)
     before, random = state(student), torch.get_rng_state()
     with packed_attention(student):
-        taught = teacher.loss(packed).keywords["taught"]
+        told = teacher.loss(packed).keywords["teacher"]
         assert torch.equal(torch.get_rng_state(), random)  # nothing is dropped
         logits = student(**packed, use_cache=False).logits[0].detach()
-    assert taught.weight is not None
-    torch.testing.assert_close(taught.logits(slice(None)), expected, rtol=0, atol=1e-4)
+    assert told.weight is not None
+    torch.testing.assert_close(told.logits(slice(None)), expected, rtol=0, atol=1e-4)
     assert (logits - expected).abs().max() > 0.1  # and the student is another
     assert state(student) == before
 
@@ -142,9 +142,9 @@ def test_at_skipped_positions_or_without_the_map_it_would_be_another_teacher():
     _, teacher, stock = school(LORAS["norms"])
     packed = batch(LONG, jump=20)
     with packed_attention(teacher.model):
-        right = teacher.loss(packed).keywords["taught"].logits(slice(None))
+        right = teacher.loss(packed).keywords["teacher"].logits(slice(None))
         teacher.window = TARGET
-        unmapped = teacher.loss(packed).keywords["taught"].logits(slice(None))
+        unmapped = teacher.loss(packed).keywords["teacher"].logits(slice(None))
     with torch.no_grad(), packed_attention(stock):
         skipped = stock(**packed, use_cache=False).logits[0]
     assert (unmapped - right).abs().max() > 1e-2

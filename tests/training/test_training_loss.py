@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropepatch.training import fused_loss, loss
-from ropepatch.training.fused_loss import Taught, linear_cross_entropy, linear_distillation
+from ropepatch.training.fused_loss import TeacherOutput, linear_cross_entropy, linear_distillation
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 
@@ -149,15 +149,15 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
     t, c = data.draw(st.sampled_from([1.0, 0.5, 3.0])), data.draw(st.sampled_from([0.0, 0.3]))
     k = data.draw(st.sampled_from([None, 1, V - 1, V]))
     mixed = {"temperature": t, "cross_entropy": c, "top_k": k, "chunk": data.draw(st.integers(1, 20))}
-    found = linear_distillation(hidden, weight, labels, taught=Taught(*own), bias=bias, **mixed)
+    found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(*own), bias=bias, **mixed)
     student = hidden @ weight.T + (0 if bias is None else bias)
     expected = taught_by(student, own[0] @ own[1].T + own[2], labels, t, c, k) + 0 * student.sum()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     pairs = gradients(found / 7, hidden, weight, bias), gradients(expected / 7, hidden, weight, bias)
     torch.testing.assert_close(*pairs, rtol=1e-6, atol=1e-9)
     logits = student.detach().requires_grad_()
-    whole = Taught(own[0] @ own[1].T + own[2])
-    found = linear_distillation(logits, None, labels, taught=whole, **mixed)
+    whole = TeacherOutput(own[0] @ own[1].T + own[2])
+    found = linear_distillation(logits, None, labels, teacher=whole, **mixed)
     expected = taught_by(logits, whole.hidden, labels, t, c, k) + 0 * logits.sum()
     torch.testing.assert_close(gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9)
 
@@ -165,7 +165,7 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
 def test_in_float32_it_is_torchs_own_divergence_to_six_digits():
     hidden, weight, labels, _ = inputs(600, 16, 300, dtype=torch.float32, bias=False)
     teacher = torch.randn(600, 300, generator=torch.Generator().manual_seed(1))
-    found = linear_distillation(hidden, weight, labels, taught=Taught(teacher))
+    found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(teacher))
     scored, (q, p) = labels != -100, (x.log_softmax(-1) for x in (hidden @ weight.T, teacher))
     expected = F.kl_div(q[scored], p[scored], log_target=True, reduction="sum")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
@@ -175,7 +175,9 @@ def test_in_float32_it_is_torchs_own_divergence_to_six_digits():
         assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
     wrong = {
         "the other way round": F.kl_div(p[scored], q[scored], log_target=True, reduction="sum"),
-        "without T²": linear_distillation(hidden, weight, labels, taught=Taught(teacher), temperature=2.0)
+        "without T²": linear_distillation(
+            hidden, weight, labels, teacher=TeacherOutput(teacher), temperature=2.0
+        )
         / 4,
         "all tokens": F.kl_div(q, p, log_target=True, reduction="sum"),
     }
@@ -185,8 +187,8 @@ def test_in_float32_it_is_torchs_own_divergence_to_six_digits():
 @pytest.mark.parametrize("k", [None, 3])
 def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient(k):
     hidden, weight, labels, bias = inputs(40, 8, 30, dtype=torch.float32)
-    taught = Taught(hidden.detach(), weight.detach(), bias.detach())
-    options = {"bias": bias, "taught": taught, "temperature": 2.0, "top_k": k}
+    teacher = TeacherOutput(hidden.detach(), weight.detach(), bias.detach())
+    options = {"bias": bias, "teacher": teacher, "temperature": 2.0, "top_k": k}
     found = linear_distillation(hidden, weight, labels, **options)
     assert abs(found) < 1e-5
     assert k or found == 0
@@ -198,21 +200,29 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient(k):
 
 def test_the_more_of_the_teacher_is_told_apart_the_nearer_it_comes_from_below():
     hidden, weight, labels, _ = inputs(64, 8, 50, bias=False)
-    taught = Taught(torch.randn(64, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2)
-    values = [linear_distillation(hidden, weight, labels, taught=taught, top_k=k) for k in (1, 4, 16, 49, 50)]
+    teacher = TeacherOutput(
+        torch.randn(64, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    )
+    values = [
+        linear_distillation(hidden, weight, labels, teacher=teacher, top_k=k) for k in (1, 4, 16, 49, 50)
+    ]
     assert values == sorted(values)
     assert values[0] < 0.9 * values[-1]
-    assert values[-1] == linear_distillation(hidden, weight, labels, taught=taught)
+    assert values[-1] == linear_distillation(hidden, weight, labels, teacher=teacher)
 
 
 def test_in_sixteen_bits_a_student_is_still_its_teacher():
     hidden, weight, labels, _ = inputs(60, 16, 40, dtype=torch.bfloat16, bias=False)
-    found = linear_distillation(hidden, weight, labels, taught=Taught(hidden.detach(), weight.detach()))
+    found = linear_distillation(
+        hidden, weight, labels, teacher=TeacherOutput(hidden.detach(), weight.detach())
+    )
     assert found == 0
     assert found.dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wide = [x.detach().float() for x in (hidden, weight)]
-        assert linear_distillation(*wide, labels, taught=Taught(hidden.detach(), weight.detach())) == 0
+        assert (
+            linear_distillation(*wide, labels, teacher=TeacherOutput(hidden.detach(), weight.detach())) == 0
+        )
 
 
 # liger-kernel, which no test can run

@@ -91,7 +91,7 @@ def _python(model: Extended) -> Iterator[str]:
 
 
 def teaching(adaptation: Adaptation | None) -> str:
-    """By what a distilled model was taught; nothing of any other."""
+    """From what a distilled model learned; nothing of any other."""
     distil = adaptation.recipe.get("distil") if adaptation else None
     if not isinstance(distil, dict):
         return ""
@@ -100,7 +100,8 @@ def teaching(adaptation: Adaptation | None) -> str:
     mixed = f", with {share:.0%} of cross-entropy" if (share := _number(distil, "cross_entropy", 0)) else ""
     sharp = f" at temperature {t:g}" if (t := _number(distil, "temperature", 1)) != 1 else ""
     return (
-        f"It was taught by what the base model expects{sharp}{mixed}, in place of the tokens of a text; "
+        f"It was distilled from the base model: trained on what that expects{sharp}{mixed}, "
+        "in place of the tokens of a text; "
         f"texts longer than its context the base read under {code(str(named))}."
     )
 
