@@ -1,0 +1,78 @@
+"""The table of `distil_study.py`, from its result file.
+
+python eval/studies/distil/distil_tables.py eval/results/distil.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from distil_study import OWN, TEACHER, UNTRAINED
+
+from ropepatch.evaluation.bootstrap import bootstrap_interval
+
+Row = dict[str, Any]
+HEADS = (
+    "trained on",
+    "loss",
+    "above its own window",
+    "of what the scaling leaves",
+    "first L",
+    "last quarter",
+    "steps, seconds",
+)
+
+
+def excess(row: Row, own: Row, span: str = "all") -> tuple[float, tuple[float, float]]:
+    """Nats per token above the base through its own window, and the 95 % interval, window by window."""
+    parts = [(nats - least, count) for (nats, count), (least, _) in zip(row[span], own[span], strict=True)]
+    return sum(part for part, _ in parts) / sum(count for _, count in parts), bootstrap_interval(parts)
+
+
+def shown(value: tuple[float, tuple[float, float]]) -> str:
+    """A difference with its interval."""
+    mean, (low, high) = value
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def line(row: Row, own: Row, untrained: Row | None) -> str:
+    """A row of the table."""
+    if row["of"] == "trial":
+        place = "skipped positions" if row["skipped"] else "rows of the target"
+        seed = f", seed {row['seed']}" if row["seed"] else ""
+        what, loss = f"{row['rows']}, {place}, {row['method']}{seed}", row["loss"]
+        cost = f"{row['steps']}, {row['seconds']:.0f}"
+    else:
+        names = {TEACHER: "– (the base under the teacher's map)", UNTRAINED: f"– ({row.get('method')})"}
+        what, loss, cost = names[row["of"]], "–", "–"
+    share = "–" if untrained is None else f"{excess(row, own)[0] / excess(untrained, own)[0]:.0%}"
+    spans = [shown(excess(row, own, span)) for span in ("all", "short", "last")]
+    return f"| {' | '.join([what, loss, spans[0], share, *spans[1:], cost])} |"
+
+
+def distil_table(rows: list[Row]) -> str:
+    """For each checkpoint and factor, the trainings by what is left of the excess."""
+    blocks = []
+    for model, factor, target in dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows):
+        here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
+        (own,) = (row for row in here if row["of"] == OWN)
+        untrained = {row["method"]: row for row in here if row["of"] == UNTRAINED}
+        others = sorted((row for row in here if row["of"] != OWN), key=lambda row: excess(row, own)[0])
+        nats, tokens = (sum(part[i] for part in own["all"]) for i in (0, 1))
+        title = (
+            f"**{model}, {target // factor:,} to {target:,} tokens**: through its own window "
+            f"{nats / tokens:.4f} nats per token; {len(own['all'])} windows."
+        )
+        table = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+        table += [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]
+        blocks.append("\n".join([title, "", *table]))
+    return "\n\n".join(blocks)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("results", type=Path)
+    print(distil_table(json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["rows"]))
