@@ -38,6 +38,26 @@ def test_what_is_left_is_a_share_of_what_the_same_scaling_left():
     assert table.index("fairy tales") < table.index("– (yarn)") < table.index("– (llama3)")
 
 
+def test_what_the_page_says_of_its_table_is_in_it():
+    rows = json.loads(RESULTS.read_text())["rows"]
+    rows = [row for row in rows if (row["model"], row["factor"]) == ("babyllama-361", 4)]
+    (own,) = (row for row in rows if row["of"] == "own window")
+    (yarn,) = (row for row in rows if row["of"] == "untrained" and row["method"] == "yarn")
+    whole = distil_tables.excess(yarn, own)[0]
+
+    def left(of):
+        return distil_tables.excess(of, own)[0] / whole
+
+    trials = [row for row in rows if row["of"] == "trial"]
+    foreign = [row for row in trials if row["rows"] == "fairy tales" and row["method"] == "yarn"]
+    assert all(left(row) > 1 for row in foreign if row["loss"] == "cross-entropy")
+    distilled = [row for row in trials if row["loss"] == "distillation"]
+    distilled = [row for row in distilled if row["rows"] in ("fairy tales", "self-written")]
+    assert max(left(row) for row in distilled if row["skipped"]) < 1 / 3
+    assert max(left(row) for row in distilled if not row["skipped"]) < 1 / 5
+    assert round(left(next(row for row in rows if row["of"] == "teacher")), 2) == 0.07
+
+
 @pytest.mark.parametrize("trial", dict.fromkeys(TRIALS))
 def test_every_trial_is_a_recipe_of_as_many_tokens_a_step(trial, tmp_path, shared):
     case = Case("babyllama-361", 4)

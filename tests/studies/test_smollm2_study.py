@@ -58,7 +58,7 @@ def test_what_the_page_says_of_its_tables_is_in_them(record):
     assert max(map(len, chains)) == 2
     kinds = (*smollm2_study.FIRST, *smollm2_study.OTHERS)
     assert not any(found("linear", kinds, length) for length in smollm2_tables.lengths(record))
-    assert abs(nats("linear") - nats("as it is")) < 0.05
+    assert abs(nats("linear") - nats("as it is")) < 0.1  # a tenth of a nat
     near = ("ntk", "yarn", "llama3")
     assert all(found(method, smollm2_study.FIRST, 16384) for method in near)
     assert not found("as it is", smollm2_study.FIRST, 16384)
