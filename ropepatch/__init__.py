@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, an
     from ropepatch.extension.planning import plan as plan
     from ropepatch.fitting import Fitted as Fitted
     from ropepatch.fitting import fit as fit
+    from ropepatch.gallery.explorer import explore as explore
     from ropepatch.pipeline.choice import Choice as Choice
     from ropepatch.pipeline.choice import choose as choose
     from ropepatch.pipeline.choice import compare as compare

@@ -1,4 +1,4 @@
-"""Every command and code block of the README runs, and every generated block is what its source says."""
+"""Every command and code block of README and site runs, and every generated block is what its source says."""
 
 import json
 import re
@@ -6,41 +6,38 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import robustness
+import typer
 from methods import LENGTH_DEPENDENT, NEED_MORE
-from readme import README, check_block, updating
+from readme import DOCUMENTS, ROOT, block_names, check_block, code_blocks, commands, updating
 from tiny_checkpoint import tiny_llama_folder
+from transformers import AutoConfig
 
 import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
-from ropepatch.cli import main
+from ropepatch.cli import app, main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result, read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.model.source import TINY
 from ropepatch.report.plots import figures, save_figure
 
-ROOT = README.parent
 RESULTS = ROOT / "eval" / "results"
 PROTOCOL = ROOT / "eval" / "README.md"
 
 
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-
-
-def commands() -> list[str]:
-    lines = (line.split("#")[0].strip() for text in code_blocks("bash") for line in text.splitlines())
-    return [line for line in lines if line]
+# Programs that are not here: of their lines what they start of ropepatch is parsed.
+ELSEWHERE = ("accelerate", "torchrun", "vllm", "llama-cli", "llama-server", "ollama", "mlx_lm.generate")
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Path:
-    """A folder with the checkpoint and the books that the README speaks of, small and random."""
+    """A folder with the checkpoints and the books that the documents speak of, small and random."""
     folder = tmp_path_factory.mktemp("readme")
     # One head of 16: at 32k tokens attention is all that takes time.
     tiny_llama_folder(
@@ -50,10 +47,20 @@ def workplace(tmp_path_factory) -> Path:
         num_attention_heads=1,
         num_key_value_heads=1,
     )
+    AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
     shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
     return folder
+
+
+EXTENDED = "llama-2-7b-yarn-32k"
+
+
+def extended(workplace: Path) -> None:
+    """Have the checkpoint that the documents extend, by one of their commands or by this."""
+    if not (workplace / EXTENDED).exists():
+        ropepatch.extend(ropepatch.plan(workplace / "llama-2-7b", to=32_768), workplace / EXTENDED)
 
 
 def measure_few(suite: Suite, **options) -> Iterator[Result]:
@@ -81,7 +88,7 @@ SLOW = (
         if line.startswith("ropepatch ") and line != "ropepatch demo"  # which tests/cli/test_demo.py runs
     ],
 )
-def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
+def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command):
     words = []
     for word in shlex.split(command):
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
@@ -99,11 +106,10 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
         (workplace / "fitted.json").unlink(missing_ok=True)
     elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
         ropepatch.fit("tiny", to=512, steps=2, init="yarn").save(workplace / "fitted.json")
-    made = workplace / "llama-2-7b-yarn-32k"  # by one of the commands, perhaps in another worker
-    if f"--out {made.name}" in command:
-        shutil.rmtree(made, ignore_errors=True)
-    elif made.name in command and not made.exists():
-        ropepatch.extend(ropepatch.plan(workplace / "llama-2-7b", to=32_768), made)
+    if command.startswith("ropepatch extend llama-2-7b --to 32k"):  # another worker may have made it
+        shutil.rmtree(workplace / EXTENDED, ignore_errors=True)
+    elif EXTENDED in command:
+        extended(workplace)
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as end:
         main()
@@ -112,33 +118,58 @@ def test_a_command_of_the_readme_runs(workplace, monkeypatch, capsys, command):
     assert done.out
 
 
-@pytest.mark.parametrize("command", [line for line in commands() if not line.startswith("ropepatch ")])
-def test_every_other_command_is_a_target_of_the_makefile(command):
-    """`make test` cannot run itself; CI runs both on a clean checkout."""
-    assert shlex.split(command)[0] == "make"
-    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+OTHERS = [line for line in commands() if not line.startswith("ropepatch ")]
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_every_other_command_could_be_run(command):
+    """A target of the Makefile, an extra of the package, or a program that is named above."""
+    program, *words = shlex.split(command)
+    if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
+        subprocess.run([program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        install, *packages = words
+        assert install == "install"
+        for package in packages:
+            named = re.fullmatch(r"(?:\.|ropepatch)(?:\[([\w,]+)\])?", package)
+            assert set((named[1] or "all").split(",")) <= extras.keys()
+    else:
+        assert program in ELSEWHERE
+        if "ropepatch" in words:
+            name, *rest = words[words.index("ropepatch") + 1 :]
+            typer.main.get_command(app).commands[name].make_context(name, rest)
 
 
 @pytest.mark.parametrize(
-    ("index", "printed", "made"), [(0, "perplexity", "tiny-2k"), (1, "table", "tiny-t5")]
+    "document",
+    [
+        pytest.param(file, id=str(file.relative_to(ROOT)))
+        for file, code in code_blocks("python").items()
+        if code
+    ],
 )
-def test_the_notebook_lines_run(workplace, index, printed, made):
-    lines = code_blocks("python")[index]
-    done = subprocess.run(
-        [sys.executable, "-c", lines], cwd=workplace, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert printed in done.stdout
-    assert (workplace / made / "config.json").exists()
+def test_the_python_of_a_document_runs(workplace, monkeypatch, capsys, document):
+    """Block after block, as a reader would; what they make is removed, so that pages can make the same."""
+    extended(workplace)
+    there = set(workplace.iterdir())
+    monkeypatch.chdir(workplace)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in code_blocks("python")[document]:
+        exec(compile(block, str(document), "exec"), names)
+    for new in set(workplace.iterdir()) - there:
+        shutil.rmtree(new)
 
 
-def test_all_notebook_lines_are_run():
-    assert len(code_blocks("python")) == 2
+def test_every_generated_block_of_the_documents_is_held_against_its_source():
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    unchecked = [name for name in block_names() if not re.search(rf'_block\(\s*"{name}"', tests)]
+    assert not unchecked
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in (README, PROTOCOL, TINY / "README.md"):
-        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+    for document in (*DOCUMENTS, PROTOCOL, TINY / "README.md"):
+        for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
             assert (document.parent / link).exists(), f"{document}: {link}"
 
 
@@ -151,9 +182,13 @@ def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def test_the_tables_of_encodings_methods_and_maps_are_the_registries():
     encodings = [(f"`{e.name}`", e.family, e.formula, e.paper) for e in ENCODINGS.values()]
     check_block("encodings", markdown(("encoding", "family", "scores", "source"), encodings))
-    for block, kinds, head in (("methods", METHODS, "frequencies"), ("maps", MAPS, "D is read as")):
-        rows = [(f"`{m.name}`", m.formula, m.paper, m.saved_as) for m in kinds.values()]
-        check_block(block, markdown(("method", head, "source", "saved as"), rows))
+    check_block("methods", rows_of(METHODS.values(), "frequencies"))
+    check_block("maps", rows_of(MAPS.values(), "D is read as"))
+
+
+def rows_of(kinds: Iterable[type], head: str) -> str:
+    rows = [(f"`{kind.name}`", kind.formula, kind.paper, kind.saved_as) for kind in kinds]
+    return markdown(("method", head, "source", "saved as"), rows)
 
 
 def test_the_babyllama_table_is_its_result_file():
@@ -189,7 +224,7 @@ def test_the_llama_cpp_table_is_its_result_file():
     check_block("llama-cpp", "\n".join(lines), PROTOCOL)
 
 
-def test_the_figure_of_the_front_page_is_drawn_from_the_results(tmp_path):
+def test_the_figure_of_the_guide_is_drawn_from_the_results(tmp_path):
     drawn = figures([read_result(file) for file in sorted((RESULTS / "tiny-suite").glob("*.json"))])
     _, svg = save_figure(drawn["perplexity"], tmp_path / "tiny-suite-perplexity")
     if updating():

@@ -104,7 +104,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Sight | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     position_ids: Tensor | None = None,
@@ -117,7 +117,7 @@ def attend(
         query: Of this step.
         key: Of all tokens.
         value: Of all tokens.
-        attention_mask: What `sight_mask` gave, or a mask of the user's own.
+        attention_mask: What `sight_mask` gave, a mask of the user's own, or what is seen.
         scaling: The factor of the scores.
         dropout: The share of the weights that is dropped.
         position_ids: Of the queries.
@@ -136,7 +136,9 @@ def attend(
             hint="call ropepatch.attention.map_attention first",
         )
     rope: MappedRope | None = module.__dict__[SLOT]
-    sight = Sight.of(attention_mask, query, key) if rope is None else rope.sight(attention_mask, query, key)
+    sight = attention_mask
+    if not isinstance(sight, Sight):
+        sight = Sight.of(sight, query, key) if rope is None else rope.sight(sight, query, key)
     if position_ids is None:
         position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
     step = _Step(module, rope, sight, position_ids, query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -19,6 +19,7 @@ from ropepatch.cli import (
     doctor,
     encodings,
     evaluate,
+    explore,
     export,
     extend,
     fit,
@@ -50,6 +51,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
     "Look before": {
         plan: "Show what an extension would change; no weights read",
         doctor: "Find what is wrong with a checkpoint's rope",
+        explore: "Show as a page why a rope fails, and what mends it",
     },
     "List": {
         methods: "Scalings and attention maps, for --method",
@@ -108,10 +110,19 @@ def _options(
 
 
 def _refuse(error: RopepatchError) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"{_coloured('error:', RED)} {error}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"{_coloured('hint:', CYAN)} {error.hint}", file=sys.stderr)
     sys.exit(2)
+
+
+RED, CYAN = 31, 36
+
+
+def _coloured(word: str, colour: int) -> str:
+    """For stderr; plain in a pipe, on a terminal without colours, and where NO_COLOR is set."""
+    shown = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{colour}m{word}\x1b[0m" if shown else word
 
 
 def main() -> None:

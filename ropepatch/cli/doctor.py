@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
+from ropepatch.cli.listing import print_text
 from ropepatch.pipeline.running import bar
 
 EXAMPLES = """\b
@@ -40,7 +41,7 @@ def doctor(
     from ropepatch.doctor import diagnose, mend
 
     diagnosis = left = diagnose(model, revision, measure=measure)
-    print(diagnosis.to_json() if as_json else diagnosis)
+    print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
     if fix is not None and fixable:
         with bar("copying") as copied:

@@ -9,7 +9,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, complete
 from ropepatch.cli.catalogue import Entry, entries, find_entry
-from ropepatch.cli.listing import REQUIRED, print_table
+from ropepatch.cli.listing import REQUIRED, paragraphs, print_table, print_text
 from ropepatch.files import json_text
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _measured(one: Entry) -> Properties:
 
 
 def _print_one(one: Entry, properties: bool) -> None:
-    print(f"{one['encoding']} ({one['paper']}): {one['formula']}\n\n{one['help']}")
+    print_text(f"{one['encoding']} ({one['paper']}): {one['formula']}\n\n{paragraphs(one['help'])}")
     settings = "".join(
         f", {parameter}={'...' if default == REQUIRED else repr(default)}"
         for parameter, default in one["parameters"].items()

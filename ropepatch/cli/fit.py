@@ -23,7 +23,7 @@ from ropepatch.cli.arguments import (
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, say_on_stderr
+from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def fit(
             minutes=minutes,
             **feedback(quiet),
         )
+        if not is_first():
+            return
         _write(fitted, place, link_weights=link_weights)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 
 REQUIRED = "required"  # stands for the default of a parameter that has none
@@ -29,3 +33,29 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     Console(force_jupyter=False, highlight=False, markup=False, emoji=False, width=width).print(table)
+
+
+def print_text(text: str) -> None:
+    """Print lines; on a screen those too long for it are folded between words, and indented."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in text.splitlines():
+        if width is None or len(line) <= width:
+            print(line)
+            continue
+        margin, label = re.findall(r"^( *)(\S+ {2,})?", line)[0]
+        indent = " " * (len(margin + label) + 4 * bool(margin and not label))
+        print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def paragraphs(docstring: str) -> str:
+    """A docstring with each paragraph, and each argument, on a line of its own."""
+    lines: list[str] = []
+    for line in docstring.splitlines():
+        before = lines[-1] if lines else ""
+        depth, above = (len(one) - len(one.lstrip()) for one in (line, before))
+        goes_on = line and before and not before.endswith(":") and (depth > above or depth == above == 0)
+        if goes_on:
+            lines[-1] += f" {line.lstrip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)

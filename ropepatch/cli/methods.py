@@ -9,7 +9,7 @@ import typer
 from ropepatch.cli.arguments import AsJson, complete
 from ropepatch.cli.catalogue import Entry, entries, find_entry
 from ropepatch.cli.descriptions import describe_method
-from ropepatch.cli.listing import REQUIRED, print_table
+from ropepatch.cli.listing import REQUIRED, paragraphs, print_table, print_text
 from ropepatch.files import json_text
 
 EXAMPLES = """\b
@@ -53,10 +53,11 @@ def methods(
             print_table((kind, head, "source", "saved as"), rows)
     else:
         (one,) = chosen
-        print(f"{rope}{one['method']} ({one['paper']}): {one['formula']}\n\n{one['help']}")
+        head = f"{rope}{one['method']} ({one['paper']}): {one['formula']}"
+        print_text(f"{head}\n\n{paragraphs(one['help'])}")
         print(f"\nsaved as: {one['saved_as']}")
         for parameter, default in one["parameters"].items():
-            print(f"  --set {parameter}={_shown(default, one['kind'])}")
+            print_text(f"  --set {parameter}={_shown(default, one['kind'])}")
 
 
 def _read(name: str) -> tuple[Entry, str]:

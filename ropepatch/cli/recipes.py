@@ -10,7 +10,7 @@ import typer
 from ropepatch.cli.arguments import AsJson, a_recipe, complete
 from ropepatch.cli.catalogue import Entry, entries
 from ropepatch.cli.descriptions import describe_recipe
-from ropepatch.cli.listing import print_table
+from ropepatch.cli.listing import print_table, print_text
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text, whole_file
 
@@ -102,4 +102,6 @@ def _print_table(recipes: list[Entry]) -> None:
     ]
     headers = ("recipe", "context", "method", "steps", "tokens", "GiB", "hours")
     print_table(headers, rows, numbers=4)
-    print("\nGiB and hours: estimates for one H100. --json says more; `ropepatch recipes NAME` prints one.")
+    print_text(
+        "\nGiB and hours: estimates for one H100. --json says more; `ropepatch recipes NAME` prints one."
+    )

@@ -16,7 +16,7 @@ from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
-from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.loading import AUTO, load_model, load_tokenizer
 from ropepatch.model.mapped import is_mapped, saved_map, without_map
 from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapped
 from ropepatch.model.rotary import SEQUENCE
@@ -37,7 +37,8 @@ def load(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
         revision: The revision of a Hub id.
-        device: Where the model is put, such as `cuda`.
+        device: Where the model is put, such as `cuda`; `auto` for all GPUs and, where they have no room, the
+            machine's memory, by accelerate.
         dtype: The precision of its weights, such as `torch.bfloat16` or `bfloat16`; None for the one that
             it asks for. The frequencies stay in float32.
 
@@ -45,10 +46,11 @@ def load(
         RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
     """
     kind = known_dtype(dtype)
-    check_device(device)
+    if device != AUTO:
+        check_device(device)
     folder = find_source(model, revision, weights=True).folder
-    loaded: Any = load_checkpoint(folder, kind)
-    return loaded.to(device), load_tokenizer(folder)
+    loaded: Any = load_checkpoint(folder, kind, AUTO if device == AUTO else None)
+    return loaded if device == AUTO else loaded.to(device), load_tokenizer(folder)
 
 
 def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -78,10 +80,12 @@ def check_device(device: str | torch.device) -> None:
         ) from error
 
 
-def load_checkpoint(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def load_checkpoint(
+    folder: Path, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
+) -> PreTrainedModel:
     """The model of a checkpoint folder, with the position encoding or the attention map it was saved with.
 
-    Of a map config.json is read, and the code beside it never run.
+    Of a map config.json is read, and the code beside it never run. `load_model` says what a device map is.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its record or weights are not whole.
@@ -93,12 +97,12 @@ def load_checkpoint(folder: Path, dtype: torch.dtype | None = None) -> PreTraine
         for key in ("max_position_embeddings", SEQUENCE):  # the map is put on the model that reads L
             if hasattr(config, key):
                 setattr(config, key, described["window"])
-        model = load_model(folder, config, dtype)
+        model = load_model(folder, config, dtype, device_map)
         map_attention(model, distances, to=described["target"])
         return model
     if not needs_ropepatch(folder):
-        return load_model(folder, dtype=dtype)
-    model = load_model(folder, load_config(read_config(folder)), dtype)
+        return load_model(folder, dtype=dtype, device_map=device_map)
+    model = load_model(folder, load_config(read_config(folder)), dtype, device_map)
     _swap_again(model, folder)
     return model
 

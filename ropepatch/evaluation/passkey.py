@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, SupportsFloat
 
 import torch
@@ -18,7 +18,8 @@ from ropepatch.data.templates import PasskeyTemplate, bundled
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.bars import advancing
 from ropepatch.evaluation.grid import Passkey, PasskeyGrid
-from ropepatch.evaluation.verdicts import forced, generated
+from ropepatch.evaluation.processes import rank_and_ranks
+from ropepatch.evaluation.verdicts import dealt, forced, generated
 from ropepatch.model.head import evaluating
 from ropepatch.settings import seed_of
 
@@ -38,6 +39,7 @@ def passkey(
     seed: int = 0,
     tokens_per_batch: int = 2048,
     share_prefixes: bool = True,
+    split: bool = False,
     progress: Callable[[int, int], None] | bool | None = None,
 ) -> PasskeyGrid:
     """Ask for passkeys at every length and depth.
@@ -63,7 +65,10 @@ def passkey(
         share_prefixes: Whether what prompts have in common is read once where that is faster and changes
             nothing but rounding; takes memory for the keys and values of ``tokens_per_batch`` tokens, or of a
             single longer prompt.
-        progress: Called as (prompts read, prompts in all) after each batch. True for a bar.
+        split: Deal the prompts to the processes of torch.distributed, if they are many; every process gives
+            the same arguments and is returned the same.
+        progress: Called as (prompts read, prompts to read), both by this process, after each batch. True for
+            a bar.
 
     Raises:
         RopepatchError: An argument that is not as above, a prompt that cannot be made (see `needle_prompt`),
@@ -77,7 +82,15 @@ def passkey(
     tokens_per_batch = _whole("tokens_per_batch", tokens_per_batch, 1)
     words = template or bundled(distractors=distractors)
     _check_words(words, distractors, queries)
-    total, done = len(tokens) * len(places) * trials, 0
+    rank, ranks = rank_and_ranks(split)
+    total, done = len(tokens) * len(range(rank, len(places) * trials, ranks)), 0
+
+    def advanced(counts: list[int]) -> None:
+        nonlocal done
+        done += len(counts)
+        if advance is not None:
+            advance(done, total)
+
     found: dict[tuple[int, float], list[int]] = {}  # of every prompt, by length and depth
     with evaluating(model), advancing(progress, "passkeys") as advance, torch.inference_mode():
         for length in tokens:
@@ -97,29 +110,18 @@ def passkey(
             ]
             rows = max(1, tokens_per_batch // length)
 
-            def first_match(row: int, text: str, keys: Sequence[Prompt] = prompts) -> int:
-                match = re.search(words.parse or "", text)
-                return int(match is not None and match[0] == keys[row].keys[0])
+            def answers(prompts: list[Prompt], _: list[int], rows: int = rows) -> Iterator[dict[int, int]]:
+                if words.parse is None:
+                    return forced(model, prompts, rows, share=share_prefixes)
 
-            verdicts = (
-                forced(model, prompts, rows, share=share_prefixes)
-                if words.parse is None
-                else generated(
-                    model,
-                    tokenizer,
-                    prompts,
-                    rows,
-                    room=lambda _: words.answer_tokens or 0,
-                    count=first_match,
-                )
-            )
-            said = [0] * len(prompts)
-            for batch in verdicts:
-                for row, count in batch.items():
-                    said[row] = count
-                done += len(batch)
-                if advance is not None:
-                    advance(done, total)
+                def first_match(row: int, text: str) -> int:
+                    match = re.search(words.parse or "", text)
+                    return int(match is not None and match[0] == prompts[row].keys[0])
+
+                room = words.answer_tokens or 0
+                return generated(model, tokenizer, prompts, rows, room=lambda _: room, count=first_match)
+
+            said = dealt(prompts, answers, advanced, split=split)
             for at, depth in enumerate(places):
                 found[length, depth] = said[at * trials : (at + 1) * trials]
     read = {cell: Passkey(sum(said), trials * queries, tuple(said)) for cell, said in found.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from statistics import fmean
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from ropepatch.data.questions import KINDS, Question, draw_question
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.grid import THRESHOLD, wilson
 from ropepatch.evaluation.results import Row
-from ropepatch.evaluation.verdicts import forced, generated
+from ropepatch.evaluation.verdicts import dealt, forced, generated
 
 MEAN = "mean"  # of all kinds, where a kind would be named
 OWN = 0.85  # the share of a model's own short score that counts as reading a length, as in NoLiMa and HELMET
@@ -97,7 +97,8 @@ def answered(
     force: bool,
     tokens_per_batch: int = 2048,
     share_prefixes: bool = True,
-    advance: Callable[[Sequence[int]], None] = lambda found: None,
+    split: bool = False,
+    advance: Callable[[list[int]], None] = lambda found: None,
 ) -> list[int]:
     """How much of what is wanted a model finds, of every question.
 
@@ -108,27 +109,25 @@ def answered(
         force: Whether answers are forced; else they are generated.
         tokens_per_batch: How many tokens are read at once, at most, but for a single longer prompt.
         share_prefixes: Whether what forced prompts have in common is read once where that is faster.
-        advance: Called with what was found of each prompt of a batch.
+        split: Whether the processes of torch.distributed share the work, as in `passkey`.
+        advance: Called with what this process found of each prompt of a batch.
     """
     prompts = [prompt for _, prompt in asked]
     rows = max(1, tokens_per_batch // len(prompts[0].ids))
-    found = [0] * len(asked)
-    for batch in (
-        forced(model, prompts, rows, share=share_prefixes)
-        if force
-        else generated(
+
+    def read(prompts: list[Prompt], places: list[int]) -> Iterator[dict[int, int]]:
+        if force:
+            return forced(model, prompts, rows, share=share_prefixes)
+        return generated(
             model,
             tokenizer,
             prompts,
             rows,
             room=lambda row: len(prompts[row].ids) - prompts[row].answers[0][0] + SPARE,
-            count=lambda row, text: asked[row].question.found(text),
+            count=lambda row, text: asked[places[row]].question.found(text),
         )
-    ):
-        for row, count in batch.items():
-            found[row] = count
-        advance(list(batch.values()))
-    return found
+
+    return dealt(prompts, read, advance, split=split)
 
 
 def share_row(found: Sequence[int], wanted: int) -> Row:

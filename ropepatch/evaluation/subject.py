@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.processes import distribute
 from ropepatch.extension.history import context_before
-from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.loading import AUTO, load_tokenizer
 from ropepatch.model.precision import put, reads_faster_whole, whereabouts
 from ropepatch.model.record_file import swapped_encoding
 from ropepatch.model.source import Source, find_source
@@ -30,7 +30,7 @@ class Subject:
         name: As the user gave it.
         source: Where its weights are.
         survey: What its folder says of its rope before any scaling.
-        device: Where the model is put.
+        device: Where the model is put; `auto` for all devices, by accelerate.
         dtype: The precision in which it is read; None for that in which the device reads it fastest.
         say: Takes a line on where it is read.
         base: What the weights were adapted from. Results then name the base, which they stand beside, and its
@@ -58,11 +58,12 @@ class Subject:
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
-        loaded, whole = load_checkpoint(self.source.folder, self.dtype), False
-        if self.dtype is None:
+        spread = AUTO if self.device == AUTO else None
+        loaded, whole = load_checkpoint(self.source.folder, self.dtype, spread), False
+        if self.dtype is None and not spread:
             choose = partial(reads_faster_whole, device=self.device)
             (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
-        model: PreTrainedModel = put(loaded, self.device, whole=whole)
+        model: PreTrainedModel = loaded if spread else put(loaded, self.device, whole=whole)
         for line in whereabouts(model):
             self.say(line)
         return model

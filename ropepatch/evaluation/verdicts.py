@@ -14,9 +14,42 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.prompts import Prompt
+from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.prefixes import read_in_batches
+from ropepatch.evaluation.processes import distribute, rank_and_ranks
 from ropepatch.model.head import input_device
+
+
+def dealt(
+    prompts: Sequence[Prompt],
+    read: Callable[[list[Prompt], list[int]], Iterator[dict[int, int]]],
+    advance: Callable[[list[int]], None],
+    *,
+    split: bool,
+) -> list[int]:
+    """What is found of every prompt; of several processes each reads its share, and all return the same.
+
+    Args:
+        prompts: The same on every process.
+        read: Reads some of them, which stand at these places: `forced` or `generated`.
+        advance: Called with what this process found in a batch.
+        split: Whether the processes share the work.
+    """
+    _, ranks = rank_and_ranks(split)
+    shares = [list(range(share, len(prompts), ranks)) for share in range(ranks)]
+
+    def found(places: list[int]) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for batch in read([prompts[place] for place in places], places) if places else ():
+            counts |= {places[row]: count for row, count in batch.items()}
+            advance(list(batch.values()))
+        return counts
+
+    counts: dict[int, int] = {}
+    for share in distribute(shares, found, key=lambda own: digest(prompts[i].ids for i in own), split=split):
+        counts |= share
+    return [counts[place] for place in range(len(prompts))]
 
 
 def forced(

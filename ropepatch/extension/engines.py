@@ -1,7 +1,7 @@
 """Which inference engine reads an extended checkpoint, and how much of it.
 
-Derived from the engines' sources, not from running them, for LLaMA's architecture: transformers 4.57.6 and
-5.23, vLLM 0.33.0, SGLang 0.5.23, llama.cpp 0c1e57098 (its converter and its runtime) and mlx-lm 0.32.2.
+Derived from the engines' sources, not from running them, for LLaMA's architecture; of llama.cpp its converter
+and its runtime. Of other architectures there are rows in `ropepatch.model.architectures`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
+from ropepatch.model.architectures import IGNORED_BY_4, NEWER_THAN_4, REFUSED_BY_4, UNSCALED_IN_MLX
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
 
+VERSIONS = {  # whose sources were read
+    "transformers 5.x": "5.23.0",
+    "transformers 4.x": "4.57.6",
+    "vLLM": "0.33.0",
+    "SGLang": "0.5.23",
+    "llama.cpp": "0c1e57098",
+    "mlx-lm": "0.32.2",
+}
 STALE = "recomputed as the sequence grows: cached keys go stale"
 
 
@@ -33,7 +41,7 @@ class EngineSupport(NamedTuple):
 def engine_support(
     parameters: dict[str, Any], rope: Rope, target: int, model_type: str = "llama"
 ) -> list[EngineSupport]:
-    """One line per engine.
+    """One line per engine of `VERSIONS`, and one per engine that does not scale this architecture.
 
     "yes" is: its frequencies, its attention factor, and all of the target, if need be by the switch that the
     note names.
@@ -45,6 +53,7 @@ def engine_support(
         model_type: The architecture, in transformers' words.
     """
     written = _Written(parameters, rope, target)
+    unscaled = ("mlx-vlm", "ollama (MLX)") if model_type in UNSCALED_IN_MLX else ()
     return [
         _transformers("transformers 5.x", written, ""),
         _transformers_4(written, model_type),
@@ -52,13 +61,14 @@ def engine_support(
         _sglang(written),
         _llama_cpp(written),
         _mlx_lm(written),
+        *(EngineSupport(engine, "no", "leaves it unscaled, without a word") for engine in unscaled),
     ]
 
 
 def map_support() -> list[EngineSupport]:
     """The same of a checkpoint with an attention map, whose code transformers alone runs."""
     own = EngineSupport("transformers 5.x", "yes", "with trust_remote_code=True: the map is code beside it")
-    others = "transformers 4.x", "vLLM", "SGLang", "llama.cpp", "mlx-lm"
+    others = [engine for engine in VERSIONS if engine != own.engine]
     return [own, *(EngineSupport(engine, "no", "has no such attention") for engine in others)]
 
 
@@ -109,6 +119,8 @@ def _transformers(engine: str, written: _Written, note: str) -> EngineSupport:
 
 
 def _transformers_4(written: _Written, model_type: str) -> EngineSupport:
+    if model_type in NEWER_THAN_4:
+        return EngineSupport("transformers 4.x", "no", f"does not have {model_type}")
     verb = "ignores" if model_type in IGNORED_BY_4 else "refuses" if model_type in REFUSED_BY_4 else None
     if written.kind != "default" and verb:
         return EngineSupport("transformers 4.x", "no", f"{verb} such a rope_scaling in {model_type}")

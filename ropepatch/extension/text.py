@@ -13,12 +13,13 @@ from rich.table import Table
 
 from ropepatch.attention import MAPS, make_map
 from ropepatch.errors import printable
+from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.model.legacy import LEGACY_KEYS
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.scaling.bands import bands
 from ropepatch.scaling.rope import Rope
 
-WIDTH = 110
+WIDTH = 80
 ENDS = 1 << 20  # keys at each end of a band: its extremes are there, or come again within a chunk
 PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json holds
 
@@ -33,7 +34,8 @@ def plan_text(record: PlanRecord) -> str:
     revision = f" at {record['revision']}" if record["revision"] else ""
     console.print(
         f"{printable(record['model'])}{revision} ({printable(record['model_type'])}): "
-        f"{rope.original_max_position_embeddings} -> {record['target']} tokens"
+        f"{rope.original_max_position_embeddings} -> {record['target']} tokens",
+        soft_wrap=True,  # a path, to copy
     )
     parameters = "".join(
         f", {key}={_short(value)}" for key, value in record["parameters"].items() if value is not None
@@ -53,7 +55,8 @@ def plan_text(record: PlanRecord) -> str:
     if record["config_changes"]:
         console.print("config.json")
         console.print(_change_table(record))
-        console.print("engines and the rope type they read")
+        basis = "" if record["model_type"] in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
+        console.print(f"engines and the rope type they read{basis}")
         console.print(_engine_table(record))
     for warning in record["warnings"]:
         console.print(f"warning: {printable(warning)}")
@@ -75,8 +78,9 @@ def _rope_parameters(record: PlanRecord, values: str) -> dict[str, Any]:
 
 def _grid(*headers: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(any(headers)))
-    for header in headers:
-        table.add_column(header, justify="right" if header in right else "left", overflow="fold")
+    for place, header in enumerate(headers):
+        justify: Any = "right" if header in right else "left"
+        table.add_column(header, justify=justify, overflow="fold", no_wrap=place == 0)  # a name, to copy
     return table
 
 

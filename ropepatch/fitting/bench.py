@@ -78,9 +78,8 @@ class FitBench:
     def own_window(self, examples: Examples) -> Tensor:
         """The losses [N, T - 1] of the model as it is, read through its own window, half of it at a time."""
         self.module.vector = Vector.unscaled(self.rope)
-        curve = perplexity(
-            self.model, None, list(examples.ids), protocol=Sliding(self.window, self.window // 2)
-        )
+        protocol = Sliding(self.window, self.window // 2)
+        curve = perplexity(self.model, None, list(examples.ids), protocol=protocol, split=True)
         return torch.stack(list(curve.nll))
 
     def outcome(self, course: Course, unseen: Sequence[Tensor]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.fitting.problem import Problem
+from ropepatch.evaluation.processes import distribute, rank_and_ranks
+from ropepatch.fitting.problem import BACKWARD, Problem
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector, mixtures, named, project, published
 from ropepatch.scaling.rope import rotations
@@ -165,7 +167,7 @@ def screened(
 ) -> dict[str, Vector]:
     """The starts in the order in which they read the text to learn from, the best first.
 
-    All are tried on as much as half a step reads, and the best of these on as much as two steps do.
+    All are tried on as much as half a step reads, and the best on as much as two. Processes share the starts.
 
     Args:
         problem: What scores them.
@@ -180,13 +182,19 @@ def screened(
     few, many = max(1, batch_of(problem) // 2), 2 * batch_of(problem)
     total = few * len(order) + many * min(SCREENED, len(order))
     for count, places in ((few, SCREENED), (many, None)):
-        scores = dict[str, float]()
-        for name in order:
-            if scores and time.perf_counter() > until:
-                break
-            scores[name] = problem.score(starts[name], windows[:count])
-            done += count
-            advance(done, total)
+        spent, first = problem.spent, done
+
+        def score(name: str, count: int = count, first: int = first) -> float | None:
+            nonlocal done
+            if done > first and time.perf_counter() > until:
+                return None
+            found, done = problem.score(starts[name], windows[:count]), done + count * rank_and_ranks(True)[1]
+            advance(min(done, total), total)
+            return found
+
+        found = zip(order, distribute(order, score, key=str, split=True), strict=True)
+        scores = {name: loss for name, loss in found if loss is not None}
+        problem.spent = spent + len(scores) * problem.cost(count)
         finite = [name for name in scores if math.isfinite(scores[name])]
         order = sorted(finite, key=scores.__getitem__)[:places]
     return {name: starts[name] for name in order}
@@ -230,24 +238,28 @@ def begin(
 def proceed(problem: Problem, held_out: Problem, settings: FitSettings, course: Course) -> Iterator[Course]:
     """The course after each further step, until it is over.
 
-    The starts race; then the one whose descent reads the held-out windows best goes on alone. It is judged by
-    the running mean of its vectors.
+    The starts race, each on a process of its own if there are many; then the one whose descent reads the
+    held-out windows best goes on alone. It is judged by the running mean of its vectors.
     """
+    batch = batch_of(problem)
     earlier = course.spent - problem.spent - held_out.spent
     every = max(1, settings.steps // CHECKS)
     race = _race(settings) if course.raced > 1 else 0
     while not course.finished:
-        name = next((name for name, racer in course.racers.items() if racer.step < race), None)
-        if name is None:
+        if all(racer.step >= race for racer in course.racers.values()):
             course = _decided(course)
-            (name,) = course.racers
-        racer = step(problem, course.racers[name], batch=batch_of(problem), settings=settings)
-        course = replace(course, racers=course.racers | {name: racer}, taken=course.taken + 1)
-        if racer.step % every == 0 or racer.step in (race, settings.steps):
-            course = _checked(course, name, _judged(held_out, racer.averaged))
-        alone = len(course.racers) == 1
-        over = racer.step >= settings.steps or course.unchanged >= PATIENCE
-        course = replace(course, spent=earlier + problem.spent + held_out.spent, finished=alone and over)
+        racers, spent = course.racers, problem.spent
+        last = min(racer.step for racer in racers.values())
+        names = [name for name, racer in racers.items() if racer.step == last]
+        move = partial(step, problem, batch=batch, settings=settings)
+        moved = distribute([racers[name] for name in names], move, key=repr, split=True)
+        problem.spent = spent + len(names) * problem.cost(batch) * (1 + BACKWARD)
+        for name, racer in zip(names, moved, strict=True):
+            course = replace(course, racers=course.racers | {name: racer}, taken=course.taken + 1)
+            if racer.step % every == 0 or racer.step in (race, settings.steps):
+                course = _checked(course, name, _judged(held_out, racer.averaged))
+        over = len(course.racers) == 1 and (last + 1 >= settings.steps or course.unchanged >= PATIENCE)
+        course = replace(course, spent=earlier + problem.spent + held_out.spent, finished=over)
         yield course
 
 

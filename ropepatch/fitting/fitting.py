@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ import torch
 from ropepatch.encodings.loading import check_device
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
+from ropepatch.evaluation.processes import distribute, is_first_process, rank_and_ranks
 from ropepatch.evaluation.results import environment
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.files import check_resumed, read_json, whole_file, write_json
@@ -142,6 +144,9 @@ def fit(
     nothing is learned from: on these it is never worse than any start. The record tells how further windows
     are read, which decided nothing.
 
+    The processes of torch.distributed share the starts, the race of the best of them and the windows that
+    decide; what they return is the same, to the bit that of one process with as many threads.
+
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target context in tokens.
@@ -182,8 +187,11 @@ def fit(
             hint="leave it out: a search is given as many forward tokens as the steps of a descent",
         )
     began = time.perf_counter()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RopepatchError("a fit runs in one process", hint="start it without torchrun or accelerate")
+    processes = rank_and_ranks(True)[1]
+    if processes < int(os.environ.get("WORLD_SIZE", "1")):
+        raise RopepatchError("these processes do not know each other", hint="leave --device out")
+    if search != "descent" and processes > 1:
+        raise RopepatchError("a search runs in one process", hint="--search descent, or without torchrun")
     check_device(device)
     source = find_source(model, revision, weights=True)
     survey = survey_folder(source.folder)
@@ -243,7 +251,9 @@ def remove_finished(work: Path) -> None:
 def _placed(model: Any, device: str, work: Path | None) -> Any:
     """The model on its device, in the precision in which the fit of a work folder began."""
     if work is None or not (work / STATE).exists():
-        return put(model, device, whole=reads_faster_whole(model, device))
+        choose = partial(reads_faster_whole, device=device)
+        (whole,) = distribute([model], choose, key=lambda model: device, split=True)
+        return put(model, device, whole=whole)
     return put(model, device, whole=read_json(work / STATE).get("dtype") == str(torch.float32))
 
 
@@ -290,7 +300,7 @@ def _run(
     with progress("fit") as advance:
         for now in proceed(bench.train, bench.held_out, settings, course):
             advance(now.taken, steps_in_all(settings, now))
-            if file is not None and len(now.history) > len(course.history):
+            if file is not None and is_first_process() and len(now.history) > len(course.history):
                 seconds = time.perf_counter() - began
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(file) as partial:
@@ -302,10 +312,16 @@ def _run(
                     }
                     write_json(partial, state, indent=None)
             course = now
-            if not now.finished and time.perf_counter() > began + budget:
+            if not now.finished and budget < math.inf and _late(began + budget):
                 course = stopped(bench.held_out, now)
                 break
     return course, time.perf_counter() - began
+
+
+def _late(end: float) -> bool:
+    """Whether it is later than that on the first process."""
+    (late,) = distribute([end], lambda end: time.perf_counter() > end, key=lambda end: "", split=True)
+    return late
 
 
 def _searched(bench: FitBench, settings: FitSettings, course: Course, progress: Progress) -> Course:

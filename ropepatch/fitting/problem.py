@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ropepatch.data.texts import digest
+from ropepatch.evaluation.processes import distribute
 from ropepatch.fitting.examples import Examples
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.objective import Objective
@@ -98,10 +100,16 @@ class Problem:
         return totals
 
     def losses(self, vector: Vector, examples: Examples) -> Tensor:
-        """The loss [N, T - 1] of every token of some rows, float32 on the CPU."""
+        """The loss [N, T - 1] of every token of some rows, float32 on the CPU; processes share the work."""
         self.spent += examples.ids.numel()
-        with torch.no_grad():
-            return torch.cat([self._read(vector, part).cpu() for part in _batches(examples)])
+
+        def read(part: Examples) -> Tensor:
+            with torch.no_grad():
+                return self._read(vector, part).cpu()
+
+        return torch.cat(
+            distribute([*_batches(examples)], read, key=lambda part: digest(part.ids), split=True)
+        )
 
     def _parts(self, windows: Sequence[int]) -> Iterator[tuple[Examples, float]]:
         """What is read for some windows, and the share of each in the objective."""

@@ -80,6 +80,14 @@ SCALED_BY_DEFAULT = Exceptional(
 IGNORED_BY_4 = Exceptional(
     frozenset({"nemotron"}), "transformers 4 does not look at rope_scaling", "transformers 4.57.6"
 )
+NEWER_THAN_4 = Exceptional(
+    frozenset({"ministral3", "qwen3_5*"}), "transformers 4 does not have them", "transformers 4.57.6"
+)
+UNSCALED_IN_MLX = Exceptional(
+    frozenset({"qwen3_5*"}),
+    "mlx-vlm and ollama's MLX runner read rope_theta, partial_rotary_factor and mrope_section alone",
+    "mlx-vlm issue 1478, ollama 0.33.3 (issue 18262)",
+)
 REBUILD_CACHE = Exceptional(
     frozenset({"phi3", "phimoe", "phi4_multimodal"}),
     "generate() drops the cache when LongRoPE switches from one list to the other",

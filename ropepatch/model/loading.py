@@ -21,15 +21,20 @@ from ropepatch.model.record_file import needs_ropepatch
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import foreign
 
+AUTO = "auto"  # in a device's place: accelerate puts every layer where there is room
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load_model(
-    folder: Path, config: PreTrainedConfig | None = None, dtype: torch.dtype | None = None
+    folder: Path,
+    config: PreTrainedConfig | None = None,
+    dtype: torch.dtype | None = None,
+    device_map: str | dict[str, str] | None = None,
 ) -> PreTrainedModel:
     """The model of a checkpoint folder, in eval mode.
 
     A `config` takes the place of config.json, and a `dtype` that of the one named there, else of the weights.
+    A `device_map` is accelerate's: `AUTO` for all GPUs, then the memory of the machine, then its disk.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
@@ -37,6 +42,8 @@ def load_model(
     load: Any = AutoModelForCausalLM.from_pretrained
     hint = "mend config.json or the weights so that transformers loads them"
     how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
+    if device_map is not None:
+        how["device_map"] = device_map
     if config is not None:
         how["config"] = config
     elif needs_ropepatch(folder) or is_mapped(read_json(folder / "config.json")):

@@ -91,6 +91,9 @@ def put(model: Any, device: str | torch.device, *, whole: bool) -> Any:
 def whereabouts(model: PreTrainedModel) -> list[str]:
     """On what a model is read and in which precision, in words; and a warning where that will take long."""
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
+    places = dict.fromkeys(str(place) for place in (getattr(model, "hf_device_map", None) or {}).values())
+    if len(places) > 1:
+        return [f"on {', '.join(places)}, {dtype}"]
     if device.type != "cpu":
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         return [f"on {device}{name}, {dtype}"]

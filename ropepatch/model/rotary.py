@@ -330,5 +330,5 @@ def _holds_frequencies(module: nn.Module) -> bool:
 
 def _refusal(model_type: str, reason: str) -> RopepatchError:
     return RopepatchError(
-        f"{model_type} is not supported: {reason}", hint="the README lists the supported model types"
+        f"{model_type} is not supported: {reason}", hint="the documentation lists the supported model types"
     )

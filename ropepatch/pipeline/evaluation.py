@@ -15,6 +15,7 @@ from ropepatch.evaluation import measuring
 from ropepatch.evaluation.results import Result, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text, task_of
+from ropepatch.model.loading import AUTO
 from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
@@ -63,7 +64,8 @@ def evaluate(
             goes on from it.
         report: An HTML file to write, with tables and figures.
         revision: Branch, tag or commit of a Hub id.
-        device: Where the models are put; None for the GPU, if there is one.
+        device: Where the models are put; None for the GPU, if there is one; `auto` for all GPUs and, where
+            they have no room, the machine's memory, by accelerate.
         dtype: The precision in which they are read, such as `bfloat16`; None for that of their weights, or
             float32 where a CPU reads that faster.
         limit: At most so many pieces of text, keys per length and depth, and documents of each lm-eval task.
@@ -155,7 +157,8 @@ def measured(
     """The results of a suite, and a report, refused before if it cannot be written; see `evaluate`."""
     folder, page = check_places(out, report)
     device, kind = device or best_device(), known_dtype(dtype)
-    check_device(device)
+    if device != AUTO:
+        check_device(device)
     results = measuring.measure(
         suite,
         out=folder,

@@ -83,10 +83,13 @@ class DecoderShape:
 SHAPES: Mapping[str, DecoderShape] = {  # of the models that recipes are written for, from their config.json
     "tiny": DecoderShape(192, 512, 4, 6, 6, 1024, 256, tie_word_embeddings=True),
     "HuggingFaceTB/SmolLM2-135M": DecoderShape(576, 1536, 30, 9, 3, 49152, 8192, tie_word_embeddings=True),
+    "HuggingFaceTB/SmolLM3-3B": DecoderShape(2048, 11008, 36, 16, 4, 128256, 65536, tie_word_embeddings=True),
     "meta-llama/Llama-2-7b-hf": DecoderShape(4096, 11008, 32, 32, 32, 32000, 4096),
     "meta-llama/Meta-Llama-3-8B": DecoderShape(4096, 14336, 32, 32, 8, 128256, 8192),
+    "meta-llama/Llama-3.1-8B": DecoderShape(4096, 14336, 32, 32, 8, 128256, 131072),
     "mistralai/Mistral-7B-v0.3": DecoderShape(4096, 14336, 32, 32, 8, 32768, 32768),
     "Qwen/Qwen2.5-7B-Instruct": DecoderShape(3584, 18944, 28, 28, 4, 152064, 32768, qkv_bias=True),
+    "Qwen/Qwen3-8B": DecoderShape(4096, 12288, 36, 32, 8, 151936, 40960),
 }
 
 

@@ -43,7 +43,12 @@ class Watcher:
         }
         if self.trials:
             grid = passkey(
-                model, self.tokenizer, lengths=[self.target], depths=DEPTHS, trials=self.trials
+                model,
+                self.tokenizer,
+                lengths=[self.target],
+                depths=DEPTHS,
+                trials=self.trials,
+                split=self.split,
             ).at(self.target)
             measured["target_passkey"] = grid.correct / grid.n
         return measured

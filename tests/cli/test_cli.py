@@ -12,8 +12,10 @@ import made_results
 import pytest
 import typer
 from tiny_checkpoint import tiny_llama_folder
+from typer.testing import CliRunner
 
 from ropepatch import MAPS, METHODS
+from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.evaluation.suites import Method, Suite, read_suite
@@ -154,6 +156,13 @@ def test_plot_draws_what_methods_would_do_to_a_model_without_measuring(tmp_path,
     assert done.returncode == 0, done.stderr
     names = {file.stem for file in (tmp_path / "figures").iterdir()}
     assert names == {"distances", "wavelengths-yarn", "rotations-yarn"}
+
+
+def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path):
+    done = ropepatch("explore", checkpoint, "--no-tiny", "--out", "page.html", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "page.html\n"), done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert '"chosen": "tiny-llama"' in page
 
 
 def test_compare_ranks_and_recommends(tmp_path, run_here):
@@ -364,44 +373,125 @@ def test_settings_take_the_types_of_the_method(tmp_path):
     assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {"divisors": (1.0, 2.5)}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["methods"],
-        ["methods", "yarn", "--json"],
-        ["encodings"],
-        ["recipes", "tiny"],
-        ["suites"],
-        ["plan", "tiny"],
-        ["plan", "tiny", "--to", "2q"],
-        ["extend", "tiny", "--method", "yarm"],
-        ["extend", "tiny", "--recipe", "tinny"],
-        ["eval", "tiny", "--suite", "dmo"],
-    ],
-    ids=" ".join,
-)
-def test_what_needs_no_model_imports_no_torch(words):
-    code = (
-        f"import sys, ropepatch.cli\nsys.argv = ['ropepatch', *{words!r}]\n"
-        "try: ropepatch.cli.main()\n"
-        "except SystemExit: assert not {'torch', 'transformers'} & set(sys.modules)"
+NEEDS_NO_MODEL = """
+--version
+methods
+methods yarn
+methods self-extend --json
+methods yarm
+encodings
+encodings alibi
+encodings alibo
+recipes
+recipes tiny
+recipes tinny
+suites
+plan tiny
+plan tiny --to 2q
+extend tiny --method yarm
+extend tiny --recipe tinny
+eval tiny --suite dmo
+"""
+COMPLETED = {  # the words typed, the last not to its end, and what the shell is offered
+    "plan tiny --method yar": ["yarn"],
+    "methods self": ["self-extend"],
+    "encodings ali": ["alibi"],
+    "extend tiny --recipe smollm2-135m-32k-": ["smollm2-135m-32k-full"],
+    "eval tiny --suite dem": ["demo"],
+    "compare tiny --methods leaky": ["leaky-rerope"],
+}
+EACH_LINE = """
+import json, os, sys, ropepatch.cli
+for line in json.loads(sys.argv[1]):
+    sys.argv = ["ropepatch", *line.split()]
+    if len(os.environ.get("_ROPEPATCH_COMPLETE", "")):
+        os.environ |= {"COMP_WORDS": f"ropepatch {line}", "COMP_CWORD": str(len(line.split()))}
+    try: ropepatch.cli.main()
+    except SystemExit: print(f"/{line}")
+    heavy = {"torch", "transformers"} & set(sys.modules)
+    assert not heavy, (line, heavy)
+"""
+
+
+def each(lines, **environment):
+    """What each line prints, in one process that imports nothing heavy."""
+    command = [sys.executable, "-c", EACH_LINE, json.dumps(lines)]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+    parts = re.split(r"^/(.*)\n", done.stdout, flags=re.MULTILINE)
+    assert parts[1::2] == lines
+    return dict(zip(lines, parts[::2], strict=False))
 
 
-def test_the_shell_completes_names():
-    asked = {
-        "_ROPEPATCH_COMPLETE": "complete_bash",
-        "COMP_WORDS": "ropepatch plan tiny --method yar",
-        "COMP_CWORD": "4",
-    }
-    code = "import sys, ropepatch.cli; sys.argv = ['ropepatch']; ropepatch.cli.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, check=False
+def test_what_needs_no_model_imports_no_torch():
+    printed = each(NEEDS_NO_MODEL.split("\n")[1:-1])
+    assert printed["--version"].split() == [ropepatch_version]
+    assert not printed["methods yarm"]
+    assert printed["encodings alibi"].startswith("alibi (")
+
+
+def test_the_shell_completes_names_without_torch():
+    offered = each(list(COMPLETED), _ROPEPATCH_COMPLETE="complete_bash")
+    assert {line: names.split() for line, names in offered.items()} == COMPLETED
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown_and_installed_for_every_shell(shell, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    runner, options = CliRunner(), {"prog_name": "ropepatch"}
+    shown = runner.invoke(app, ["--show-completion", shell], **options)
+    assert shown.exit_code == 0, shown.output
+    assert "_ROPEPATCH_COMPLETE=complete_" in shown.output
+    assert runner.invoke(app, ["--install-completion", shell], **options).exit_code == 0
+    written = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
+    assert "_ROPEPATCH_COMPLETE=complete_" in written
+
+
+@pytest.mark.parametrize(
+    ("screen", "environment", "coloured"),
+    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
+)
+def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, screen, environment, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: screen)
+    said = run_here("methods", "yarm").stderr
+    assert ("\x1b[31merror:\x1b[0m unknown method" in said) == coloured
+    assert ("\x1b" in said) == coloured
+    assert re.sub(r"\x1b\[\d+m", "", said).startswith(
+        "error: unknown method 'yarm'\nhint: did you mean yarn?"
     )
-    assert done.stdout.split() == ["yarn"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("methods", "methods yarn", "methods dca", "encodings", "encodings alibi", "recipes", "suites"),
+        *("plan tiny --to 1k", "plan tiny --to 1k --method self-extend", "plan tiny --to 1k --method custom"),
+        *("doctor {faulty} --no-measure", "--help"),
+    ],
+)
+def test_what_is_printed_fits_eighty_columns_and_loses_nothing(line, run_here, monkeypatch, tmp_path):
+    if "{faulty}" in line:
+        tiny_llama_folder(tmp_path / "faulty")
+        config = json.loads((tmp_path / "faulty" / "config.json").read_text())
+        rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fats": 32.0}
+        (tmp_path / "faulty" / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    words = line.format(faulty=tmp_path / "faulty").split()
+    words += ["--set", f"divisors={','.join(['2'] * 16)}"] * ("custom" in line)
+    monkeypatch.setenv("COLUMNS", "80")
+    piped = run_here(*words).stdout
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = re.sub(r"\x1b\[\d+m", "", run_here(*words).stdout)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "".join(shown.split()) == "".join(piped.split())
+    assert piped.strip()
 
 
 def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):

@@ -1,6 +1,7 @@
 """The demo does what the README says it does, and prints what stands there."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,13 +23,19 @@ KEYS = 2  # of 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("demo")
+    """Where the demo has run: in CI before the tests, with the packages of a newcomer alone."""
+    before = os.environ.get("ROPEPATCH_DEMO")
+    return Path(before).resolve() if before else tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
 def done(folder) -> subprocess.CompletedProcess[str]:
     """The demo as a newcomer runs it, once for this file."""
     line = [sys.executable, "-m", "ropepatch", "demo", "--out", "out"]
+    if (folder / "done").exists():
+        return subprocess.CompletedProcess(
+            line, 0, *((folder / to).read_text() for to in ("stdout", "stderr"))
+        )
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if updating():

@@ -305,6 +305,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "tiny has no revisions": ("plan tiny --to 1k --revision main", nothing),
     "tiny reaches its window": ("plan tiny --to 256", nothing),
     "demo exists": ("demo --out there", nothing),
+    "page exists": ("explore --no-tiny --out there/file", nothing),
 }
 
 

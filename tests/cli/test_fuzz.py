@@ -54,7 +54,7 @@ def check(template: Path, name: str, content: bytes, method: str = "yarn") -> bo
 
 
 @pytest.mark.sweep
-@fuzz(250)
+@fuzz(100)
 @given(changes=CHANGES, method=st.sampled_from(METHODS))
 def test_a_damaged_config_is_refused_in_words_or_extends_into_what_stock_loads(template, changes, method):
     config = json.loads((template / "config.json").read_text())
@@ -64,7 +64,7 @@ def test_a_damaged_config_is_refused_in_words_or_extends_into_what_stock_loads(t
 
 
 @pytest.mark.sweep
-@fuzz(120)
+@fuzz(60)
 @given(older=st.none() | ROPE, newer=st.none() | ROPE, method=st.sampled_from(METHODS))
 def test_any_pair_of_older_and_newer_rope_keys_is_refused_in_words_or_extends(template, older, newer, method):
     config = json.loads((template / "config.json").read_text())

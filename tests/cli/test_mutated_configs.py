@@ -12,10 +12,7 @@ SOUND = '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "n
 
 @pytest.mark.parametrize(
     "seeds",
-    [
-        pytest.param(range(20), id="20"),
-        *(pytest.param(range(i, i + 500), marks=pytest.mark.sweep, id=f"{i}") for i in range(0, 2000, 500)),
-    ],
+    [pytest.param(range(20), id="20"), pytest.param(range(20, 500), marks=pytest.mark.sweep, id="500")],
 )
 def test_a_damaged_configuration_is_refused_in_words_or_answered_with_what_can_be_printed(seeds, tmp_path):
     clinic = Clinic(tmp_path / "clinic")

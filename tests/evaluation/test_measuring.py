@@ -481,7 +481,7 @@ def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
     monkeypatch.setattr(
-        subject, "load_checkpoint", lambda folder, dtype: load_model(folder, dtype=torch.bfloat16)
+        subject, "load_checkpoint", lambda folder, *_: load_model(folder, dtype=torch.bfloat16)
     )
     monkeypatch.setattr(subject, "reads_faster_whole", lambda model, device: not first)
     monkeypatch.setattr(subject, "distribute", lambda items, work, **how: [first] if how["split"] else [])

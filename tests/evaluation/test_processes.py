@@ -9,6 +9,7 @@ import loss_models
 import pytest
 import torch
 from loss_models import LENGTHS, PROTOCOLS, build, tokens
+from split_questions import asked
 
 from ropepatch.evaluation import processes
 from ropepatch.evaluation.perplexity import perplexity
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 sys.path.insert(0, {support!r})
 from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
+from split_questions import asked
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
 
@@ -52,6 +54,7 @@ for documents, progress in ((tokens(*LENGTHS), failing), (tokens(9 + rank, 30), 
         perplexity(model, None, documents, split=True, progress=progress)
     except Exception as error:
         found["errors"].append(f"{{type(error).__name__}}: {{error}}")
+found |= asked(split=True)
 torch.save(found, out / f"{{rank}}.pt")
 dist.destroy_process_group()
 """
@@ -104,6 +107,22 @@ def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_rea
     assert [len(nll) for nll in first] == ([8] if name == "one batch" else [n - 1 for n in LENGTHS])
     assert all(map(torch.equal, first, second))
     assert [found["read again"] for found in launched] == [0, 0]
+
+
+@pytest.mark.slow
+def test_every_rank_finds_of_passkeys_and_questions_what_one_process_does(launched):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = asked(split=False)
+    finally:
+        torch.set_num_threads(threads)
+    read = [found.pop("prompts") for found in (*launched, alone)]
+    assert max(read[:2]) < read[2]  # a share each
+    assert 0 < sum(alone["forced"]) < len(alone["forced"])  # some are found, and some are not
+    for name, verdicts in alone.items():
+        assert any(verdicts)
+        assert [found[name] for found in launched] == [verdicts, verdicts], name
 
 
 @pytest.mark.slow

@@ -338,6 +338,9 @@ class Bowl:
         self.examples = Examples(torch.zeros(40, length, dtype=torch.long), torch.zeros(40, length - 1))
         self.num_windows, self.spent, self.offset, self.asked = 40, 0, offset, []
 
+    def cost(self, windows):
+        return windows
+
     def score(self, vector, windows):
         self.spent += len(windows)
         return self.offset + (vector.flat() - self.point).square().sum().item()

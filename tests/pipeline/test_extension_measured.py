@@ -214,7 +214,7 @@ def test_a_mistake_in_a_task_is_found_before_anything_is_measured(tmp_path):
 def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, monkeypatch):
     loaded = []
 
-    def load(folder, dtype=None):
+    def load(folder, *_):
         gc.collect()
         assert all(model() is None for _, model in loaded)
         model = load_model(folder)

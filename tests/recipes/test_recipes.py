@@ -16,7 +16,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from readme import check_block, updating
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, TrainingArguments
+from transformers import LlamaConfig, Qwen2Config, TrainingArguments
 from typer.testing import CliRunner
 
 from ropepatch import plan
@@ -24,6 +24,7 @@ from ropepatch.cli.extend import extend
 from ropepatch.cli.recipes import recipes
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import load_config
 from ropepatch.settings import meanings, relative_length
 from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
 from ropepatch.training.estimates import SHAPES, estimate
@@ -34,7 +35,12 @@ from ropepatch.training.recipe_sections import Data, Distil, Fit, FrequencyTrain
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
 NAMES = shipped_names(RECIPES)
-KINDS = {"Qwen/Qwen2.5-7B-Instruct": Qwen2Config, "mistralai/Mistral-7B-v0.3": MistralConfig}
+PRESETS = FOLDER.parent / "ropepatch" / "gallery" / "presets.json"
+KINDS = {"tiny": LlamaConfig, "Qwen/Qwen2.5-7B-Instruct": Qwen2Config}
+PUBLISHED = {preset["model"]: preset["config"] for preset in json.loads(PRESETS.read_text(encoding="utf-8"))}
+REPLICAS = {
+    name for name in NAMES if name.startswith("llama2-7b")
+}  # of papers, which trained by cross-entropy
 SECTIONS = {
     "": Recipe,
     "data.": Data,
@@ -56,18 +62,18 @@ def shape_of(recipe: Recipe):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_and_that_warns_of_nothing(name):
+def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_on_the_geometry_of_its_model(name):
     recipe = read_recipe(name)
     values = {key: value for key, value in vars(shape_of(recipe)).items() if key != "qkv_bias"}
-    if recipe.model.startswith("mistralai"):
-        values["sliding_window"] = None  # as in v0.3; transformers' default is that of v0.1
-    config = KINDS.get(recipe.model, LlamaConfig)(
-        **values, rope_parameters={"rope_type": "default", "rope_theta": 1e5}, bos_token_id=0, eos_token_id=0
+    published = PUBLISHED.get(recipe.model)
+    config = (
+        load_config(published) if published else KINDS[recipe.model](**values, bos_token_id=0, eos_token_id=0)
     )
+    assert {key: getattr(config, key) for key in values} == values
     target = relative_length(recipe.to, shape_of(recipe).max_position_embeddings)
     extension = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
     assert extension.savable
-    assert not extension.warnings
+    assert all("the model is already scaled" in warning for warning in extension.warnings)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +83,17 @@ def test_a_recipe_trains_the_whole_target(name):
     trained = shape_of(recipe).max_position_embeddings
     longest = max(relative_length(window, trained) for window in recipe.data.windows)
     target = relative_length(recipe.to, trained)
-    assert longest in ((target,) if recipe.positions.name == "true-length" else (trained, target))
+    if recipe.positions.name == "true-length":
+        assert longest == target
+    else:
+        assert longest <= trained or longest == target
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if read_recipe(name).lora is not None])
+def test_a_recipe_distils_the_model_from_itself_unless_it_replicates_a_paper(name):
+    """All weights trained leave no teacher in memory; tiny trains on what it was made from."""
+    recipe = read_recipe(name)
+    assert (recipe.distil is None) == (name in REPLICAS or name == "tiny")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,7 +118,6 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
     [
         ("llama2-7b-yarn-32k", "llama2-7b-linear-32k", {"method"}),
         ("llama2-7b-yarn-32k", "llama2-7b-ntk-32k", {"method"}),
-        ("smollm2-135m-32k", "smollm2-135m-32k-full", {"lora", "trainer"}),
     ],
 )
 def test_counterparts_differ_in_what_is_compared_alone(name, other, differing):
@@ -443,7 +458,7 @@ def test_recipes_as_json_are_what_they_cost():
     (one,) = json.loads(ask("qwen2.5-7b", "--json").stdout)
     assert one in listed
     assert (one["from"], one["to"], one["method"], one["steps"]) == (32768, 131072, "yarn", 400)
-    assert one["positions"]["parts"][1] == {"name": "true-length", "weight": 1}
+    assert one["positions"] == {"name": "pose", "chunks": 2}
     recipe = read_recipe("qwen2.5-7b")
     assert one["estimate"] == estimate(recipe, shape_of(recipe)).to_dict()
 

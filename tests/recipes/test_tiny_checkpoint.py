@@ -109,7 +109,7 @@ def test_the_card_says_what_was_measured():
         f"difference {error:.4f}); a reader who forgets every sentence: {tales['forgetful']:.4f}",
         "- What a window is worth: over the second half of tales of 2048 tokens a perfect reader pays "
         + ", ".join(f"{nats:.3f} seeing {window} tokens" for window, nats in record["worth"].items()),
-        "- Pass keys retrieved, by depth of the key:",
+        "- Passkeys retrieved, by depth of the key:",
         "",
         f"| tokens | {' | '.join(depths)} |",
         f"|---|{'---|' * len(depths)}",

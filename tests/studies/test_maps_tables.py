@@ -21,7 +21,7 @@ def test_the_page_has_the_table_of_the_results():
     check_block("maps", maps_tables.maps_table(json.loads(RESULTS.read_text())["rows"]), PAGE)
 
 
-def test_the_front_page_has_the_short_table():
+def test_the_guide_has_the_short_table():
     check_block("maps-measured", maps_tables.short_table(json.loads(RESULTS.read_text())["rows"]))
 
 

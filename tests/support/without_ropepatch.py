@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel, StaticCache
@@ -63,22 +62,27 @@ class Largest(TorchDispatchMode):
         return out
 
 
+POSITIONS = torch.cat((torch.arange(18), torch.arange(22)))[None]
+QUESTIONS = {
+    "logits": lambda model: model(IDS, use_cache=False).logits,
+    "cached": lambda model: cached(model, PIECES),
+    "one by one": lambda model: cached(model, [1] * 40),
+    "static": lambda model: cached(model, PIECES, StaticCache(config=model.config, max_cache_len=56)),
+    "packed": lambda model: model(IDS, position_ids=POSITIONS, use_cache=False).logits,
+}
+
+
 @torch.no_grad()
-def read(folder: Path) -> dict[str, Tensor]:
+def read(folder: Path, questions: list[str]) -> dict[str, Tensor]:
     """What every checkpoint is asked."""
     model = load(folder)
-    positions = torch.cat((torch.arange(18), torch.arange(22)))[None]
-    return {
-        "logits": model(IDS, use_cache=False).logits,
-        "cached": cached(model, PIECES),
-        "one by one": cached(model, [1] * 40),
-        "static": cached(model, PIECES, StaticCache(config=model.config, max_cache_len=56)),
-        "packed": model(IDS, position_ids=positions, use_cache=False).logits,
-    }
+    return {name: QUESTIONS[name](model) for name in questions}
 
 
 def more(folder: Path, scratch: Path) -> dict[str, object]:
     """What one of them is asked beside."""
+    from peft import LoraConfig, get_peft_model
+
     model = load(folder)
     module = sys.modules[type(model).__module__]
     said: dict[str, object] = {"backend": type(model).is_backend_compatible()}
@@ -123,16 +127,17 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
     return said
 
 
-def main(out: str, *folders: str) -> None:
-    """Read the folders, of the first one more, and keep the answers by their names."""
+def main(out: str, asked: str, *folders: str) -> None:
+    """Read the folders and keep the answers by their names; where all is asked, of the first one more."""
     try:
         import ropepatch  # noqa: F401
     except ModuleNotFoundError:
         logging.disable_progress_bar()
     else:
         raise SystemExit("there is a ropepatch")
-    answers = {Path(folder).name: read(Path(folder)) for folder in folders}
-    torch.save({"more": more(Path(folders[0]), Path(out).parent), **answers}, out)
+    questions = asked.split(",") if asked else list(QUESTIONS)
+    answers: dict[str, object] = {Path(folder).name: read(Path(folder), questions) for folder in folders}
+    torch.save(answers if asked else answers | {"more": more(Path(folders[0]), Path(out).parent)}, out)
 
 
 if __name__ == "__main__":

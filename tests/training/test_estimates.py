@@ -68,10 +68,13 @@ def recipe(*, windows=(256,), per_batch=256, lora=Lora(), checkpointing=True, **
     [  # as the models' authors state them
         ("tiny", 1_967_808),
         ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
+        ("HuggingFaceTB/SmolLM3-3B", 3_075_098_624),
         ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
         ("meta-llama/Meta-Llama-3-8B", 8_030_261_248),
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
         ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen3-8B", 8_190_735_360 - 36 * 2 * 128),  # less the norms of queries and keys
     ],
 )
 def test_the_shapes_are_those_of_the_published_models(name, weights):

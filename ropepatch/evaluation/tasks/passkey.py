@@ -207,6 +207,7 @@ class PasskeyMeasurement:
             template=self.template,
             distractors=self.task.distractors,
             queries=self.task.queries,
+            split=True,
             progress=advance,
         )
         effective = [{"length": grid.effective_length(self.task.threshold), "threshold": self.task.threshold}]

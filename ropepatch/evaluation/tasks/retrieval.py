@@ -17,7 +17,7 @@ from ropepatch.data.questions import KINDS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.grid import THRESHOLD
-from ropepatch.evaluation.processes import is_first_process
+from ropepatch.evaluation.processes import is_first_process, rank_and_ranks
 from ropepatch.evaluation.results import Result, Row
 from ropepatch.evaluation.retrieval import (
     MEAN,
@@ -278,8 +278,8 @@ class RetrievalMeasurement:
             if length >= self.least[kind]
         ]
         trials, done = self.grid.trials, 0
-        prompts = len(self.grid.depths) * trials
-
+        rank, ranks = rank_and_ranks(True)
+        prompts = len(range(rank, len(self.grid.depths) * trials, ranks))  # of a place, by this process
         said, so_far = time.monotonic(), list[int]()
 
         def advanced(counts: Sequence[int], kind: str, length: int) -> None:
@@ -297,7 +297,7 @@ class RetrievalMeasurement:
             for length, kind in places:
                 so_far.clear()
                 if (place := f"{kind} {length}") in found:
-                    advanced(found[place], kind, length)
+                    advanced(found[place][rank::ranks], kind, length)
                 else:
                     asked = self.grid.ask(tokenizer, kind, length)
                     found[place] = answered(
@@ -305,6 +305,7 @@ class RetrievalMeasurement:
                         tokenizer,
                         asked,
                         force=KINDS[kind].forced,
+                        split=True,
                         advance=partial(advanced, kind=kind, length=length),
                     )
                     if file is not None and is_first_process():

@@ -220,9 +220,9 @@ def dual_chunks(case: Case) -> Iterator[Finding]:
         yield key.remark(
             "dual-chunk-attention",
             "beyond a chunk the model was made to read by dual chunk attention",
-            "transformers ignores the key and rotates by the distance itself; vLLM obeys it where its dual "
-            "chunk backend is chosen, and then a scaling of the rope comes on top",
-            "extend the rope or chunk the attention: drop the key from a checkpoint that is scaled",
+            "transformers ignores the key and rotates by the distance itself; vLLM obeyed it up to 0.8.5, "
+            "has no backend for it since 0.11.0 (vllm#25351), and may not start with it (vllm#21452)",
+            "drop the key and extend the rope, or, in transformers alone, by an attention map: --method dca",
         )
 
 

@@ -1,0 +1,287 @@
+"""What the site says of methods, maps, encodings, tasks, commands and functions, from the package itself.
+
+Where a page holds `<!-- at build: NAME -->`, the text of the function NAME is put when the site is built.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import ropepatch
+from ropepatch.attention import MAPS
+from ropepatch.cli import GROUPS, app
+from ropepatch.cli.descriptions import describe_encoding, describe_method
+from ropepatch.encodings import ENCODINGS
+from ropepatch.evaluation.tasks import TASKS
+from ropepatch.extension.planning import plan
+from ropepatch.gallery import curves, maps
+from ropepatch.report.plots import figures_of_plans
+from ropepatch.report.plots.style import house_style
+from ropepatch.scaling import METHODS
+from ropepatch.settings import meanings
+
+ROOT = Path(__file__).parents[1]
+Rows = list[list[str]]
+
+
+# Figures
+
+
+def draw_figures(folder: Path) -> None:
+    """Draw the figures of the page on concepts, as `ropepatch plot` does, where they are not there yet."""
+    if folder.exists():
+        return
+    plans = [plan("tiny", to="4x", method=name) for name in ("linear", "ntk", "yarn", "self-extend")]
+    drawn = figures_of_plans(plans) | {
+        "sinusoidal-table": maps.plot_sinusoidal_table(),
+        "sinusoidal-distances": curves.plot_distances(),
+        "rope-turns": curves.plot_turns(),
+        "biases": maps.plot_biases(),
+    }
+    folder.mkdir()
+    with house_style():
+        for name, figure in drawn.items():
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+# Tables
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def block(page: str, name: str) -> str:
+    """The text of a page between `<!-- name -->` and `<!-- /name -->`, which is tested."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
+
+
+def tables_of(text: str) -> Iterator[tuple[str, Rows]]:
+    """The tables of a text, each with the words in bold that stand above it."""
+    caption, rows = "", Rows()
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif rows:
+            yield caption, rows
+            rows = []
+        if bold := re.fullmatch(r"\*\*(.+)\*\*.*", line):
+            caption = bold[1]
+
+
+def measured(name: str, sources: Mapping[str, tuple[str, str, str]]) -> Iterator[str]:
+    """What was measured of an entry: its rows of tables, below the first row."""
+    for what, (page, mark, study) in sources.items():
+        for caption, (head, _, first, *others) in tables_of(block(page, mark)):
+            own = [row for row in others if name in re.split(r"[`, ]+", row[0])]
+            floor = [row for row in others if row[0] == "floor"]
+            if own:
+                yield f"{', '.join(filter(None, (what, caption)))} ([the study](../../eval/{study})):"
+                yield table(head, [first, *own, *floor])
+
+
+# One section per entry of a registry
+
+RESULTS = {  # by caption: the page and the block of a table, and the study it is from
+    "methods": {
+        "tiny, training-free": ("eval/README.md", "training-free", "README.md"),
+        "SmolLM2-135M-Instruct": ("README.md", "smollm2", "studies/smollm2/smollm2.md"),
+    },
+    "maps": {"Four checkpoints": ("docs/guides/attention-maps.md", "maps-measured", "studies/maps/maps.md")},
+    "encodings": {
+        "Loss above the floor, trained on 128 tokens": (
+            "eval/studies/encodings/encodings.md",
+            "loss",
+            "studies/encodings/encodings.md",
+        ),
+        "Properties": ("eval/studies/encodings/encodings.md", "properties", "studies/encodings/encodings.md"),
+    },
+}
+
+
+def source(paper: str) -> str:
+    """A link to a paper."""
+    if paper.startswith("arXiv:"):
+        return f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})"
+    return f"[{paper}](https://{paper})" if "/" in paper else paper
+
+
+def contract(kind: type) -> str:
+    """The docstring of a class up to its arguments."""
+    return re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(kind) or "")[0]
+
+
+def arguments(kind: type, defaults: Mapping[str, Any]) -> Iterator[str]:
+    """A table of the arguments of a class, if it has any."""
+    texts = {key: text for base in reversed(kind.__mro__) for key, text in meanings(base).items()}
+    rows = [[f"`{key}`", f"`{value}`", texts.get(key, "")] for key, value in defaults.items()]
+    if rows:
+        yield table(["parameter", "default", ""], rows)
+
+
+def entry(kind: type, described: Mapping[str, Any], facts: Mapping[str, str], results: str) -> Iterator[str]:
+    """The section of an entry: what it is, its facts and parameters, and what was measured of it."""
+    yield f"## `{kind.name}`"
+    yield contract(kind)
+    yield "\n".join(f"- {name}: {text}" for name, text in facts.items())
+    yield from arguments(kind, described["parameters"])
+    yield from list(measured(kind.name, RESULTS[results])) or ["Not measured here."]
+
+
+def methods() -> Iterator[str]:
+    """A section for every scaling."""
+    for kind in METHODS.values():
+        facts = {
+            "Frequencies": f"`{kind.formula}`",
+            "Source": source(kind.paper),
+            "Saved as": "not saved" if kind.saved_as == "–" else f"rope type `{kind.saved_as}`",
+            "Follows the length": "yes" if kind.length_dependent else "no",
+        }
+        yield from entry(kind, describe_method(kind), facts, "methods")
+
+
+def attention_maps() -> Iterator[str]:
+    """A section for every attention map."""
+    for kind in MAPS.values():
+        facts = {"A distance D is read as": f"`{kind.formula}`", "Source": source(kind.paper)}
+        yield from entry(kind, describe_method(kind), facts, "maps")
+
+
+def encodings() -> Iterator[str]:
+    """A section for every position encoding."""
+    for kind in ENCODINGS.values():
+        facts = {"Family": kind.family, "Scores": f"`{kind.formula}`", "Source": source(kind.paper)}
+        yield from entry(kind, describe_encoding(kind), facts, "encodings")
+
+
+def tasks() -> Iterator[str]:
+    """A section for every task of a suite."""
+    for name, kind in TASKS.items():
+        yield f"## `{name}`"
+        yield contract(kind)
+        fields = kind.model_fields.items()
+        yield from arguments(
+            kind, {key: "required" if one.is_required() else one.default for key, one in fields}
+        )
+
+
+# The command line and the functions
+
+
+def commands() -> Iterator[str]:
+    """A section for every command, in the order of `ropepatch --help`."""
+    listed = iter(typer.main.get_command(app).commands.items())
+    for heading, modules in GROUPS.items():
+        yield f"## {heading}"
+        for _ in modules:
+            yield from _command(*next(listed))
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    context = typer.Context(command, info_name=f"ropepatch {name}")
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"### ropepatch {name}"
+    yield f"```text\nropepatch {name} {usage}\n```"
+    yield inspect.cleandoc(command.help)
+    records = [one.get_help_record(context) for one in command.get_params(context)]
+    yield table(["", ""], [[f"`{names}`", " ".join(text.split())] for names, text in filter(None, records)])
+    yield f"```text\n{inspect.cleandoc(command.epilog.partition('Examples:')[2])}\n```"
+
+
+API = {
+    "Plan, try and write": "plan patch active extend load Plan Patch Extension",
+    "Measure": "perplexity passkey evaluate compare choose read_results Results Choice",
+    "Scalings and attention maps": "make_scaling make_map Scaling Rope Frequencies AttentionMap",
+    "Learn frequencies": "fit Fitted",
+    "Train": "adapt read_recipe load_adapter transfer",
+    "Other encodings": "swap make_encoding Swap Encoding",
+    "Look and publish": "diagnose push export_gguf fold_attention",
+    "Errors": "RopepatchError",
+}
+REGISTRIES = {"METHODS", "MAPS", "ENCODINGS"}
+
+
+def api() -> Iterator[str]:
+    """A section for every public name, from its docstring."""
+    listed = {name for names in API.values() for name in names.split()}
+    if listed | REGISTRIES != set(ropepatch.__all__):
+        raise ValueError(
+            f"API and ropepatch.__all__ differ in {(listed | REGISTRIES) ^ set(ropepatch.__all__)}"
+        )
+    for heading, names in API.items():
+        yield f"## {heading}"
+        for name in names.split():
+            kind = "class" if inspect.isclass(getattr(ropepatch, name)) else "function"
+            members = "\n   :members:" if kind == "class" else ""
+            yield f"```{{eval-rst}}\n.. auto{kind}:: ropepatch.{name}{members}\n```"
+
+
+# The explorer
+
+EXPLORER = "ropepatch-explorer.html"
+
+
+def explorer() -> Iterator[str]:
+    """A link to the explorer, where this ropepatch makes one."""
+    if _explore() is None:
+        yield "This version has no explorer."
+    else:
+        yield f'<p><a class="explorer" href="{EXPLORER}">Open the explorer</a></p>'
+
+
+def _explore() -> Any:
+    return typer.main.get_command(app).commands.get("explore")
+
+
+# What Sphinx calls
+
+SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
+    one.__name__.replace("_", " "): one
+    for one in (methods, attention_maps, encodings, tasks, commands, api, explorer)
+}
+
+
+def fill_in(app: Any, page: str, text: list[str]) -> None:
+    """Replace the marks `<!-- at build: NAME -->` of a page."""
+    text[0] = re.sub(
+        r"^<!-- at build: ([\w ]+) -->$",
+        lambda mark: "\n\n".join(SECTIONS[mark[1]]()),
+        text[0],
+        flags=re.MULTILINE,
+    )
+
+
+ACCESSIBLE = {  # what the theme writes, and what a screen reader needs
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    '<th class="head"><p></p></th>': '<td class="head"></td>',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<div id="search-results">': '<h1>Search</h1>\n<div id="search-results">',
+    '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
+}
+FIRST_PAGE = """<!doctype html>
+<html lang="en"><title>ropepatch</title><meta http-equiv="refresh" content="0; url=docs/index.html">
+<a href="docs/index.html">ropepatch</a></html>
+"""
+
+
+def finish(app: Any, failure: Exception | None) -> None:
+    """Mend the pages for screen readers; add the explorer, and a first page that leads to that of docs/."""
+    if failure is not None:
+        return
+    out = Path(app.outdir)
+    for page in out.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for written, mended in ACCESSIBLE.items():
+            text = text.replace(written, mended)
+        page.write_text(text, encoding="utf-8")
+    (out / "index.html").write_text(FIRST_PAGE, encoding="utf-8")
+    if explore := _explore():
+        (out / "docs" / EXPLORER).unlink(missing_ok=True)
+        explore.main(["--out", str(out / "docs" / EXPLORER)], standalone_mode=False)

@@ -1,0 +1,71 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["ropepatch[train]", "huggingface_hub>=1.5,<3"]
+# ///
+"""Extend a model on a machine that may be taken away, and go on where it stopped.
+
+    hf jobs uv run --flavor a100-large --timeout 4h --secrets HF_TOKEN recipes/jobs/extend.py USER/RUN \
+      ropepatch extend meta-llama/Llama-3.1-8B --recipe llama3.1-8b-256k --out DIR --push USER/NAME
+
+The first word is a private repository, the others are a command, which may also be `torchrun ... -m ropepatch
+extend ...`. Whenever a checkpoint of DIR.run is sealed, it is pushed to that repository. Given again, the
+command takes up the newest one and ends with the same weights.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from huggingface_hub import HfApi
+
+SEAL = "sealed.json"  # written last into a checkpoint: without it there is none
+SECONDS = 20  # between two looks at the run folder
+
+
+def main(repo: str, *command: str) -> int:
+    """Run a command, with its run folder in a private repository; its exit code."""
+    if "--out" not in command or "--push" not in command:
+        sys.stderr.write("give --out DIR and --push REPO: the disk of a job is gone when it ends\n")
+        return 2
+    out = Path(command[command.index("--out") + 1])
+    run, hub = out.with_name(f"{out.name}.run"), HfApi()
+    hub.create_repo(repo, private=True, exist_ok=True)
+    if not run.exists() and any(name.startswith("checkpoint-") for name in hub.list_repo_files(repo)):
+        hub.snapshot_download(repo, local_dir=run, ignore_patterns=[".gitattributes"])
+        shutil.rmtree(run / ".cache", ignore_errors=True)  # what the download noted
+    pushed = sealed(run)
+    with subprocess.Popen(command) as process:
+        while process.poll() is None:
+            time.sleep(SECONDS)
+            if (found := sealed(run)) and found[-1:] != pushed[-1:] and push(hub, repo, run, found[-1]):
+                pushed = found
+    return process.returncode
+
+
+def sealed(run: Path) -> list[str]:
+    """The whole checkpoints of a run, the newest last."""
+    whole = [seal.parent.name for seal in run.glob(f"checkpoint-*/{SEAL}")]
+    return sorted(whole, key=lambda name: int(name.removeprefix("checkpoint-")))
+
+
+def push(hub: HfApi, repo: str, run: Path, checkpoint: str) -> bool:
+    """One commit with what the run needs to go on from a checkpoint; False if that vanished meanwhile."""
+    with tempfile.TemporaryDirectory(dir=run.parent) as folder:
+        try:  # links: what the run removes or writes anew stays as it is here
+            for path in [*run.glob("*.json"), *(run / checkpoint).rglob("*")]:
+                if path.is_file():
+                    link = Path(folder) / path.relative_to(run)
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    link.hardlink_to(path)
+        except FileNotFoundError:
+            return False
+        older = "checkpoint-*/**"
+        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=checkpoint, delete_patterns=older)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""What a page of the explorer holds: methods, maps, models, and what was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ropepatch.attention import MAPS
+from ropepatch.files import read_text
+from ropepatch.gallery.explorer.measured import FILE
+from ropepatch.model.config import SCALING_KEYS
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import Survey, survey_folder
+from ropepatch.scaling import METHODS, required_parameters
+
+PRESETS = Path(__file__).parents[1] / "presets.json"
+BASE = 500_000.0  # of abf, as Llama 2 Long has it
+LEFT_OUT = ("mscale", "mscale_all_dim")  # DeepSeek's, for attention of its own kind
+
+
+def offered() -> list[str]:
+    """The methods with a closed formula: those that need nothing but a factor, or a base."""
+    return [name for name, kind in METHODS.items() if required_parameters(kind) in ([], ["rope_theta"])]
+
+
+def methods() -> dict[str, dict[str, Any]]:
+    """Of every method offered, what the page says and its defaults."""
+    return {
+        name: _described(METHODS[name]) | {"composing": dict(METHODS[name].composing)} for name in offered()
+    }
+
+
+def maps() -> dict[str, dict[str, Any]]:
+    """Of every attention map."""
+    return {name: _described(kind) for name, kind in MAPS.items()}
+
+
+def _described(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind) if field.name not in ("factor", "log_n", *LEFT_OUT)]
+    return {
+        "formula": kind.formula,
+        "paper": kind.paper,
+        "saved_as": kind.saved_as,
+        "words": (kind.__doc__ or "").partition("\n")[0],
+        "parameters": {name: getattr(kind, name, BASE) for name in names},
+        "choices": {name: get_args(hints[name]) for name in names if get_origin(hints[name]) is Literal},
+    }
+
+
+@cache
+def presets() -> list[dict[str, Any]]:
+    """The models of the page, tiny first: names, sources and configurations."""
+    known: list[dict[str, Any]] = json.loads(read_text(PRESETS))
+    return [entry_of("tiny", title="tiny, the bundled model"), *known]
+
+
+def entry_of(model: str, *, title: str | None = None, revision: str | None = None) -> dict[str, Any]:
+    """The entry of a checkpoint: what its config.json says, and its rope as the package reads it.
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, or its rope is not fixed.
+    """
+    source = find_source(model, revision, weights=False)
+    surveyed = survey_folder(source.folder)
+    name = Path(source.name).name
+    entry = {"name": name, "title": title or source.name, "model": source.name, "source": "its config.json"}
+    return entry | {"config": _rope_part(surveyed), "rope": rope_entry(surveyed)}
+
+
+def rope_entry(surveyed: Survey) -> dict[str, Any]:
+    """A rope in the page's words."""
+    rope = surveyed.rope
+    return {
+        "dim": rope.rotary_dim,
+        "theta": rope.rope_theta,
+        "window": rope.original_max_position_embeddings,
+        "carried": None if rope.carried is None else list(rope.carried),
+        "factor": rope.carried_attention_factor,
+    }
+
+
+def _rope_part(surveyed: Survey) -> dict[str, Any]:
+    """What config.json says of the rope, without all else."""
+    config: Any = surveyed.config
+    part = {
+        "rope_parameters": config.rope_parameters,
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+    return part if surveyed.section is None else {surveyed.section: part}
+
+
+def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]:
+    """All of a page but tiny's reading, ready for JSON; a model that is named comes first.
+
+    Raises:
+        RopepatchError: As `entry_of`.
+    """
+    own = [] if model in (None, "tiny") else [entry_of(str(model), revision=revision)]
+    names = {entry["name"] for entry in own}
+    return {
+        "methods": methods(),
+        "maps": maps(),
+        "models": [*own, *(entry for entry in presets() if entry["name"] not in names)],
+        "chosen": own[0]["name"] if own else "tiny" if model else "llama-2-7b",
+        "measured": json.loads(read_text(FILE)),
+        "scaling_keys": sorted(SCALING_KEYS),
+    }

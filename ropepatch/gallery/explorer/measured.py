@@ -1,0 +1,118 @@
+"""What was measured and is drawn on the page: `measured.json`, made from eval/results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ropepatch.files import read_json, read_text
+
+FILE = Path(__file__).with_name("measured.json")
+OWN, BASE = "own window", "none"
+
+
+def measured_from(results: Path) -> list[dict[str, Any]]:
+    """One entry per model and target, from the folder of results.
+
+    Each has the stretches of positions, the losses of every method over them in nats per token, the least
+    possible loss where it is known, and by length how many passkeys were found of how many.
+    """
+    return [
+        *_training_free(read_json(results / "tiny-training-free.json"), "tiny-training-free.json"),
+        _perplexities(results / "babyllama-4x.json"),
+        *_maps(read_json(results / "attention-maps.json"), "attention-maps.json"),
+    ]
+
+
+def _training_free(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
+    """The bundled model at each factor."""
+    trained = content["trained"]
+    return [
+        {
+            "model": content["model"],
+            "trained": trained,
+            "target": trained * int(factor),
+            "kind": "methods",
+            "file": file,
+            "stretches": [[int(end) for end in span.split(" to ")] for span in runs[BASE]["nats"]],
+            "loss": {name: [*run["nats"].values()] for name, run in runs.items()},
+            "floor": [*content["floors"][factor]["floor"].values()],
+            "passkey": {
+                name: {length: [cell["correct"], cell["n"]] for length, cell in run["passkey"].items()}
+                for name, run in runs.items()
+            },
+        }
+        for factor, runs in content["results"].items()
+    ]
+
+
+def _perplexities(path: Path) -> dict[str, Any]:
+    """Perplexities by position of one model, as `ropepatch eval` writes them."""
+    runs = json.loads(read_text(path))
+    first = runs[0]
+    rows = first["tables"]["by_position"]
+    return {
+        "model": Path(first["model"]["name"]).name,
+        "trained": first["model"]["trained"],
+        "target": first["target"],
+        "kind": "methods",
+        "file": path.name,
+        "stretches": [[row["begin"], row["end"]] for row in rows],
+        "loss": {
+            BASE if run["scaling"] is None else run["label"]: [
+                round(row["nats"], 4) for row in run["tables"]["by_position"]
+            ]
+            for run in runs
+        },
+        "floor": None,
+        "passkey": {},
+    }
+
+
+def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
+    """Every model with attention maps: within its window, and over the whole target."""
+    rows = [row for row in content["rows"] if row["method"] != OWN]
+    places = dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows)
+    entries = []
+    for model, factor, target in places:
+        here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
+        losses, keys = ([row for row in here if row["kind"] == kind] for kind in ("loss", "passkey"))
+        trained = target // factor
+        entries.append(
+            {
+                "model": model,
+                "trained": trained,
+                "target": target,
+                "kind": "maps",
+                "file": file,
+                "stretches": [[0, trained], [0, target]],
+                "loss": {
+                    name: [_mean(of, "short"), _mean(of, "all")]
+                    for name, of in _by_method(losses).items()
+                    if all(row.get("all") for row in of)
+                },
+                "floor": None,
+                "passkey": {
+                    name: {str(target): [sum(row[one] for row in of) for one in ("correct", "n")]}
+                    for name, of in _by_method(keys).items()
+                    if all("correct" in row for row in of)
+                },
+            }
+        )
+    return entries
+
+
+def _by_method(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault(BASE if row["method"] == "as it is" else row["method"], []).append(row)
+    return grouped
+
+
+def _mean(rows: Sequence[dict[str, Any]], kind: str) -> float:
+    """Nats per token over all pieces of text, each a sum and a number of tokens."""
+    pieces = [piece for row in rows for piece in row[kind]]
+    mean: float = sum(nats for nats, _ in pieces) / sum(count for _, count in pieces)
+    return round(mean, 4)

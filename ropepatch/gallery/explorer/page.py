@@ -1,0 +1,85 @@
+"""The explorer: one HTML file that shows why a rope fails, and how each method mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ropepatch.errors import RopepatchError
+from ropepatch.files import absent, json_text, whole_file
+from ropepatch.gallery.explorer.content import content
+
+HERE = Path(__file__).parent
+SCRIPTS = (  # in the order in which they are read
+    *("rope.js", "maps.js", "checkpoint.js", "chart.js", "drawings.js", "live.js"),
+    *("state.js", "sections.js", "reading.js", "study.js", "page.js"),
+)
+
+
+def explore(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    out: str | Path = "explorer.html",
+    tiny: bool = True,
+    revision: str | None = None,
+) -> Path:
+    """Write the explorer, one HTML file that needs no network.
+
+    Args:
+        model: A checkpoint folder or a Hub id to start with, of which config.json alone is read; models of
+            current families are on the page, too.
+        out: The file.
+        tiny: Whether the bundled model reads in the page, which takes 2.7 MB.
+        revision: The branch, tag or commit of a Hub id.
+
+    Returns:
+        The file.
+
+    Raises:
+        RopepatchError: The file exists or cannot be written, or the model has no rope that can be extended.
+    """
+    file = absent(out)
+    text = page_text(None if model is None else os.fspath(model), tiny=tiny, revision=revision)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RopepatchError(f"cannot write {out}: {error.strerror}", hint="name another file") from error
+    return file
+
+
+def page_text(model: str | None = None, *, tiny: bool = True, revision: str | None = None) -> str:
+    """The page as text; the arguments are those of `explore`."""
+    return _assembled(content(model, revision=revision), _reading() if tiny else None)
+
+
+def _reading() -> dict[str, Any]:
+    from ropepatch.gallery.explorer.tiny import reading_once
+
+    return reading_once()
+
+
+def _assembled(known: dict[str, Any], reading: dict[str, Any] | None) -> str:
+    version = importlib.metadata.version("ropepatch")
+    parts = {
+        "style": _static("explorer.css"),
+        "data": _inert(json_text(known | {"version": version}, indent=None)),
+        "tiny": _inert(json_text(reading, indent=None)),
+        "worker": _static("tiny_worker.js") if reading else "",
+        "scripts": "\n".join(map(_static, SCRIPTS)),
+        "version": version,
+    }
+    return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], _static("explorer.html"))
+
+
+def _static(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _inert(text: str) -> str:
+    """JSON that ends no script element."""
+    return text.replace("<", "\\u003c")

@@ -1,0 +1,100 @@
+"""The bundled checkpoint as an explorer reads it: int8 weights, a tale, and prompts with passkeys."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropepatch.data.templates import bundled
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.encodings.loading import load
+from ropepatch.evaluation.passkey import trial_prompt
+
+TOKENS = 1024  # of the tale
+STRETCH = 32  # tokens over which losses are averaged
+LENGTHS, DEPTHS = (256, 512, 1024), (0.1, 0.5, 0.9)  # of the prompts
+
+
+class Quantised(NamedTuple):
+    """A matrix in int8: `values` [R, C] times one of `scales` [R, 1] per row."""
+
+    values: Tensor
+    scales: Tensor
+
+    def dequantised(self) -> Tensor:
+        """Float32 [R, C], as the explorer computes with it."""
+        return self.values.float() * self.scales
+
+
+def quantised(weight: Tensor) -> Quantised:
+    """A matrix [R, C] in int8, with the greatest value of each row at 127."""
+    scales = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    return Quantised((weight / scales).round().to(torch.int8), scales)
+
+
+def reading() -> dict[str, Any]:
+    """All that a page needs to let tiny read, ready for JSON: shape, weights, tale, prompts, vocabulary."""
+    model, tokenizer = load("tiny")
+    config: Any = model.config
+    layout, weights = _packed(model.state_dict())
+    (tale,) = held_out_tales(tokenizer, length=TOKENS, count=1)
+    floor = -tale.log_probs()
+    shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    return {
+        "shape": {name: getattr(config, name) for name in (*shape, "num_key_value_heads", "rms_norm_eps")},
+        "tied": config.tie_word_embeddings,
+        "stretch": STRETCH,
+        "layout": layout,
+        "weights": weights,
+        "tale": tale.ids.tolist(),
+        "floor": [
+            round(float(floor[max(1, begin) : begin + STRETCH].mean()), 4)
+            for begin in range(0, TOKENS, STRETCH)
+        ],
+        "prompts": list(_prompts(tokenizer)),
+        "words": [tokenizer.decode([token]) for token in range(config.vocab_size)],
+    }
+
+
+@cache
+def reading_once() -> dict[str, Any]:
+    """`reading`, computed once in a process."""
+    return reading()
+
+
+def _packed(state: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], str]:
+    """Names and shapes, and the bytes: scales of all matrices, vectors, then int8 values, in base64."""
+    scales, vectors, values, layout = [], [], [], []
+    for name, weight in state.items():
+        if name == "lm_head.weight":  # tied
+            continue
+        if weight.dim() == 1:
+            vectors.append(weight.float())
+            layout.append((name, len(weight), 0))
+        else:
+            part = quantised(weight.float())
+            scales.append(part.scales.flatten())
+            values.append(part.values.flatten())
+            layout.append((name, *weight.shape))
+    parts = [torch.cat([*scales, *vectors]).numpy().tobytes(), torch.cat(values).numpy().tobytes()]
+    return layout, base64.b64encode(b"".join(parts)).decode()
+
+
+def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
+    for length in LENGTHS:
+        for depth in DEPTHS:
+            one = trial_prompt(tokenizer, bundled(distractors=0), length=length, depth=depth, trial=0, seed=0)
+            yield {
+                "length": length,
+                "depth": depth,
+                "key": one.keys[0],
+                "ids": one.ids.tolist(),
+                "answer": one.answer,
+                "needle": one.needle,
+                "question": one.sentences[-1],
+            }

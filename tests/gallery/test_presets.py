@@ -1,0 +1,208 @@
+"""The geometries of current models: each has a source, and a plan or a reason to refuse it."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from readme import check_block
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+import ropepatch
+from ropepatch import patch, plan
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.planning import Plan
+from ropepatch.model.config import load_config, load_text_config
+from ropepatch.model.rotary import stock_table
+from ropepatch.settings import parse_length
+
+FILE = resources.files("ropepatch.gallery") / "presets.json"
+PRESETS = {preset["name"]: preset for preset in json.loads(FILE.read_text(encoding="utf-8"))}
+README = Path(__file__).resolve().parents[2] / "recipes" / "README.md"
+# Trained window, rotary dimensions, layers that rotate and see the whole context, of all.
+GEOMETRY = {
+    "qwen3.5-9b": (262144, 64, 8, 32),
+    "qwen3.5-35b-a3b": (262144, 64, 10, 40),
+    "qwen3-8b": (40960, 128, 36, 36),
+    "qwen3-4b-2507": (262144, 128, 36, 36),
+    "llama-3.1-8b": (131072, 128, 32, 32),
+    "llama-3.2-1b": (131072, 64, 16, 16),
+    "llama-3.2-3b": (131072, 128, 28, 28),
+    "llama-3.3-70b": (131072, 128, 80, 80),
+    "mistral-7b-v0.3": (32768, 128, 32, 32),
+    "gemma-3-4b": (131072, 256, 5, 34),
+    "gpt-oss-20b": (131072, 64, 12, 24),
+    "smollm3-3b": (65536, 128, 27, 36),
+    "olmo-3-7b": (65536, 128, 8, 32),
+    "phi-4": (16384, 128, 40, 40),
+    "smollm2-135m": (8192, 64, 30, 30),
+    "llama-3-8b": (8192, 128, 32, 32),
+    "llama-2-7b": (4096, 128, 32, 32),
+}
+REFUSED = {
+    "mistral-small-3.2": "is not a causal language model in transformers",
+    "ministral-3-8b": "its query temperature reads the same rope_parameters",
+    "phi-4-mini": "already follows the sequence length",
+}
+
+
+SMALL = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64}
+SMALL |= {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "num_experts_per_tok": 1}
+SMALL |= {"num_local_experts": 2, "bos_token_id": 1, "eos_token_id": 2}
+UNLIKE = "gemma-3-4b", "gpt-oss-20b", "smollm3-3b"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory) -> Callable[[str], Plan]:
+    """The plan of a preset to its target, from nothing but its config.json."""
+
+    @cache
+    def of(name: str) -> Plan:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "config.json").write_text(json.dumps(PRESETS[name]["config"]), encoding="utf-8")
+        return plan(folder, to=PRESETS[name]["to"], method="yarn")
+
+    return of
+
+
+def seeing_everything(config: Any) -> int:
+    """The layers that rotate and see the whole context."""
+    if hasattr(config, "no_rope_layers"):
+        return sum(config.no_rope_layers)
+    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return types.count("full_attention")
+
+
+def test_every_preset_is_named_once_and_says_where_its_numbers_are_from():
+    listed = json.loads(FILE.read_text(encoding="utf-8"))
+    assert len(PRESETS) == len(listed)
+    assert PRESETS.keys() == GEOMETRY.keys() | REFUSED.keys()
+    for preset in listed:
+        assert preset.keys() == {"name", "title", "model", "to", "source", "config"}
+        assert all(preset.values())
+
+
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_stock_transformers_reads_the_planned_frequencies_on_the_geometry_of_the_model(name, planned):
+    extension, raw = planned(name), PRESETS[name]["config"]
+    config: Any = extension.survey.config
+    assert GEOMETRY[name] == (
+        extension.rope.original_max_position_embeddings,
+        extension.rope.rotary_dim,
+        seeing_everything(config),
+        config.num_hidden_layers,
+    )
+    after: Any = load_text_config(extension.apply(raw))
+    read, meant = stock_table(after, extension.site), extension.frequencies()
+    assert after.max_position_embeddings == parse_length(PRESETS[name]["to"])
+    assert torch.equal(read.inv_freq, meant.inv_freq)
+    assert read.attention_factor == meant.attention_factor
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_small_model_with_these_heads_computes_the_same_patched_and_reloaded(name, planned):
+    """At the end of the target, with the real head size, base, partial and multimodal rope."""
+    extension = planned(name)
+    section = extension.section
+    raw = PRESETS[name]["config"]
+    before, after = (config if section is None else config[section] for config in (raw, extension.apply(raw)))
+    torch.manual_seed(0)
+    model, reloaded = (small_model(config, extension.survey.head_dim) for config in (before, after))
+    reloaded.load_state_dict(model.state_dict())
+    ids = torch.arange(1, 9)[None]
+    positions = torch.arange(8)[None] * (extension.target // 8 - 1)
+    given = {"position_ids": positions, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    with torch.no_grad():
+        plain = model(ids, **given).logits
+        with patch(model, extension):
+            patched = model(ids, **given).logits
+        assert torch.equal(patched, reloaded(ids, **given).logits)
+    assert not torch.equal(patched, plain)
+
+
+def small_model(config: dict[str, Any], head_dim: int) -> PreTrainedModel:
+    """A model with small random weights; what the rope depends on stays."""
+    few = config | {key: value for key, value in SMALL.items() if key in config}
+    few |= {"head_dim": head_dim, "hidden_size": 2 * head_dim, "pad_token_id": 0}
+    few["num_hidden_layers"] = config.get("sliding_window_pattern", 4)
+    return AutoModelForCausalLM.from_config(load_config(few)).eval()
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen3.5-35b-a3b"])
+def test_a_multimodal_rope_is_scaled_where_the_model_reads_it_and_keeps_its_other_keys(name, planned):
+    after = planned(name).apply(PRESETS[name]["config"])
+    rope = after["text_config"]["rope_parameters"]
+    kept = PRESETS[name]["config"]["text_config"]["rope_parameters"]
+    assert {key: rope[key] for key in kept} == kept | {"rope_type": "yarn"}
+    assert rope["factor"] == 4.0
+    assert "rope_parameters" not in after
+
+
+def test_a_checkpoint_with_vision_is_extended_whole_and_stock_reads_the_scaled_rope(tmp_path, planned):
+    """Small random weights of Qwen3.5, with the real head size, partial and multimodal rope."""
+    raw = PRESETS["qwen3.5-9b"]["config"]
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 512}
+    few = {key: value for key, value in SMALL.items() if key in raw["text_config"]}
+    text = raw["text_config"] | few | {"hidden_size": 512, "num_hidden_layers": 4}
+    config = Qwen3_5Config(text_config=text, vision_config=vision | {"num_position_embeddings": 16})
+    torch.manual_seed(0)
+    model = Qwen3_5ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "source")
+    extension = plan(tmp_path / "source", to="1M", method="yarn")
+    assert torch.equal(extension.frequencies().inv_freq, planned("qwen3.5-9b").frequencies().inv_freq)
+    folder = ropepatch.extend(extension, tmp_path / "extended").folder
+    whole = Qwen3_5ForConditionalGeneration.from_pretrained(folder).eval()
+    assert all(torch.equal(weight, whole.state_dict()[name]) for name, weight in model.state_dict().items())
+    of_text, base = (AutoModelForCausalLM.from_pretrained(at).eval() for at in (folder, tmp_path / "source"))
+    ids = torch.arange(3, 19)[None]
+    with torch.no_grad():
+        read = whole(ids, use_cache=False).logits
+        assert torch.equal(of_text(ids, use_cache=False).logits, read)
+        with patch(base, extension):
+            assert torch.equal(base(ids, use_cache=False).logits, read)
+        assert not torch.equal(model(ids, use_cache=False).logits, read)
+
+
+@pytest.mark.parametrize(("name", "reason"), REFUSED.items())
+def test_a_family_that_cannot_be_extended_is_refused_with_its_reason(name, reason, planned):
+    with pytest.raises(RopepatchError, match=re.escape(reason)):
+        planned(name)
+
+
+def test_engines_that_leave_a_family_unscaled_are_named(planned):
+    reads = {line.engine: line.reads for line in planned("qwen3.5-9b").engines}
+    assert [engine for engine, how in reads.items() if how == "no"] == [
+        "transformers 4.x",
+        "mlx-vlm",
+        "ollama (MLX)",
+    ]
+
+
+def test_the_page_of_the_recipes_lists_every_preset(planned):
+    """From the plans; ROPEPATCH_UPDATE=1 writes it anew."""
+    heads = "model", "reads", "extended to", "saved as", "layers scaled", "other engines, as for LLaMA"
+    lines = [f"| {' | '.join(heads)} |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, preset in PRESETS.items():
+        lines.append(f"| `{preset['model']}` | {' | '.join(cells(name, planned))} |")
+    check_block("models", "\n".join(lines), README)
+
+
+def cells(name: str, planned: Callable[[str], Plan]) -> list[str]:
+    if name in REFUSED:
+        return ["", "refused", "", "", REFUSED[name]]
+    extension = planned(name)
+    window, _, seeing, layers = GEOMETRY[name]
+    reads = defaultdict(list)
+    for line in extension.engines[1:]:
+        reads[line.reads].append(line.engine)
+    engines = "; ".join(f"{how}: {', '.join(names)}" for how, names in reads.items())
+    kind = extension.rope_parameters["rope_type"]
+    return [f"{window:,}", f"{extension.target:,}", f"`{kind}`", f"{seeing} of {layers}", engines]

@@ -1,0 +1,51 @@
+"""A model that is too large for one device is read as on one."""
+
+import pytest
+import torch
+from transformers.utils import generic
+
+import ropepatch
+from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.evaluation.passkey import passkey
+from ropepatch.model.precision import whereabouts
+from ropepatch.model.source import TINY
+
+DOCUMENTS = [list(range(5, 300)), list(range(9, 200))]
+
+
+@pytest.fixture(scope="module")
+def spread():
+    """The bundled checkpoint, every other layer on disk."""
+    places = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
+    places |= {f"model.layers.{number}": ("disk", "cpu")[number % 2] for number in range(4)}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generic, "_is_mlx_available", False)  # asked for by accelerate's hooks
+        yield load_checkpoint(TINY, None, places)
+
+
+def test_layers_on_several_devices_give_the_losses_and_passkeys_of_one(spread, tiny):
+    model, tokenizer = tiny
+    assert whereabouts(spread) == ["on cpu, disk, float32"]
+    assert spread.model.layers[0].self_attn.q_proj.weight.is_meta
+    for method in (None, "yarn"):
+        curves = []
+        for one in (model, spread):
+            if method is None:
+                curves.append(ropepatch.perplexity(one, None, DOCUMENTS))
+            else:
+                with ropepatch.patch(one, method, to=1024):
+                    curves.append(ropepatch.perplexity(one, None, DOCUMENTS))
+        assert all(map(torch.equal, *(curve.nll for curve in curves)))
+    asked = {"lengths": [192, 320], "depths": [0.5], "trials": 2}
+    grids = [passkey(one, tokenizer, **asked) for one in (model, spread)]
+    assert grids[0].cells == grids[1].cells
+
+
+def test_auto_is_a_device_for_reading_alone(tiny):
+    model, _ = ropepatch.load("tiny", device="auto")
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(model(ids).logits, tiny[0](ids).logits)
+    results = ropepatch.evaluate("tiny", lengths=[64], windows=1, device="auto")
+    assert [result.label for result in results][-1] == "as it is"
+    with pytest.raises(ropepatch.RopepatchError, match="no device 'auto' here"):
+        ropepatch.fit("tiny", to=320, device="auto")

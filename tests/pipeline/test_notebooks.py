@@ -1,0 +1,111 @@
+"""The notebooks run, with less to train, and open in Colab; that of encodings runs in another test."""
+
+import ast
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from run_recipes import small_recipe, write_recipe_and_suite
+
+from ropepatch.evaluation.suites import read_suite
+from ropepatch.training.recipe import read_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "recipes" / "notebooks").glob("*.ipynb"))
+PNG = b"\x89PNG"
+
+
+def cells_of(notebook, kind):
+    cells = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def shown(name, **names):
+    """What the cells of a notebook show, by their order, and the names that they leave."""
+    values = []
+    for cell in cells_of(ROOT / "recipes" / "notebooks" / f"{name}.ipynb", "code"):
+        *body, last = ast.parse(cell).body
+        if not isinstance(last, ast.Expr):
+            body.append(last)
+        exec(compile(ast.Module(body, []), name, "exec"), names)
+        if isinstance(last, ast.Expr):
+            values.append(eval(compile(ast.Expression(last.value), name, "eval"), names))
+    return values, names
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_opens_in_colab_installs_itself_there_alone_and_is_kept_without_outputs(
+    notebook, monkeypatch
+):
+    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    at_colab = repository.replace("https://github.com", "https://colab.research.google.com/github")
+    title, install = cells_of(notebook, "markdown")[0], cells_of(notebook, "code")[0]
+    assert f"({at_colab}/blob/main/{notebook.relative_to(ROOT)})" in title
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    ran = []
+    monkeypatch.setattr("subprocess.run", lambda line, **_: ran.append(line))
+    exec(install, {})
+    assert ran == []
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    exec(install, {})
+    ((*_, package),) = ran
+    assert package.startswith("ropepatch[")
+    assert package.endswith(f"@ git+{repository}")
+
+
+def test_a_first_model_is_extended(place):
+    (before, plan, pairs, found, extension, losses, window), _ = shown("extend")
+    assert "<table" in before._repr_html_()
+    assert (plan.target, window) == (1024, 1024)
+    assert set(found.lengths) == {256, 512, 1024}
+    assert extension.record["verified"]["logits"] == "equal"
+    for figure in (pairs, losses):
+        assert figure._repr_png_().startswith(PNG)
+    assert [path.name for path in place.iterdir()] == ["tiny-1k"]
+
+
+def test_methods_are_compared_on_a_text():
+    (_, choice, drawn, frame, mapped, best), names = shown("compare")
+    assert frame.label.iloc[0] == choice.ranking.rows[0].label
+    assert {row.label for row in choice.ranking.rows} == {"as it is", *names["methods"]}
+    assert {row.label for row in mapped.ranking.rows} == {"as it is", *names["maps"]}
+    assert "<table" in choice._repr_html_()
+    assert best == choice.method
+    assert drawn._repr_png_().startswith(PNG)
+    assert all(
+        "tales.txt" in str(result.parameters["text"])
+        for result in choice.results
+        if result.task == "perplexity"
+    )
+
+
+def test_a_model_is_adapted_and_distilled(place, monkeypatch, capsys):
+    write_recipe_and_suite(place)
+    distil = read_recipe("distil")
+    short = {
+        "tiny": small_recipe(),
+        "distil": distil.model_copy(update={"trainer": distil.trainer | {"max_steps": 2, "bf16": False}}),
+    }
+    monkeypatch.setattr("ropepatch.pipeline.request.read_recipe", short.get)
+    monkeypatch.setattr("ropepatch.pipeline.evaluation.read_suite", lambda name: read_suite("suite.yaml"))
+    (adapted, losses, keys, distilled, gates), _ = shown("adapt")
+    assert "yarn + tiny" in adapted._repr_html_()
+    assert "distil" in distilled.record["adaptation"]["recipe"]
+    assert gates.keys() == {"adapted", "distilled"}
+    for figure in (losses, keys):
+        assert figure._repr_png_().startswith(PNG)
+    printed = capsys.readouterr()
+    logged = "real_accelerator.py"  # a line of DeepSpeed's on stdout, where that is installed
+    assert [line for line in printed.out.splitlines() if logged not in line] == []
+    assert "step 6/6" in printed.err
+    assert (place / "tiny-2k" / "evaluation.html").is_file()

@@ -1,0 +1,143 @@
+"""The scripts that start a recipe elsewhere: they parse, their commands are ours, and a lost job goes on."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from accelerate.commands.launch import launch_command_parser
+from hub_server import Hub, environment, serving
+from run_recipes import model_bytes, run_python, write_recipe_and_suite
+from torch.distributed.run import get_args_parser
+
+import ropepatch
+from ropepatch.cli.extend import extend
+from ropepatch.settings.shipped import RECIPES, shipped_names
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "recipes" / "jobs"
+GUIDE = ROOT / "docs" / "guides" / "several-gpus.md"
+RUN, RESULT = "local/run", "local/result"
+
+
+def parse(words: list[str]) -> None:
+    """A command as its programs parse it: a launcher of torch, accelerate or Slurm, and ours."""
+    if words[0] == "srun":
+        words = words[next(i for i, word in enumerate(words) if i and not word.startswith("-")) :]
+    if words[0] == "torchrun":
+        given = get_args_parser().parse_args(words[1:])
+        assert (given.module, given.training_script) == (True, "ropepatch")
+        words = ["ropepatch", *given.training_script_args]
+    assert words[:2] == ["ropepatch", "extend"], words
+    app = typer.Typer()
+    app.command()(extend)
+    context = typer.main.get_command(app).make_context("extend", words[2:])
+    assert context.params["recipe"] in shipped_names(RECIPES)
+
+
+def commands(script: str) -> list[list[str]]:
+    """The command lines of a shell script, with its variables filled in."""
+    lines = [line for line in script.replace("\\\n", " ").splitlines() if not line.startswith("#")]
+    return [shlex.split(line) for line in lines if line.strip()]
+
+
+def filled(script: str, **variables: str) -> str:
+    """The script with its variables in place, as the shell puts them."""
+    values = variables | {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "head": "first"}
+    script = script.replace("${SLURM_GPUS_ON_NODE:-8}", "8")
+    for name, value in values.items():
+        script = script.replace(f'"${name}"', shlex.quote(value)).replace(f"${name}", value)
+    return script
+
+
+def test_the_slurm_script_is_a_script_and_starts_one_torchrun_on_every_machine():
+    text = (JOBS / "slurm.sh").read_text(encoding="utf-8")
+    subprocess.run(["bash", "-n", JOBS / "slurm.sh"], check=True)
+    example = re.search(r"sbatch recipes/jobs/slurm.sh (.*)", text)[1]
+    *_, started = commands(filled(text).replace('"$@"', example))
+    assert started[0] == "srun"
+    parse(started)
+    options = dict(re.findall(r"#SBATCH --([\w-]+)=(\S+)", text))
+    assert options["ntasks-per-node"] == "1"  # a torchrun each, which starts the others
+    assert options["gpus-per-node"] == "8"
+
+
+def test_the_skypilot_file_runs_a_command_of_ours_through_the_script_that_goes_on():
+    task = yaml.safe_load((JOBS / "skypilot.yaml").read_text(encoding="utf-8"))
+    [(at, script)] = task["file_mounts"].items()
+    assert ROOT / script == JOBS / "extend.py"
+    known = {name: value or RUN for name, value in task["envs"].items()}
+    [words] = commands(filled(task["run"], SKYPILOT_NUM_GPUS_PER_NODE="8", **known))
+    assert words[:3] == ["python", at, RUN]
+    parse(words[3:])
+    assert {"--out", "--push"} <= {*words}
+
+
+def test_the_script_for_jobs_names_what_it_needs():
+    text = (JOBS / "extend.py").read_text(encoding="utf-8")
+    block = re.match(r"# /// script\n((?:#.*\n)*?)# ///\n", text)[1]
+    stated = tomllib.loads("".join(line[2:] for line in block.splitlines(keepends=True)))
+    assert stated["dependencies"][0] == "ropepatch[train]"
+    example = text.split("recipes/jobs/extend.py USER/RUN \\\n")[1].split("\n\n")[0]
+    parse(shlex.split(example))
+
+
+def test_a_job_whose_result_would_be_lost_is_refused():
+    ended = run_python(str(JOBS / "extend.py"), RUN, "ropepatch", "extend", "tiny", "--out", "x", check=False)
+    assert ended.returncode == 2
+    assert "--push" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_weights(tmp_path):
+    """Killed as its first commit has arrived; the Hub is all that the next job has."""
+    words = ["-m", "ropepatch", "extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
+    for place in ("first", "second"):
+        write_recipe_and_suite((tmp_path / place).mkdir() or tmp_path / place)
+    with serving(Hub()) as hub:
+        variables = environment(hub, tmp_path / "home") | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        script = (JOBS / "extend.py").read_text(encoding="utf-8").replace("SECONDS = 20", "SECONDS = 0.05")
+        (tmp_path / "extend.py").write_text(script, encoding="utf-8")
+        line = [sys.executable, tmp_path / "extend.py", RUN, sys.executable, *words, "--push", RESULT]
+        job = subprocess.Popen(line, cwd=tmp_path / "first", env=variables, start_new_session=True)
+        hub.fail("POST", f"/api/models/{RUN}/commit/", lambda: os.killpg(job.pid, signal.SIGKILL))
+        assert job.wait() == -signal.SIGKILL
+        with hub.lock:  # the commit that had arrived is made
+            hub.faults.clear()
+        [kept] = {name.split("/")[0] for name in hub.files(RUN) if name.startswith("checkpoint-")}
+        assert hub.models[RUN].private
+        again = subprocess.run(
+            line, cwd=tmp_path / "second", env=variables, check=True, capture_output=True, text=True
+        )
+        assert f"going on from {kept}" in again.stderr
+    recipe = str(tmp_path / "first" / "six.yaml")
+    weights = model_bytes(ropepatch.extend("tiny", recipe=recipe, out=tmp_path / "alone").folder)
+    assert model_bytes(tmp_path / "second" / "out") == weights
+    assert hub.files(RESULT)["model.safetensors"] == weights
+
+
+def test_the_commands_of_the_guide_parse():
+    text = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    ")]
+    assert [words[0] for words in lines] == ["torchrun", "accelerate", "sbatch", "hf", "sky"]
+    for words in lines:
+        if words[0] == "accelerate":
+            given = launch_command_parser().parse_args(words[2:])
+            assert given.module
+            assert (ROOT / given.config_file).is_file()
+            words = [given.training_script, *given.training_script_args]
+        elif words[0] == "sbatch":
+            assert ROOT / words[1] == JOBS / "slurm.sh"
+            words = ["ropepatch", "extend", *words[2:]]
+        elif words[0] == "hf":
+            at = words.index("recipes/jobs/extend.py")
+            words = words[at + 2 :]
+        if words[0] != "sky":
+            parse(words)

@@ -1,0 +1,83 @@
+"""The site builds without a warning, and every link within it leads to a place that is there."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from ropepatch import ENCODINGS, MAPS, METHODS
+from ropepatch.evaluation.tasks import TASKS
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Page(HTMLParser):
+    """The places of an HTML page that can be linked to, and where its links lead."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.places: set[str] = set()
+        self.links: set[str] = set()
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.places.add(found.get("id") or "")
+        self.links.update(found[key] or "" for key in ("href", "src") if key in found)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built folder, with warnings as errors."""
+    folder = tmp_path_factory.mktemp("site")
+    line = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
+    line += ["-d", str(folder / "doctrees"), ".", str(folder / "html")]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    return {file: Page(file) for file in site.rglob("*.html")}
+
+
+def test_every_link_within_the_site_leads_to_a_file_and_a_place_on_it(pages):
+    broken = []
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            known = pages[target].places if target in pages else {parts.fragment}
+            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in known):
+                broken.append(f"{file.name}: {link}")
+    assert not broken
+
+
+def test_nothing_of_a_page_is_loaded_from_elsewhere(site):
+    for file in site.rglob("*.html"):
+        text = file.read_text(encoding="utf-8")
+        assert 'src="http' not in text
+        assert '<link rel="stylesheet" type="text/css" href="http' not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("methods", METHODS), ("attention-maps", MAPS), ("encodings", ENCODINGS), ("tasks", TASKS)],
+)
+def test_every_entry_of_a_registry_has_a_place_on_its_page(pages, site, page, names):
+    places = pages[site / "docs" / "reference" / f"{page}.html"].places
+    assert {name.replace("_", "-") for name in names} <= {place.replace("_", "-") for place in places}
+
+
+def test_the_search_knows_words_of_all_kinds_of_pages(site):
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    for title in ("What is measured, and how", "ropepatch extend", "self-extend"):
+        assert title in index
