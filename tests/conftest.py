@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,29 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
 from ropepatch.cli import main
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--sweep-part 2/3` runs the second third of the tests marked sweep, and all others."""
+    parser.addoption("--sweep-part", metavar="K/N", default="1/1", help="of the tests marked sweep, every Nth")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the other parts out: item K, N + K, ... of each function stay."""
+    part, parts = map(int, config.getoption("--sweep-part").split("/"))
+    seen: dict[str, int] = {}
+    left_out = []
+    for item in items:
+        if item.get_closest_marker("sweep") is None:
+            continue
+        name = item.nodeid.split("[")[0]
+        turn = seen.setdefault(name, zlib.crc32(name.encode()))  # functions of one item take turns, too
+        if turn % parts != part % parts:
+            left_out.append(item)
+        seen[name] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")
