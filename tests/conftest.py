@@ -15,26 +15,29 @@ from ropepatch.cli import main
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--sweep-part 2/3` runs the second third of the tests marked sweep, and all others."""
-    parser.addoption("--sweep-part", metavar="K/N", default="1/1", help="of the tests marked sweep, every Nth")
+    """`--part 2/3` runs the second third of what `make test` leaves out, and all that it runs."""
+    parser.addoption("--part", metavar="K/N", default="1/1", help="of the tests marked slow or sweep, a part")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the other parts out: item K, N + K, ... of each function stay."""
-    part, parts = map(int, config.getoption("--sweep-part").split("/"))
+    """Files of slow tests take turns, for what they share is slow to make; of a sweep every Nth item stays."""
+    part, parts = map(int, config.getoption("--part").split("/"))
     seen: dict[str, int] = {}
     left_out = []
     for item in items:
-        if item.get_closest_marker("sweep") is None:
-            continue
         name = item.nodeid.split("[")[0]
-        turn = seen.setdefault(name, zlib.crc32(name.encode()))  # functions of one item take turns, too
+        if item.get_closest_marker("sweep"):
+            turn = seen[name] = seen.get(name, zlib.crc32(name.encode())) + 1
+        elif item.get_closest_marker("slow"):
+            turn = zlib.crc32(name.split("::")[0].encode())
+        else:
+            continue
         if turn % parts != part % parts:
             left_out.append(item)
-        seen[name] += 1
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session")
