@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files of slow tests take turns, for what they share is slow to make; of a sweep every Nth item stays."""
+    """Files of slow tests take turns, as they share what is slow to make; a sweep keeps every Nth item."""
     part, parts = map(int, config.getoption("--part").split("/"))
     seen: dict[str, int] = {}
     left_out = []
