@@ -156,6 +156,16 @@ class Distil(Settings):
     top_k: Count | None = None
 
 
+class Parallel(Settings):
+    """How processes share a row.
+
+    Args:
+        sequence: Over how many processes each row is split, by DeepSpeed's Ulysses; 1 for none.
+    """
+
+    sequence: Count = 1
+
+
 class FrequencyTraining(Settings):
     """Frequencies and attention factor that are trained with the weights, as logarithms.
 

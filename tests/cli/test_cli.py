@@ -443,7 +443,7 @@ def test_the_shell_completes_names_without_torch():
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_installed_for_every_shell(shell, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # the shell is named, not looked for
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # it is named
     runner, options = CliRunner(), {"prog_name": "ropepatch"}
     shown = runner.invoke(app, ["--show-completion", shell], **options)
     assert shown.exit_code == 0, shown.output
