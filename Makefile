@@ -51,7 +51,7 @@ lint: .venv/test/installed
 
 .venv/%/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv --clear .venv/$*
-	.venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)"
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)"
 	@touch $@
 
 clean:

@@ -160,7 +160,8 @@ class Parallel(Settings):
     """How processes share a row.
 
     Args:
-        sequence: Over how many processes each row is split, by DeepSpeed's Ulysses; 1 for none.
+        sequence: How many processes share each row, by DeepSpeed's Ulysses; it divides the processes, the
+            heads and the window.
     """
 
     sequence: Count = 1
