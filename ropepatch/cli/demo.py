@@ -153,6 +153,6 @@ def _print_tables(curves: dict[str, LossCurve], floor: LossCurve, grids: dict[st
         cells = (grid.at(length) for grid in grids.values())
         rows.append([f"  {length} tokens", *(f"{cell.correct}/{cell.n}" for cell in cells), ""])
     print("floor: the entropy of the data, the least loss that is possible\n")
-    print_table(("nats per token, positions", *names), rows, width=80, numbers=len(names))
+    print_table(("nats per token, positions", *names), rows, numbers=len(names))
     for name, grid in grids.items():
         print(f"\npasskeys by depth, {name}\n{grid}")

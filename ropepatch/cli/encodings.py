@@ -22,7 +22,7 @@ Examples:
   ropepatch encodings alibi"""
 
 COUNTS = ("parameters", "per_token", "per_pair")  # properties that are numbers
-WIDTH = 140  # of the table of properties, which no narrower one holds
+SIDE_BY_SIDE = 5  # properties of all encodings that 80 columns hold
 
 
 def encodings(
@@ -77,21 +77,29 @@ def _print_one(one: Entry, properties: bool) -> None:
         ]
         rows += [(_title(name), "", f"{getattr(measured, name):,}", MEANINGS[name]) for name in COUNTS]
         print()
-        print_table(("property", "", "number", "meaning"), rows, width=WIDTH)
+        print_table(("property", "", "number", "meaning"), rows)
 
 
 def _print_properties(chosen: list[Entry]) -> None:
     from ropepatch.gallery.identity_model import SHAPE
     from ropepatch.gallery.properties import MEANINGS
 
+    heads = ["encoding", *map(_title, MEANINGS)]
     rows = []
     for one in chosen:
         measured = _measured(one)
         words = map(_word, measured.findings().values())
         rows.append([one["encoding"], *words, *(f"{getattr(measured, count):,}" for count in COUNTS)])
-    print_table(("encoding", *map(_title, MEANINGS)), rows, width=WIDTH, numbers=len(COUNTS))
-    print()
-    print_table(("", ""), [(_title(name), meaning) for name, meaning in MEANINGS.items()], width=WIDTH)
+    for first in range(1, len(heads), SIDE_BY_SIDE):
+        columns = [0, *range(first, min(first + SIDE_BY_SIDE, len(heads)))]
+        numbers = sum(column >= len(heads) - len(COUNTS) for column in columns)
+        print_table(
+            [heads[column] for column in columns],
+            [[row[column] for column in columns] for row in rows],
+            numbers=numbers,
+        )
+        print()
+    print_table(("", ""), [(_title(name), meaning) for name, meaning in MEANINGS.items()])
     print(
         f"\nMeasured on {SHAPE.layers} layers of {SHAPE.heads} heads of {SHAPE.head_dim} dimensions, with a "
         f"window of {SHAPE.window} tokens and parameters as they are drawn.\n"

@@ -11,15 +11,12 @@ from collections.abc import Iterable, Sequence
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
 
-def print_table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None, numbers: int = 0
-) -> None:
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> None:
     """Print rows below headers, or alone where all are empty; cells too long for the screen are folded.
 
     Args:
         headers: One for each column.
         rows: The cells.
-        width: Of the screen, in characters; None for what it is.
         numbers: So many of the last columns are aligned at the right.
     """
     from rich.console import Console
@@ -32,7 +29,7 @@ def print_table(
         table.add_column(header, overflow="fold", justify="right" if right else "left", no_wrap=first)
     for row in rows:
         table.add_row(*row)
-    Console(force_jupyter=False, highlight=False, markup=False, emoji=False, width=width).print(table)
+    Console(force_jupyter=False, highlight=False, markup=False, emoji=False).print(table)
 
 
 def print_text(text: str) -> None:
