@@ -230,3 +230,55 @@ def flops_per_token(recipe: Recipe, shape: DecoderShape, window: int) -> float:
         + 2 * adapter * (forward + 2)
         + 2 * shape.embedding * (3 if head_trained else 2)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuEstimate:
+    """What one of the GPUs holds that share weights (ZeRO-3) and rows (Ulysses), and what a row takes them.
+
+    Args:
+        weights_gib: Its share of the weights, and two layers whole: the one at work and the next.
+        optimizer_gib: Its share of gradients and moments.
+        activations_gib: Its part of a row.
+        exchange_gib: Queries, keys, values and what is read, of its part and of all tokens of its heads.
+        seconds: Forward and backward of a row, by all, at `UTILISATION`.
+    """
+
+    weights_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    exchange_gib: float
+    seconds: float
+
+    @property
+    def total_gib(self) -> float:
+        """Memory at the peak, without what the allocator loses to fragments, and without what is watched."""
+        return self.weights_gib + self.optimizer_gib + self.activations_gib + self.exchange_gib
+
+
+def estimate_gpu(recipe: Recipe, shape: DecoderShape, tokens: int, gpus: int) -> GpuEstimate:
+    """The cost of a row of so many tokens, which GPUs share as by `parallel: {sequence: gpus}`.
+
+    What ZeRO-3 splits and Ulysses sends is that of arXiv:2506.13996, without its tiled MLP and without
+    offload, neither of which accelerate has switched on.
+    """
+    whole, part = estimate(recipe, shape, processes=gpus), tokens // gpus
+    size = 2 if recipe.precision != "float32" else 4
+    layer = size * sum(inputs * outputs for inputs, outputs in shape.linear.values())
+    exchanged = 2 * size * part * 2 * (shape.hidden_size + shape.keys)
+    flops = tokens * flops_per_token(recipe, shape, tokens)
+    return GpuEstimate(
+        weights_gib=whole.weights_gib / gpus + 2 * layer / GIB,
+        optimizer_gib=whole.optimizer_gib / gpus,
+        activations_gib=activation_bytes(recipe, shape, part) / GIB,
+        exchange_gib=exchanged / GIB,
+        seconds=flops / gpus / (H100_FLOPS * UTILISATION),
+    )
+
+
+def longest_row(recipe: Recipe, shape: DecoderShape, gpus: int, room_gib: float) -> int:
+    """The tokens of the longest row that GPUs with so much memory share, in steps of 1,024 for each."""
+    step, count = CHUNK * gpus, 0
+    while estimate_gpu(recipe, shape, (count + 1) * step, gpus).total_gib <= room_gib:
+        count += 1
+    return count * step

@@ -21,7 +21,9 @@ from ropepatch.training.estimates import (
     DecoderShape,
     activation_bytes,
     estimate,
+    estimate_gpu,
     flops_per_token,
+    longest_row,
 )
 from ropepatch.training.positions import TrueLength
 from ropepatch.training.recipe import Recipe
@@ -256,3 +258,20 @@ def test_it_agrees_with_what_longlora_measured(window, hours, gigabytes):
 def test_a_batch_is_as_long_as_its_rows():
     whole, spare = (estimate(recipe(windows=(100,), per_batch=room), SMALL) for room in (200, 256))
     assert whole == spare
+
+
+@pytest.mark.parametrize("lora", [None, Lora()])
+def test_gpus_that_share_rows_hold_a_part_of_what_one_holds_and_what_they_exchange(lora):
+    one, two = (estimate_gpu(recipe(lora=lora), SMALL, 4096, gpus) for gpus in (1, 2))
+    assert one.optimizer_gib == estimate(recipe(lora=lora), SMALL).optimizer_gib == 2 * two.optimizer_gib
+    assert one.exchange_gib == 2 * two.exchange_gib
+    assert one.seconds == 2 * two.seconds
+    layer = 2 * sum(inputs * outputs for inputs, outputs in SMALL.linear.values()) / GIB
+    assert one.weights_gib - 2 * layer == pytest.approx(2 * (two.weights_gib - 2 * layer))
+
+
+def test_the_longest_row_fits_and_the_next_one_does_not():
+    room, asked = 1.0, recipe(lora=None)
+    longest = longest_row(asked, SMALL, 2, room)
+    memory = [estimate_gpu(asked, SMALL, tokens, 2).total_gib for tokens in (longest, longest + 2048)]
+    assert memory[0] <= room < memory[1]

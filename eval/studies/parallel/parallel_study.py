@@ -51,7 +51,12 @@ def recipe_of(way: str, processes: int) -> Row:
         "model": "tiny",
         "to": ROW,
         "method": "linear",
-        "data": {"sources": [{"generated": "tales"}], "windows": [ROW], "tokens_per_batch": ROW},
+        "data": {
+            "sources": [{"generated": "tales"}],
+            "windows": [ROW],
+            "tokens_per_batch": ROW,
+            "boundaries": False,
+        },
         "positions": "true-length",
         "lora": None,
         "trainer": {
