@@ -17,7 +17,7 @@ import parallel_study
 import yaml
 
 SUPPORT = Path(__file__).parent
-LIMIT = 150.0  # seconds, after which a start counts as hanging
+LIMIT = 400.0  # seconds, after which a start counts as hanging
 PROCESSES, ROW, STEPS = 2, 64, 4
 FILES = {"ddp": "ddp", "fsdp2": "fsdp2", "zero2": "zero2", "zero3": "zero3", "alst": "alst"}
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "train_norms": False}
@@ -84,9 +84,17 @@ def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subpro
             "DS_ACCELERATOR": "cpu",
         }
     )
-    return subprocess.run(
-        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    line = [sys.executable, *words]
+    with subprocess.Popen(
+        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun then ends its processes, which a kill would leave behind
+            said = process.communicate()
+            raise AssertionError(f"no end after {LIMIT:.0f} s: {said[1][-2000:]}") from None
+    return subprocess.CompletedProcess(line, process.returncode, *said)
 
 
 # One of the processes
