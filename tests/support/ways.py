@@ -40,8 +40,10 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
         "trainer": {
             "max_steps": STEPS,
             "gradient_accumulation_steps": 4 // own,
-            "learning_rate": 0.02,
-            "optim": "sgd",  # unlike Adam it shows gradients of another scale
+            "learning_rate": 1e-3 if lora else 0.02,
+            "optim": "adamw_torch"
+            if lora
+            else "sgd",  # which shows gradients of another scale, and keeps none
             "max_grad_norm": 0.0,
             "lr_scheduler_type": "linear",
             "weight_decay": 0.0,
