@@ -38,6 +38,7 @@ WAYS: dict[str, str | None] = {  # accelerate's file
 SPLIT = ("sp", "context")  # which split a row, where the others take rows of their own
 ROW, ROWS, STEPS = 2048, 4, 4  # tokens of a row, rows of a step
 PROCESSES = (2, 4)
+OTHERWISE = {"one process": (1,), "sp": (2,)}  # six heads are not shared by four
 ROOM = 256  # MiB that a process may take for the longest row, beside what it holds before the first
 LONGEST = 32  # times the shortest row tried
 LIMIT = 300.0  # seconds of a start
@@ -311,7 +312,7 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
     rows = [row for row in known.get("rows", []) if "failed" not in row]
-    starts = [(way, count) for way in WAYS for count in ((1,) if way == "one process" else PROCESSES)]
+    starts = [(way, count) for way in WAYS for count in OTHERWISE.get(way, PROCESSES)]
     tasks = {(way, count): partial(measured, way, count) for way, count in starts}
     tasks |= {("longest", count): partial(longest, count) for count in (1, 2)}
     env = of_machine(ropepatch.load("tiny")[0])
