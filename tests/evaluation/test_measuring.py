@@ -405,7 +405,7 @@ def handed(*args, **options):
     raise HandedError(*args, options)
 
 
-def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
+def test_every_setting_of_passkeys_is_handed_on(monkeypatch, tmp_path):
     (tmp_path / "mine.yaml").write_text("needle: '{name} has {key}.'\nquestion: What has {name}? It has\n")
     monkeypatch.setattr("ropepatch.evaluation.tasks.passkey.passkey", handed)
     given = {"depths": (0.5,), "trials": 3, "seed": 7, "distractors": 2, "queries": 2}
@@ -415,7 +415,7 @@ def test_every_setting_of_pass_keys_is_handed_on(monkeypatch, tmp_path):
     options = caught.value.args[-1]
     assert options.pop("progress")
     assert options.pop("template").needle == "{name} has {key}."
-    assert options == given | {"lengths": [512]}
+    assert options == given | {"lengths": [512], "split": True}
 
 
 def test_the_bundled_words_name_the_keys_where_there_are_several(tiny):
