@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
 from ropepatch.cli import main
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 2/3` runs the second third of what `make test` leaves out, and all that it runs."""
+    parser.addoption("--part", metavar="K/N", default="1/1", help="of the tests marked slow or sweep, a part")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files of slow tests take turns, as they share what is slow to make; a sweep keeps every Nth item."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    seen: dict[str, int] = {}
+    left_out = []
+    for item in items:
+        name = item.nodeid.split("[")[0]
+        if item.get_closest_marker("sweep"):
+            turn = seen[name] = seen.get(name, zlib.crc32(name.encode())) + 1
+        elif item.get_closest_marker("slow"):
+            turn = zlib.crc32(name.split("::")[0].encode())
+        else:
+            continue
+        if turn % parts != part % parts:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,7 @@ def test_an_endless_device_and_a_socket_are_told_from_files_folders_and_what_is_
         check_regular(Path(name))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "words",
     [

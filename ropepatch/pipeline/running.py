@@ -24,7 +24,9 @@ def device() -> str:
     if num_processes() > 1:
         from accelerate import PartialState
 
-        return str(PartialState(cpu=not torch.cuda.is_available()).device)
+        from ropepatch.training.parallel import on_cpu
+
+        return str(PartialState(cpu=on_cpu()).device)
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -23,10 +23,11 @@ from ropepatch.model.precision import Precision, fastest
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.training.adapter import loraplus_optimizer, recompute_activations, trainable
 from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.progress import SECONDS, StepLines
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.recipe_sections import map_of
-from ropepatch.training.run import TRAINED, Run, digest_of, sharded
+from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import damage, newest_sound, seal
 from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
@@ -80,7 +81,6 @@ def adapt(
             the folder exists, holds another run or cannot be written, or the loss is no number.
     """
     run = Run.of(plan, recipe, out)
-    _ = run.attention  # refused now, if at all
     with run.state.main_process_first():
         supply = run.supply(say)
     record = run.record(supply)
@@ -169,20 +169,21 @@ def _train(
     if last is not None:
         say(f"going on from {last.name}")
     set_seed(recipe.seed)  # of the adapter's first weights
+    loaded: Any = load_model(run.source.folder)
     arguments = training_arguments(
         recipe, run.folder, dtype=begun["precision"]["dtype"], resumed=last is not None
     )
     mixed = arguments.bf16 or arguments.fp16
-    loaded: Any = load_model(run.source.folder)
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
         with map_attention(loaded, map_of(recipe.distil.map), to=run.plan.target) as mapped:
             pass  # it is taken out again, and in force where the teacher reads
     patch(loaded, run.plan)
-    if run.attention == "packed":
+    attention = run.sharing.attention(recipe)
+    if attention in ("packed", "shared"):
         with packed_attention(loaded):  # refuses a model that cannot, before it is wrapped
             pass
-    elif run.attention == "varlen":
+    elif attention == "varlen":
         with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
             loaded.set_attn_implementation(recipe.attention)
     model = trainable(loaded if mixed else loaded.float(), recipe.lora)
@@ -196,8 +197,9 @@ def _train(
         if last is not None:
             rope.restore(last)
     trainer = make_trainer(
-        watcher=_watcher(run, supply, split=not sharded()),
-        attention=run.attention,
+        watcher=_watcher(run, supply, split=run.sharing.engine is None),
+        attention=attention,
+        sharing=run.sharing,
         rope=rope,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
         model=model,
@@ -213,6 +215,7 @@ def _train(
     run.state.wait_for_everyone()
     with explaining_disk("what was trained", trained), no_progress_bars():
         trainer.save_model(str(trained))
+        load_whole_models(run.sharing)
         run.state.wait_for_everyone()
         if run.state.is_main_process:
             if recipe.lora is None:

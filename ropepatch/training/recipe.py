@@ -25,6 +25,7 @@ from ropepatch.training.recipe_sections import (
     FrequencyTraining,
     Generated,
     Lora,
+    Parallel,
     Watch,
 )
 
@@ -87,6 +88,7 @@ class Recipe(Settings):
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
             `learning_rate` must be among them. Without `bf16` and `fp16` the precision is the fastest: on a
             GPU bfloat16, on a CPU what a measurement of a tenth of a second says.
+        parallel: How processes share a row; None for rows of their own.
         watch: What is measured meanwhile.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
         attention: The kernel: sdpa, flash_attention_2 or flash_attention_3.
@@ -105,6 +107,7 @@ class Recipe(Settings):
     trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
     distil: Distil | None = None
     frequencies: FrequencyTraining | None = None
+    parallel: Parallel | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
     attention: Literal["sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"

@@ -156,6 +156,17 @@ class Distil(Settings):
     top_k: Count | None = None
 
 
+class Parallel(Settings):
+    """How processes share a row.
+
+    Args:
+        sequence: How many processes share each row, by DeepSpeed's Ulysses; it divides the processes, the
+            heads and the window.
+    """
+
+    sequence: Count = 1
+
+
 class FrequencyTraining(Settings):
     """Frequencies and attention factor that are trained with the weights, as logarithms.
 

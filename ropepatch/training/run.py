@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState, utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
@@ -23,7 +20,7 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
-from ropepatch.files import absent, check_resumed, read_json, remove, shipped, whole_file, write_json
+from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.precision import FLOAT32
@@ -31,6 +28,7 @@ from ropepatch.model.source import Source
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import seed_of
 from ropepatch.training.forecast import check_adaptable
+from ropepatch.training.parallel import Sharing, on_cpu
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.supply import RecipeReader, Supply
 
@@ -42,10 +40,7 @@ NOT_DECISIVE: dict[str, Any] = {
     "trainer": {"report_to", "run_name"},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
-NEEDS_ALL_WEIGHTS = {
-    "frequencies": "frequencies cannot be trained",
-    "distil": "there is no teacher to distil from",
-}
+LATER = ("distil", "parallel")  # sections that runs of before did not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +52,7 @@ class Run:
         recipe: How it is trained.
         source: The base checkpoint.
         out: The folder to make.
+        sharing: How its processes share it.
         state: What accelerate knows of the processes.
         tokenizer: The tokenizer of the base checkpoint.
     """
@@ -65,6 +61,7 @@ class Run:
     recipe: Recipe
     source: Source
     out: Path
+    sharing: Sharing
     state: Any
     tokenizer: PreTrainedTokenizerBase
 
@@ -76,19 +73,22 @@ class Run:
             RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
         """
         check_adaptable(plan, recipe)
-        for section, reason in NEEDS_ALL_WEIGHTS.items():
-            if getattr(recipe, section) and sharded():
-                raise RopepatchError(
-                    f"{reason} where FSDP or DeepSpeed split the model",
-                    hint=f"DDP takes them: {shipped('recipes/accelerate')}/ddp.yaml; or leave {section} out",
-                )
+        sharing = Sharing.of(recipe)
+        trained = plan.rope.original_max_position_embeddings
+        sharing.check(recipe, text_config(plan.survey.config), trained)
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):
             absent(folder)
         source = source_of(plan, beside=folder)
         # The others wait while the first tokenises, merges and saves, which may take hours.
-        state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=2))
-        run = cls(plan, recipe, source, folder, state, load_tokenizer(source.folder))
+        sharing.announce(recipe)
+        state = PartialState(cpu=on_cpu(), timeout=timedelta(days=2))
+        if state.num_processes != sharing.processes:
+            raise RopepatchError(
+                f"accelerate counts {state.num_processes} where {sharing.processes} processes were started",
+                hint="without GPUs it has no FSDP: start them by torchrun, or with DeepSpeed",
+            )
+        run = cls(plan, recipe, source, folder, sharing, state, load_tokenizer(source.folder))
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is no folder, and the run is kept there", hint="choose another --out"
@@ -105,29 +105,6 @@ class Run:
         """The old context, in tokens."""
         return self.plan.rope.original_max_position_embeddings
 
-    @property
-    def row_parts(self) -> int:
-        """Over how many processes accelerate's context parallelism splits a row."""
-        return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
-
-    @cached_property
-    def attention(self) -> str:
-        """How the trainer attends: `packed`, `varlen` or `whole`.
-
-        Raises:
-            RopepatchError: A row that is split over several processes is not one document, or not alone.
-        """
-        if self.row_parts == 1:
-            return "packed" if self.recipe.attention == "sdpa" else "varlen"
-        data = self.recipe.data
-        windows, room = data.lengths(self.trained)
-        if data.boundaries or {*windows} != {room} or self.recipe.attention != "sdpa":
-            raise RopepatchError(
-                "context parallelism splits one row without boundaries, by sdpa",
-                hint="attention: sdpa, boundaries: false, and tokens_per_batch the same as the window",
-            )
-        return "whole"
-
     def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:
         """What it reads; ``say`` is called with lines on what takes its time."""
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
@@ -140,15 +117,13 @@ class Run:
             folder=self.source.folder,
             say=say,
         )
-        return reader.supply(per_step=self.state.num_processes // self.row_parts * accumulated)
+        return reader.supply(per_step=self.sharing.rows_at_once * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
         plan, recipe = self.plan.to_dict(), self.recipe.model_dump(exclude=NOT_DECISIVE)
         return {
-            "recipe": {
-                key: value for key, value in recipe.items() if key != "distil" or value
-            },  # older than it
+            "recipe": {key: value for key, value in recipe.items() if key not in LATER or value},
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": fingerprint(read_headers(self.source.folder)),
             "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
@@ -232,11 +207,6 @@ class Run:
                 write_json(partial, begun)
         self.state.wait_for_everyone()
         return begun
-
-
-def sharded() -> bool:
-    """Whether accelerate splits the model over the processes."""
-    return any(os.environ.get(f"ACCELERATE_USE_{name}") for name in ("FSDP", "DEEPSPEED"))
 
 
 def digest_of(record: dict[str, Any]) -> str:

@@ -21,7 +21,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.training.loss import causal_lm_loss, linear_head
-from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.packed_attention import NAME, SHARED, packed_attention
+from ropepatch.training.parallel import Repeated, Sharing, launch_arguments, part_of_row, share_rows
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.run_checkpoints import seal
 from ropepatch.training.teacher import UNKNOWN, Teacher
@@ -37,8 +38,10 @@ class LongContextTrainer(Trainer):
 
     Args:
         watcher: What measures when `evaluate` is called.
-        attention: `packed`, through `packed_attention`; `varlen`, through flash attention, which takes
-            the same segments; or `whole`, without: rows that context parallelism splits over several GPUs.
+        attention: `packed`, through `packed_attention`, or `shared`, of rows that Ulysses splits; `varlen`,
+            through flash attention, which takes the same segments; or `whole`, without: rows that context
+            parallelism splits over several GPUs.
+        sharing: How processes share the rows.
         rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
         teacher: What teaches it, if it is distilled.
         **arguments: Further arguments of transformers' Trainer.
@@ -51,10 +54,13 @@ class LongContextTrainer(Trainer):
         *,
         watcher: Watcher,
         attention: str,
+        sharing: Sharing,
         rope: TrainedRope | None = None,
         teacher: Teacher | None = None,
         **arguments: Any,
     ) -> None:
+        if attention == "shared":
+            arguments["train_dataset"] = Repeated(arguments["train_dataset"], sharing.sequence)
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # never read: `evaluate` asks the watcher
@@ -64,12 +70,16 @@ class LongContextTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
         self.watcher = watcher
         self.attention = attention
+        self.sharing = sharing
+        if attention == "shared":
+            share_rows(self.accelerator, self.model)
         self.rope = rope
         self.teacher = teacher
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
-        # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
-        self.accelerator.gradient_accumulation_steps = 1
+        if sharing.engine != "DEEPSPEED":  # which is asked not to divide by it
+            # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
+            self.accelerator.gradient_accumulation_steps = 1
 
     @property
     def folder(self) -> Path:
@@ -94,7 +104,12 @@ class LongContextTrainer(Trainer):
         """A forward and backward pass, attending within the segments of the batch."""
         if self.attention == "whole":
             inputs = {name: value for name, value in inputs.items() if name not in SEGMENTS}
-        with packed_attention(model) if self.attention == "packed" else nullcontext():
+        if self.attention == "shared":
+            parts = self.sharing.sequence
+            inputs = part_of_row(inputs, self.accelerator.process_index % parts, parts)
+        names = {"packed": NAME, "shared": SHARED}
+        name = names.get(self.attention)
+        with nullcontext() if name is None else packed_attention(model, name):
             return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
@@ -105,17 +120,21 @@ class LongContextTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The loss of a batch, divided by the labels of the whole step."""
-        if self._head is UNKNOWN:
-            self._head = linear_head(model)
+        self._find_head(model)
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
         loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # data parallelism takes the mean over the processes
         return (loss, {}) if return_outputs else loss
 
+    def _find_head(self, model: Any) -> None:
+        if self._head is UNKNOWN:
+            self._head = linear_head(model)
+
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """What the watcher measures, logged."""
         with self.accelerator.autocast():
+            self._find_head(self.model_wrapped)  # FSDP2 does not train what it gathers in inference mode
             measured = self.watcher.measure(self.accelerator.unwrap_model(self.model))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(metrics)
@@ -216,12 +235,11 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
         "disable_tqdm": True,
         "bf16": dtype == "bfloat16",
         "fp16": dtype == "float16",
-        "use_cpu": not torch.cuda.is_available(),
         "average_tokens_across_devices": True,
         "logging_nan_inf_filter": False,  # a loss that is no number must be seen
     }
     defaults = {"report_to": tracker, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
-    values: dict[str, Any] = {**defaults, **recipe.trainer, **ours}
+    values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
     arguments = TrainingArguments(**values)
     of_schedule: Any = arguments.lr_scheduler_kwargs
     Trainer.get_optimizer_cls_and_kwargs(arguments)

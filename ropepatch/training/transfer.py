@@ -95,7 +95,7 @@ def transfer(
     Raises:
         RopepatchError: If the first is no adaptation of the second, the third has other shapes, another
             tokenizer or another rope, they do not fit into memory, or the outcome cannot be written. A
-            checkpoint whose loss rose too far is written and its gate is red.
+            checkpoint whose loss rose too far is written, and its gate has not passed.
     """
     folder = absent(out)
     own = records.read(Path(adapted))

@@ -133,6 +133,7 @@ tasks:
 """
 
 
+@pytest.mark.slow
 def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(tmp_path, run_here):
     (tmp_path / "mine.yaml").write_text(SUITE)
     words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
@@ -158,6 +159,7 @@ def test_plot_draws_what_methods_would_do_to_a_model_without_measuring(tmp_path,
     assert names == {"distances", "wavelengths-yarn", "rotations-yarn"}
 
 
+@pytest.mark.slow
 def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path):
     done = ropepatch("explore", checkpoint, "--no-tiny", "--out", "page.html", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "page.html\n"), done.stderr

@@ -505,6 +505,7 @@ def ask(home: Path, url: str, *questions: tuple[str, int], offline: bool = False
     return asked_elsewhere(ASK, "tokenizer", json.dumps(questions), home=home, url=url, offline=offline)
 
 
+@pytest.mark.slow
 def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revision(tmp_path, monkeypatch):
     import datasets
 

@@ -205,6 +205,7 @@ def test_nothing_is_found_in_the_checkpoints_at_hand(shared, template):
         assert diagnose(place, measure=False).findings == (), place
 
 
+@pytest.mark.slow
 def test_every_check_has_a_fault_that_it_alone_names(damaged, monkeypatch):
     """Each check is left out in turn: some planted fault is then not named."""
     # remarks, and a file that these originals do not have

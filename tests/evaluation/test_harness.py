@@ -270,6 +270,7 @@ def test_tasks_that_are_no_list_of_names_are_refused(tiny, tasks):
         run_tasks(*tiny, tasks, include_path=TASKS)
 
 
+@pytest.mark.slow
 def test_unknown_tasks_are_refused_with_the_nearest_of_ours_and_of_the_harness(tiny):
     unknown = ["ropepatch_passkeys", "niah_singel_1"]
     with pytest.raises(

@@ -314,6 +314,7 @@ def test_what_a_task_needs_and_is_not_given_is_named(helpers, builder, metadata,
 # Plain lm-eval
 
 
+@pytest.mark.slow
 def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     tasks = ["ropepatch_passkey", "ropepatch_long_perplexity", "ropepatch_key_tokens"]
     metadata = {

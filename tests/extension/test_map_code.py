@@ -92,6 +92,7 @@ def answers(here, expected) -> dict[str, Any]:
     return read_elsewhere(here, [here / name for name in ["self-extend", *expected, "wrong"]])
 
 
+@pytest.mark.slow
 @every_map
 def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepatch(answers, expected, name):
     model = tiny_model("llama")
@@ -219,6 +220,7 @@ def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, e
     assert (extended / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
 
 
+@pytest.mark.slow
 def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
     wrong = map_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
     monkeypatch.setattr(writing, "map_code", lambda *_: wrong)

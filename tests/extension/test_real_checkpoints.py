@@ -45,6 +45,7 @@ def curve(shared: Path):
     return curve
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("method", "parameters"), PUBLISHED)
 def test_perplexity_by_position_is_what_others_measured(curve, method, parameters):
     buckets = (0, 128), (128, 256), (256, 512), (512, 1024)
@@ -52,6 +53,7 @@ def test_perplexity_by_position_is_what_others_measured(curve, method, parameter
     assert measured == pytest.approx(PUBLISHED[method, parameters], abs=0.0051, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_first_24_windows_give_the_nats_of_the_readme(curve):
     published = {"none": (3.080, 4.554, 0.693), "ntk": (1.335, 2.851, 0.746), "yarn": (0.825, 0.838, 0.792)}
     for method, nats in published.items():

@@ -124,6 +124,7 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(hub, ropepatch, 
     assert not any(TOKEN in path.read_text() for path in out.glob("*.json"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(hub, ropepatch, run_at):
     assert run_at("extend", NAME, "--to", "256", "--out", "first").returncode == 0
     hub.error = (503, "")

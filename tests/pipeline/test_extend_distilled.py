@@ -25,6 +25,7 @@ def short(monkeypatch):
     monkeypatch.setattr(request, "read_recipe", lambda name: two)
 
 
+@pytest.mark.slow
 def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_path, run_here, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     done = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)

@@ -82,6 +82,7 @@ def test_the_same_call_again_finds_all_of_it_done(resumed, place):
     assert again.record == resumed[0].record
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_files(extension, place, run_here):
     words = ("--recipe", "six.yaml", "--eval", "suite.yaml", "--out", "commanded")
     done = run_here("extend", "tiny", *words, cwd=place)

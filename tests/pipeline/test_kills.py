@@ -19,6 +19,7 @@ def commands(tmp_path_factory) -> dict[str, Attack]:
     return attacks(tmp_path_factory.mktemp("sources"))
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_leaves_nothing_half_written_and_ends_as_if_it_had_not_been(

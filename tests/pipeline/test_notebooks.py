@@ -74,6 +74,7 @@ def test_a_first_model_is_extended(place):
     assert [path.name for path in place.iterdir()] == ["tiny-1k"]
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_a_text():
     (_, choice, drawn, frame, mapped, best), names = shown("compare")
     assert frame.label.iloc[0] == choice.ranking.rows[0].label
@@ -89,6 +90,7 @@ def test_methods_are_compared_on_a_text():
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_adapted_and_distilled(place, monkeypatch, capsys):
     write_recipe_and_suite(place)
     distil = read_recipe("distil")

@@ -189,6 +189,7 @@ def test_every_number_is_in_the_record_or_the_results(made):
     assert unfounded(card_text(made), made) == []
 
 
+@pytest.mark.slow
 def test_a_number_that_was_made_up_would_be_found():
     made = MADE["trained"]
     card = card_text(made)

@@ -879,6 +879,7 @@ def test_the_dry_run_is_a_table_and_what_was_deleted_is_named(hub, folder, comma
     assert command(folder, NAME).stdout.splitlines()[3:-1] == ["deleted evaluation/old.json"]
 
 
+@pytest.mark.slow
 def test_the_token_is_printed_nowhere(hub, folder, tmp_path):
     """Not by the library's own log at its most talkative either, whatever the Hub says."""
     write(folder / "README.md", "# mine")

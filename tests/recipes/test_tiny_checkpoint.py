@@ -64,6 +64,7 @@ def test_beyond_the_window_its_loss_is_far_above_that_of_a_reader_of_256_tokens(
     assert curve.between(512, 1024).mean > 2 * nearby
 
 
+@pytest.mark.slow
 def test_a_patch_lets_it_retrieve_beyond_and_taking_it_out_makes_it_blind_again(tiny, tmp_path):
     """The four points of a patch, on a model for which they make a visible difference."""
     model, tokenizer = tiny

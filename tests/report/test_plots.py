@@ -577,6 +577,7 @@ def test_drawing_changes_no_setting(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_drawing_needs_no_window_system():
     code = """
 import sys, torch

@@ -209,6 +209,7 @@ def test_another_run_neither_goes_on_nor_counts_as_finished(
         adapt(plan, small_recipe(**recipe), begun)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
@@ -269,6 +270,7 @@ def adapter(tmp_path_factory):
     return adapt(yarn(), small_recipe(save="adapter", trainer={"max_steps": 2}), out).folder
 
 
+@pytest.mark.slow
 def test_an_adapter_holds_what_it_needs_and_no_base_weights(adapter):
     names = {path.name for path in adapter.iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors", "ropepatch.json", "adaptation"}
@@ -410,6 +412,7 @@ adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, monkeypatch):
     recipe = small_recipe(trainer={"max_steps": 2}, watch=Watch(every=2, windows=1, passkey_trials=0))
     open_ = recipe.model_copy(update={"trainer": {k: v for k, v in recipe.trainer.items() if k != "bf16"}})
@@ -479,6 +482,7 @@ def test_an_adapter_on_one_end_of_tied_embeddings_is_refused(end):
     trainable(llama(tie_word_embeddings=False), Lora(target_modules=(end, "q_proj")))
 
 
+@pytest.mark.slow
 def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tmp_path):
     from peft.tuners.lora import Linear
 
@@ -502,6 +506,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_the_training_is_kept(monkeypatch
     assert model_bytes(finished) == model_bytes(adapted)
 
 
+@pytest.mark.slow
 def test_logits_are_not_compared_where_the_weights_do_not_fit_twice(monkeypatch, tmp_path):
     monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: 0)
     folder = adapt(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out").folder

@@ -133,6 +133,7 @@ def own_text(**changes):
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     plan = ropepatch.plan("tiny", to=512, method="yarn")

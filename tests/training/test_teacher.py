@@ -255,6 +255,7 @@ def distilled(tmp_path_factory):
 
 
 # Before the first checkpoint, right behind one, and between two, where the next row is a far one.
+@pytest.mark.sweep
 @pytest.mark.parametrize("step", [*(pytest.param(step, marks=pytest.mark.slow) for step in (1, 4)), 3])
 def test_a_run_that_ends_at_any_step_goes_on_and_ends_like_one_that_did_not(tmp_path, distilled, step):
     interrupted(yarn(), recipe(), tmp_path / "out", "pre_optimizer_step", step)

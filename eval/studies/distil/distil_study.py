@@ -59,6 +59,7 @@ class Trial:
         skipped: Rows of the old context at skipped positions, in place of rows of the target.
         method: The scaling.
         seed: Of adapter and rows.
+        learning_rate: The greatest.
     """
 
     rows: str = "fairy tales"
@@ -66,21 +67,23 @@ class Trial:
     skipped: bool = False
     method: str = "yarn"
     seed: int = 0
+    learning_rate: float = 4e-3
 
 
 TRIALS = (
     Trial(),
     Trial(rows=SELF),
-    Trial(loss=CROSS_ENTROPY),
+    Trial(loss=CROSS_ENTROPY, learning_rate=1e-3),
     Trial(rows=SELF, skipped=True),
     Trial(skipped=True),
     Trial(rows="wikitext"),
-    Trial(rows="own kind", loss=CROSS_ENTROPY),
+    Trial(rows="own kind", loss=CROSS_ENTROPY, learning_rate=1e-3),
     Trial(rows="own kind"),
-    Trial(rows=SELF, loss=CROSS_ENTROPY),
+    Trial(rows=SELF, loss=CROSS_ENTROPY, learning_rate=1e-3),
     Trial(rows="random tokens"),
     Trial(method="llama3"),
     *(Trial(rows=rows, seed=seed) for seed in (1, 2) for rows in ("fairy tales", SELF)),
+    *(Trial(rows=rows, learning_rate=1e-3) for rows in ("fairy tales", SELF)),
 )
 
 
@@ -158,7 +161,7 @@ class Case:
                 "distil": {"map": self.map} if trial.loss == DISTILLED else None,
                 "trainer": {
                     "max_steps": STEPS,
-                    "learning_rate": 1e-3,
+                    "learning_rate": trial.learning_rate,
                     "lr_scheduler_type": "cosine",
                     "warmup_steps": 10,
                     "weight_decay": 0.0,

@@ -17,7 +17,7 @@ from ropepatch.evaluation.bootstrap import bootstrap_interval
 Row = dict[str, Any]
 HEADS = (
     "trained on",
-    "loss",
+    "loss, learning rate",
     "above its own window",
     "of what the scaling leaves",
     "first L",
@@ -43,7 +43,10 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
     if row["of"] == "trial":
         place = "skipped positions" if row["skipped"] else "rows of the target"
         seed = f", seed {row['seed']}" if row["seed"] else ""
-        what, loss = f"{row['rows']}, {place}, {row['method']}{seed}", row["loss"]
+        what, loss = (
+            f"{row['rows']}, {place}, {row['method']}{seed}",
+            f"{row['loss']}, {row['learning_rate']:g}",
+        )
         cost = f"{row['steps']}, {row['seconds']:.0f}"
     else:
         names = {TEACHER: "– (the base under the teacher's map)", UNTRAINED: f"– ({row.get('method')})"}

@@ -180,16 +180,7 @@ def work_as(way: str, words: list[str], length: int | None, work: Path) -> None:
             def on_step_end(self, *told: Any, **more: Any) -> None:
                 ends.append(time.perf_counter())
 
-        if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-            from accelerate import PartialState
-            from accelerate.state import DistributedType
-
-            os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # accelerate has FSDP for GPUs alone
-            PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-            import deepspeed
-
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # minutes to compile; gloo serves
+        without_gpus()
         make = adaptation.make_trainer
         adaptation.make_trainer = lambda **told: make(**told | {"callbacks": [*told["callbacks"], Watch()]})
         from ropepatch.cli import main
@@ -207,6 +198,20 @@ def work_as(way: str, words: list[str], length: int | None, work: Path) -> None:
     seconds = [after - first for first, after in pairwise(ends)]
     told = {"seconds": seconds, "memory": resident() - before, "losses": losses}
     (work / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told))
+
+
+def without_gpus() -> None:
+    """Have accelerate start FSDP, which it has for GPUs alone, over gloo, and DeepSpeed compile nothing."""
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        from accelerate import PartialState
+        from accelerate.state import DistributedType
+
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # minutes to compile; gloo serves
 
 
 def with_context(words: list[str], length: int | None, ends: list[float]) -> list[float]:

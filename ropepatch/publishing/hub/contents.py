@@ -113,7 +113,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def judge(folder: Path) -> Judgement:
-    """What speaks against pushing a folder: nothing verified it, it has changed since, or its gate is red.
+    """What speaks against pushing a folder: nothing verified it, it has changed since, or it failed its gate.
 
     Raises:
         RopepatchError: If `config.json` or the weights cannot be read.

@@ -88,7 +88,7 @@ def push(
         private: Make it private.
         revision: The branch, made from main if it is not there; None for main.
         dry_run: Only say what would be done.
-        force: Push what was not verified, or whose gate is red, and replace weights that ropepatch did not
+        force: Push what was not verified, or failed its gate, and replace weights that ropepatch did not
             bring there.
         card: Write the model card into the folder first, unless its README.md is the user's own.
         include: Patterns of paths in the folder (of a plan: in its source) that are pushed beside the
