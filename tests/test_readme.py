@@ -123,7 +123,7 @@ OTHERS = [line for line in commands() if not line.startswith("ropepatch ")]
 
 @pytest.mark.parametrize("command", OTHERS)
 def test_every_other_command_could_be_run(command):
-    """A target of the Makefile, an extra of the package, or a program that is named above."""
+    """A target of the Makefile, an extra of the package, Python, or a program that is named above."""
     program, *words = shlex.split(command)
     if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
         subprocess.run([program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import chromium, violations
 
 from ropepatch import ENCODINGS, MAPS, METHODS
 from ropepatch.evaluation.tasks import TASKS
@@ -81,3 +82,14 @@ def test_the_search_knows_words_of_all_kinds_of_pages(site):
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     for title in ("What is measured, and how", "ropepatch extend", "self-extend"):
         assert title in index
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (380, "dark")])
+def test_axe_finds_nothing_that_keeps_anybody_out_of_the_site(site, width, scheme):
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        for name in ("index", "start", "guides/extend", "reference/methods", "explorer"):
+            page.goto((site / "docs" / f"{name}.html").as_uri())
+            assert not violations(page), name
+            assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), name

@@ -443,14 +443,14 @@ def test_the_shell_completes_names_without_torch():
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_installed_for_every_shell(shell, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # it is named
+    monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
     runner, options = CliRunner(), {"prog_name": "ropepatch"}
-    shown = runner.invoke(app, ["--show-completion", shell], **options)
+    shown = runner.invoke(app, ["--show-completion"], **options)
     assert shown.exit_code == 0, shown.output
-    assert "_ROPEPATCH_COMPLETE=complete_" in shown.output
-    assert runner.invoke(app, ["--install-completion", shell], **options).exit_code == 0
+    assert f"_ROPEPATCH_COMPLETE=complete_{shell}" in shown.output
+    assert runner.invoke(app, ["--install-completion"], **options).exit_code == 0
     written = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
-    assert "_ROPEPATCH_COMPLETE=complete_" in written
+    assert f"_ROPEPATCH_COMPLETE=complete_{shell}" in written
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_the_history_holds_every_step_and_what_was_measured(adapted):
 
 
 @pytest.mark.slow
-def test_pass_keys_at_the_target_are_in_the_history_where_they_are_asked_for(tmp_path):
+def test_passkeys_at_the_target_are_in_the_history_where_they_are_asked_for(tmp_path):
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=1, passkey_trials=1))
     rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
     assert [0 <= row["target_passkey"] <= 1 for row in rows] == [True, True]

@@ -30,12 +30,22 @@ function scale([low, high], log, begin, size) {
   return (x) => begin + ((of(x) - from) / span) * size;
 }
 
+/** The width of an element, kept until it changes: to read it between two drawings costs a layout of the page. */
+const widths = new Map(), watcher = new ResizeObserver((all) => all.forEach(({ target, contentRect }) => widths.set(target, contentRect.width)));
+function widthOf(host) {
+  if (!widths.has(host)) {
+    widths.set(host, host.clientWidth);
+    watcher.observe(host);
+  }
+  return Math.max(240, widths.get(host) || 480);
+}
+
 /**
  * Draw lines into an element. `spec`: label (what it shows, for those who cannot see it), x and y ({label, domain,
  * log}), lines ({name, colour, points, faint, dash, width}), marks ({x or y, text}), bands ({x: [from, to], colour}).
  */
 function drawChart(host, spec) {
-  const width = Math.max(240, host.clientWidth || 480), height = spec.height ?? clip(width * 0.56, 190, 300);
+  const width = widthOf(host), height = spec.height ?? clip(width * 0.56, 190, 300);
   const { x, y } = spec, inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
   const toX = scale(x.domain, x.log, MARGIN.left, inner.width), toY = scale(y.domain, y.log, height - MARGIN.bottom, -inner.height);
   const bottom = height - MARGIN.bottom, right = width - MARGIN.right, parts = [];

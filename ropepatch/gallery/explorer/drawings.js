@@ -41,7 +41,7 @@ function drawDials(host, pairs, yours, before, after, rope, length, position, na
 
 /** A bar per pair: turns in training, and what the target adds, on a logarithmic scale. */
 function drawStrip(host, before, after, rope, length, chosen) {
-  const width = Math.max(240, host.clientWidth), height = 150, n = before.length, step = (width - 50) / n;
+  const width = widthOf(host), height = 150, n = before.length, step = (width - 50) / n;
   const trained = Array.from(before, (f) => (rope.window * f) / TURN), reached = Array.from(after, (f) => (length * f) / TURN);
   const low = Math.max(1e-4, Math.min(...trained.filter((x) => x > 0)) / 3), high = Math.max(...trained, ...reached, 10);
   const y = scale([low, high], true, height - 18, 26 - height), one = y(1).toFixed(1), parts = [];
@@ -57,33 +57,37 @@ function drawStrip(host, before, after, rope, length, chosen) {
   host.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" aria-label="Turns of ${n} pairs; ${bad} reach angles never seen.">${parts.join("")}</svg>`;
 }
 
-const CELLS = 240;
+const CELLS = 240, SHADES = 256;
 const rgb = (name) => {
   const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   probe.fillRect(0, 0, 1, 1);
   return [...probe.getImageData(0, 0, 1, 1).data].slice(0, 3);
 };
+
+/** The colours of the heat map, as its pixels hold them: of distances within the window, beyond it, not seen, and none. */
+function colours() {
+  const packed = (colour) => new Uint32Array(new Uint8ClampedArray([...colour, 255]).buffer)[0];
+  const near = rgb("--blue-wash"), far = rgb("--series-0");
+  const shade = (k) => packed(near.map((x, c) => x + (far[c] - x) * Math.sqrt(k / SHADES)));
+  return { shades: Array.from({ length: SHADES }, (_, k) => shade(k)), red: packed(rgb("--red")), unseen: packed(rgb("--grid")), paper: packed(rgb("--paper")) };
+}
 let palette = null;
 
 /** Effective distances of queries (down) and keys (across): paler is nearer, red is beyond the window. */
 function drawHeat(canvas, bands, window, length) {
   canvas.width = canvas.height = CELLS;
-  palette ??= { near: rgb("--blue-wash"), far: rgb("--series-0"), red: rgb("--red"), unseen: rgb("--grid"), paper: rgb("--paper") };
-  const { near, far: deep, red, unseen, paper } = palette;
-  const context = canvas.getContext("2d"), image = context.createImageData(CELLS, CELLS), data = image.data;
-  for (let row = 0, k = 0; row < CELLS; row++) {
+  palette ??= colours();
+  const { shades, red, unseen, paper } = palette;
+  const context = canvas.getContext("2d"), image = context.createImageData(CELLS, CELLS), data = new Uint32Array(image.data.buffer).fill(paper);
+  for (let row = 0; row < CELLS; row++) {
     const m = Math.floor(((row + 0.5) / CELLS) * length);
     const edges = bands.map((band) => [band.begin(m), band.end(m), band.query(m), band.key]);
-    for (let column = 0; column < CELLS; column++, k += 4) {
-      let colour = paper;
-      if (column <= row) {
-        const n = Math.min(m, Math.floor(((column + 0.5) / CELLS) * length));
-        const band = edges.find(([begin, end]) => n >= begin && n < end);
-        const share = band ? (band[2] - band[3](n)) / window : NaN;
-        colour = Number.isNaN(share) ? unseen : share >= 1 ? red : near.map((x, c) => x + (deep[c] - x) * Math.sqrt(share));
-      }
-      data[k] = colour[0]; data[k + 1] = colour[1]; data[k + 2] = colour[2]; data[k + 3] = 255;
+    for (let column = 0; column <= row; column++) {
+      const n = Math.min(m, Math.floor(((column + 0.5) / CELLS) * length));
+      const band = edges.find(([begin, end]) => n >= begin && n < end);
+      const share = band ? (band[2] - band[3](n)) / window : NaN;
+      data[row * CELLS + column] = Number.isNaN(share) ? unseen : share >= 1 ? red : shades[Math.floor(share * SHADES)];
     }
   }
   context.putImageData(image, 0, 0);

@@ -136,7 +136,7 @@ function wire() {
     document.body.classList.remove("dropping");
     if (event.dataTransfer.files[0]) takeFile(event.dataTransfer.files[0]);
   });
-  const fresh = () => ((palette = null), update(true), drawStudy());
+  const fresh = () => ((palette = null), widths.clear(), update(true), drawStudy());
   const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => onScreen[isIntersecting ? "add" : "delete"](target.id)));
   for (const id of onScreen) seen.observe($(id));
   addEventListener("beforeprint", () => render(true));

@@ -72,6 +72,11 @@ function drawMethods(rope, before, all) {
   drawMethodTable(rope, before, all);
 }
 
+/** Write into a cell what is not there yet: every write lays the table out again. */
+function put(cell, html) {
+  if (cell.written !== html) cell.innerHTML = cell.written = html;
+}
+
 function drawMethodTable(rope, before, all) {
   for (const [k, one] of all.entries()) {
     const row = $("methods").tBodies[0].rows[k], last = before.length - 1, cells = row.cells;
@@ -83,13 +88,13 @@ function drawMethodTable(rope, before, all) {
     button.setAttribute("aria-pressed", one.name === state.method);
     cells[1].querySelector("i").style.background = state.drawn.includes(one.name) || one.name === state.method ? look(one.name).colour : "transparent";
     if (one.error) {
-      [cells[3].textContent, cells[4].textContent, cells[5].textContent] = [one.error, "–", "–"];
+      for (const [k, text] of [escaped(one.error), "–", "–"].entries()) put(cells[3 + k], text);
       continue;
     }
     const by = (i) => (one.frequencies[i] ? count(before[i] / one.frequencies[i]) : "stopped");
-    cells[3].textContent = `${by(0)} to ${by(last)}`;
-    cells[4].textContent = one.a.toFixed(3);
-    cells[5].innerHTML = one.unseen ? `<span class="bad">${one.unseen} of ${before.length}</span>` : "none";
+    put(cells[3], `${by(0)} to ${by(last)}`);
+    put(cells[4], one.a.toFixed(3));
+    put(cells[5], one.unseen ? `<span class="bad">${one.unseen} of ${before.length}</span>` : "none");
   }
 }
 

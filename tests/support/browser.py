@@ -1,0 +1,35 @@
+"""The browser in which tests look at pages."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = shutil.which("chromium") or "/usr/bin/chromium"
+QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Chromium; where there is none, the tests are skipped."""
+    if not Path(PROGRAM).exists():
+        missing = "no chromium: apt-get install chromium"
+        if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as engines:
+        browser = engines.chromium.launch(executable_path=PROGRAM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+def violations(page: Any) -> str:
+    """What axe finds on a page that keeps somebody out; empty where it finds nothing."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page)
+    return found.generate_report() if found.violations_count else ""
