@@ -12,6 +12,7 @@ from ropepatch.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "eval" / "results" / "parallel.json"
+KILLED = ROOT / "eval" / "results" / "killed_together.json"
 PAGE = ROOT / "eval" / "studies" / "parallel" / "parallel.md"
 
 
@@ -23,6 +24,7 @@ def test_the_page_has_the_tables_of_the_results():
     rows = json.loads(RESULTS.read_text())["rows"]
     check_block("parallel", parallel_tables.ways_table(rows), PAGE)
     check_block("longest", parallel_tables.longest_table(rows), PAGE)
+    check_block("killed", parallel_tables.killed_table(json.loads(KILLED.read_text())), PAGE)
     check_block("estimates", parallel_tables.estimates_table(), PAGE)
     check_block("published", parallel_tables.published_table(), PAGE)
 
@@ -44,6 +46,13 @@ def test_a_difference_of_losses_is_the_greatest_of_any_step():
     assert alone == "| one process | 1 | 1.50 | 5,461 | 1,024 | – |"
     assert ddp == "| ddp | 2 | 1.50 | 5,461 | 1,024 | 2.5e-01 |"
     assert failed.startswith("| sp | 2 | failed |")
+
+
+def test_a_run_that_was_killed_five_times_ended_equal():
+    result = json.loads(KILLED.read_text())
+    assert (len(result["kills"]), result["steps"]) == (5, 60)
+    assert result["equal to the bit"]
+    assert all(kill["exit code"] for kill in result["kills"])
 
 
 @pytest.mark.parametrize("way", parallel_study.WAYS)

@@ -105,6 +105,15 @@ def published_table() -> str:
     return "\n".join(lines)
 
 
+def killed_table(result: Row) -> str:
+    """The deaths of a run, and how far its weights are from those of the run that nobody killed."""
+    lines = ["| killed at step | who | the others ended after |", "|---|---|---|"]
+    for kill in result["kills"]:
+        lines.append(f"| {kill['step']} | {kill['killed']} | {kill['seconds to the end']} s |")
+    apart = "equal to the bit" if result["equal to the bit"] else result["greatest difference of a weight"]
+    return "\n".join([*lines, "", f"After {result['steps']} steps the weights are: {apart}."])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("results", type=Path)
