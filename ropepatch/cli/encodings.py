@@ -9,7 +9,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, complete
 from ropepatch.cli.catalogue import Entry, entries, find_entry
-from ropepatch.cli.listing import REQUIRED, paragraphs, print_table, print_text
+from ropepatch.cli.listing import REQUIRED, paragraphs, pieces, print_table, print_text, screen
 from ropepatch.files import json_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Examples:
   ropepatch encodings alibi"""
 
 COUNTS = ("parameters", "per_token", "per_pair")  # properties that are numbers
-SIDE_BY_SIDE = 5  # properties of all encodings that 80 columns hold
+WIDTH = 140  # of the table of properties in one piece
 
 
 def encodings(
@@ -77,30 +77,24 @@ def _print_one(one: Entry, properties: bool) -> None:
         ]
         rows += [(_title(name), "", f"{getattr(measured, name):,}", MEANINGS[name]) for name in COUNTS]
         print()
-        print_table(("property", "", "number", "meaning"), rows)
+        print_table(("property", "", "number", "meaning"), rows, width=screen(WIDTH))
 
 
 def _print_properties(chosen: list[Entry]) -> None:
     from ropepatch.gallery.identity_model import SHAPE
     from ropepatch.gallery.properties import MEANINGS
 
-    heads = ["encoding", *map(_title, MEANINGS)]
     rows = []
     for one in chosen:
         measured = _measured(one)
         words = map(_word, measured.findings().values())
         rows.append([one["encoding"], *words, *(f"{getattr(measured, count):,}" for count in COUNTS)])
-    for first in range(1, len(heads), SIDE_BY_SIDE):
-        columns = [0, *range(first, min(first + SIDE_BY_SIDE, len(heads)))]
-        numbers = sum(column >= len(heads) - len(COUNTS) for column in columns)
-        print_table(
-            [heads[column] for column in columns],
-            [[row[column] for column in columns] for row in rows],
-            numbers=numbers,
-        )
+    width = screen(WIDTH)
+    for headers, part in pieces(("encoding", *map(_title, MEANINGS)), rows, width):
+        print_table(headers, part, width=width, numbers=sum(_title(name) in headers for name in COUNTS))
         print()
-    print_table(("", ""), [(_title(name), meaning) for name, meaning in MEANINGS.items()])
-    print(
+    print_table(("", ""), [(_title(name), meaning) for name, meaning in MEANINGS.items()], width=width)
+    print_text(
         f"\nMeasured on {SHAPE.layers} layers of {SHAPE.heads} heads of {SHAPE.head_dim} dimensions, with a "
         f"window of {SHAPE.window} tokens and parameters as they are drawn.\n"
         "–: it carries nothing in a token, but between tokens, or nothing at all."

@@ -74,7 +74,7 @@ def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
     """
     loss = next(result for result in results if task_of(result.task).ranks == "loss")
     to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
-    heads = ["", f"nats/token to {to}", "Δ loss vs best", f"nats/token to {trained}", "short-context cost"]
+    heads = ["", f"nats/token to {to}", "Δ loss vs best", f"nats/token to {trained}", "short context cost"]
     heads += [f"found at {to}", "Pareto"]
     rows = [_ranked(row, first=row is ranking.rows[0]) for row in ranking.rows]
     for result in results:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -41,9 +42,11 @@ def print_ranking(
         on_stderr: Print there.
     """
     stream = sys.stderr if on_stderr else sys.stdout
-    table = table_text(ranking_table(ranking, results), _width(stream))
-    verdict = [*ranking.advice, *([f"  {command}"] if command else [])]
-    _write("\n".join([table, "", *verdict, "", f"* {FRONT}", f"Rule: {RULE}"]), stream)
+    width = _width(stream)
+    table = table_text(ranking_table(ranking, results), width)
+    advice = [_folded(line, width) for line in ranking.advice]
+    notes = [_folded(line, width) for line in (f"* {FRONT}", f"Rule: {RULE}")]
+    _write("\n".join([table, "", *advice, *([f"  {command}"] if command else []), "", *notes]), stream)
 
 
 def table_text(table: Table, width: int | None = None) -> str:
@@ -60,6 +63,10 @@ def table_text(table: Table, width: int | None = None) -> str:
 def _write(text: str, stream: TextIO) -> None:
     """Print lines, in which names of folders and models may hold what moves a cursor."""
     stream.write("".join(f"{printable(line, len(line))}\n" for line in text.split("\n")))
+
+
+def _folded(line: str, width: int | None) -> str:
+    return line if width is None else textwrap.fill(line, width, break_on_hyphens=False)
 
 
 def _width(stream: TextIO) -> int | None:

@@ -212,6 +212,15 @@ def test_the_table_marks_the_front_and_shows_the_short_loss_with_its_interval_an
     assert not any("tied" in " ".join(line) for line in lines[1:5])
 
 
+def test_table_advice_and_rule_fit_the_screen(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_ranking(rank(TABLE, base="as it is", ignored=["floor"]), TABLE)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert " ".join(printed.split()).endswith(f"Rule: {RULE}")
+
+
 def test_an_interval_that_is_not_known_is_left_out_of_the_table(capsys):
     def old(result):
         return replace(result, tables={k: v for k, v in result.tables.items() if k != "by_document_inside"})
