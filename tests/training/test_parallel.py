@@ -61,7 +61,7 @@ def test_two_processes_have_the_losses_and_the_weights_of_one(trained, way, lora
 def test_a_death_of_one_or_of_all_ends_the_others_and_the_same_command_ends_as_if_there_had_been_none(
     trained, way, tmp_path
 ):
-    for kill in ("1 step 1", "all checkpoint 2", "0 checkpoint 4", "all merge"):
+    for kill in ("1 step 1", "all checkpoint 2", *(("0 checkpoint 4", "all merge") if way == "ddp" else ())):
         died = ways.start(way, tmp_path, lora=True, kill=kill)  # a start that hangs raises
         assert died.returncode != 0, kill
         assert not (tmp_path / "out").exists(), kill
