@@ -34,6 +34,7 @@ smartquotes = False  # they make one dash of two, in the names of options
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {"Length": "int | str", "Positive": "float", "FromOne": "float"}
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
