@@ -126,7 +126,7 @@ def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_we
 def test_the_commands_of_the_guide_parse():
     text = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    ")]
-    assert [words[0] for words in lines] == ["torchrun", "accelerate", "sbatch", "hf", "sky"]
+    assert [words[0] for words in lines] == ["torchrun", "accelerate", "accelerate", "sbatch", "hf", "sky"]
     for words in lines:
         if words[0] == "accelerate":
             given = launch_command_parser().parse_args(words[2:])
