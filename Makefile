@@ -1,7 +1,7 @@
 # make demo   extend the bundled checkpoint without and with training, and measure it; figures in .demo
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
-# make sweep  run every test; PART=1/3 leaves two thirds of what is marked slow or sweep out, as CI does in turn
+# make sweep  run every test; PART=1/5 leaves four fifths of what is marked slow or sweep out, as CI does in turn
 # make lint   format, lint and types
 # make documents   rewrite the tables and figures of the documents from eval/results, the schemas of recipes and suites, and the catalogue of the commands
 # make site   build the documentation into .site; open .site/index.html

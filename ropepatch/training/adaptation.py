@@ -151,8 +151,9 @@ def _finish(
 
 
 def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
-    trials = run.recipe.watch.passkey_trials
-    return Watcher(run.tokenizer, supply.pieces, run.trained, run.plan.target, trials, split)
+    watch = run.recipe.watch
+    target = run.plan.target if watch.target else None
+    return Watcher(run.tokenizer, supply.pieces, run.trained, target, watch.passkey_trials, split)
 
 
 def _train(

@@ -189,7 +189,12 @@ def _reading(plan: Plan, recipe: Recipe, processes: int) -> dict[str, Any]:
         "tokens_per_batch": room,
         "tokens": int(schedule.windows.sum()),
         "sources": sources,
-        "watched": held | {"every": watch.every, "windows": watch.windows, "tokens": plan.target},
+        "watched": held
+        | {
+            "every": watch.every,
+            "windows": watch.windows,
+            "tokens": plan.target if watch.target else trained,
+        },
     }
 
 

@@ -56,9 +56,10 @@ class StepLines(TrainerCallback):
             )
         if "eval_short_loss" in logs:
             short = logs["eval_short_loss"]
+            far = f", at the target {logs['eval_target_loss']:.4f}" if "eval_target_loss" in logs else ""
             keys = f", passkeys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
             self._say(
                 f"step {state.global_step}/{state.max_steps}, measured: short-context loss "
-                f"{short:.4f} ({short / self._base - 1:+.2%} from the base model's {self._base:.4f}), "
-                f"at the target {logs['eval_target_loss']:.4f}{keys}"
+                f"{short:.4f} ({short / self._base - 1:+.2%} from the base model's {self._base:.4f})"
+                f"{far}{keys}"
             )

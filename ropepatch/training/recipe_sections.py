@@ -206,7 +206,9 @@ class Watch(Settings):
             trained on, or, of generated sources, for the tales of tiny.
         field: The field of `text`.
         split: The split of `text`.
-        windows: Pieces of the target length that are read.
+        windows: Pieces of the target's length, or of the old context's, that are read.
+        target: Whether it is read up to the target; if not, within the old context alone, and no passkeys are
+            asked for: with rows at skipped positions, nothing longer than the old context is ever read.
         passkey_trials: Passkeys asked for at the target, at each of five depths; 0 for none.
         max_short_loss_increase: By how much the loss within the old context may be above the base model's.
     """
@@ -216,5 +218,6 @@ class Watch(Settings):
     field: Text = "text"
     split: Text = "test"
     windows: Count = 8
+    target: bool = True
     passkey_trials: Whole = 2
     max_short_loss_increase: PartShare = 0.02

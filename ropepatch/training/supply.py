@@ -31,7 +31,7 @@ class Supply:
 
     Attributes:
         batches: What is trained on, a whole forward pass of one process each.
-        pieces: Held-out token ids [target], not trained on.
+        pieces: Held-out token ids [target], or [L] where the target is not watched, not trained on.
         notes: What was read and what was left out, a line each.
     """
 
@@ -120,17 +120,18 @@ class RecipeReader:
             partial.write_text("".join(lines), encoding="utf-8")
 
     def _open(self, tokens_of: Callable[[int], int]) -> tuple[list[Stream], list[Tensor], list[str]]:
-        """The rows of every source; the pieces [target] that are held out; and a line on every text.
+        """The rows of every source; the pieces that are held out; and a line on every text.
 
         ``tokens_of`` says how many tokens of a source are wanted, by its number.
         """
-        watch, target, notes = self.recipe.watch, self.target, list[str]()
-        held = watch.windows * target
+        watch, notes = self.recipe.watch, list[str]()
+        length = self.target if watch.target else self.trained
+        held = watch.windows * length
         pieces: list[Tensor] | None = None
         if watch.text is not None:
             text = Texts(text=watch.text, field=watch.field, split=watch.split)
             store = self._tokenised(text, held)
-            pieces, _ = held_out(store, target, watch.windows)
+            pieces, _ = held_out(store, length, watch.windows)
             notes.append(f"watched: {store.report}")
         streams: list[Stream] = []
         for number, source in enumerate(self.recipe.data.sources):
@@ -144,11 +145,11 @@ class RecipeReader:
             else:
                 store = self._self_written(tokens, seed)
             if pieces is None:
-                pieces, begin = held_out(store, target, watch.windows)
+                pieces, begin = held_out(store, length, watch.windows)
             streams.append(TokenRows(store, begin, seed))
             notes.append(f"{store.reading.source}: {store.report}")
         if pieces is None:
-            tales = held_out_tales(self.tokenizer, length=target, count=watch.windows)
+            tales = held_out_tales(self.tokenizer, length=length, count=watch.windows)
             pieces = [tale.ids for tale in tales]
         return streams, pieces, notes
 

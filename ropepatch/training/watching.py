@@ -20,9 +20,9 @@ class Watcher:
 
     Args:
         tokenizer: The tokenizer of the model.
-        pieces: Held-out token ids, [target] each.
+        pieces: Held-out token ids, [target] or [L] each.
         trained: The old context L, in tokens.
-        target: The new context, in tokens.
+        target: The new context, in tokens; None where nothing is read beyond the old one.
         trials: Passkeys at each depth; 0 for none.
         split: Whether the processes share the work; not where the model itself is split over them.
     """
@@ -30,12 +30,14 @@ class Watcher:
     tokenizer: PreTrainedTokenizerBase
     pieces: Sequence[Tensor]
     trained: int
-    target: int
+    target: int | None
     trials: int
     split: bool
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Nats per token of the first L tokens and of the target's last half; the share of keys found."""
+        if self.target is None:
+            return {"short_loss": self.short_loss(model)}
         curve = perplexity(model, None, self.pieces, split=self.split)
         measured = {
             "short_loss": curve.at(self.trained).mean,

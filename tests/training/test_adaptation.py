@@ -1,6 +1,7 @@
 """A model is trained by a recipe: what comes out, and that interruptions change nothing."""
 
 import errno
+import functools
 import itertools
 import json
 import re
@@ -26,6 +27,7 @@ from run_recipes import (
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
 from ropepatch.data.texts import Texts
@@ -40,7 +42,7 @@ from ropepatch.training.recipe import read_recipe
 from ropepatch.training.recipe_sections import Lora, Watch
 from ropepatch.training.trainer import LongContextTrainer
 
-LORA = Lora(r=4)
+LORA, TRAINED = Lora(r=4), 256
 
 
 def yarn():
@@ -98,6 +100,22 @@ def test_the_history_holds_every_step_and_what_was_measured(adapted):
     assert all("loss" in row and "learning_rate" in row for row in rows[1:])
     assert [row["step"] for row in rows if "short_loss" in row] == [0, 3, 6]
     assert all("target_loss" in row for row in rows if "short_loss" in row)
+
+
+def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(tmp_path, monkeypatch):
+    read, lengths = LlamaModel.forward, []
+
+    @functools.wraps(read)
+    def counted(self, input_ids=None, **arguments):
+        lengths.append(input_ids.shape[1])
+        return read(self, input_ids=input_ids, **arguments)
+
+    monkeypatch.setattr(LlamaModel, "forward", counted)
+    recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=2, target=False))
+    rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
+    assert ["short_loss" in row for row in rows] == [True, True]
+    assert not any("target_loss" in row or "target_passkey" in row for row in rows)
+    assert max(lengths) == TRAINED
 
 
 @pytest.mark.slow
