@@ -6,7 +6,7 @@ import pytest
 from killed_commands import Attack, attacks, attempt, kills_of, reference_of
 from kills import Kill
 
-COMMANDS = ("extend", "train", "fit", "eval", "push")
+COMMANDS = ("extend", "train", "distil", "fit", "eval", "push")
 # Points that the seed may miss, by their events: where a killed command once left what nothing removed.
 LAST = {
     "train": ("os.remove run.json", "os.rename .ropepatch.json."),

@@ -15,10 +15,11 @@ from typing import Any
 from checkpoint_folders import contents, write_checkpoint
 from hub_server import Hub, serving
 from kills import KILLED, Kill, run
-from run_recipes import write_recipe_and_suite
+from run_recipes import small_recipe, write_recipe, write_recipe_and_suite
 
 import ropepatch
 from ropepatch.model.source import TINY
+from ropepatch.training.recipe_sections import Data, Distil, Generated
 
 VOLATILE = {"seconds", "minutes", "date"}
 
@@ -202,6 +203,7 @@ def attacks(folder: Path) -> dict[str, Attack]:
     return {
         "extend": Attack(f"extend {source} --to 256 --out out", nothing, source, "out"),
         "train": Attack("extend tiny --recipe six.yaml --out out", write_recipe_and_suite, TINY, "out"),
+        "distil": Attack("extend tiny --recipe six.yaml --out out", write_distilling_recipe, TINY, "out"),
         "fit": Attack(fit, nothing, TINY, "fitted.json"),
         "eval": Attack(evaluate, write_recipe_and_suite, TINY, "results", at_once=False),
         "push": Attack(
@@ -212,6 +214,12 @@ def attacks(folder: Path) -> dict[str, Attack]:
             hub=True,
         ),
     }
+
+
+def write_distilling_recipe(place: Path) -> None:
+    """`six.yaml` for a model that is distilled from itself, on what it writes into the folder."""
+    own = Data(sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128)
+    write_recipe(place, small_recipe(data=own, distil=Distil()))
 
 
 def nothing(place: Path) -> None:

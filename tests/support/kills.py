@@ -103,6 +103,7 @@ def perform(
     said.close()
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
     os.chdir(place)
+    os.environ["ROPEPATCH_CACHE"] = f"{place}/cache"
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if kill is not None and kill.torn is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it

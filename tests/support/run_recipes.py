@@ -101,9 +101,14 @@ def logits(model):
     return model.eval()(torch.arange(3, 403)[None], use_cache=False).logits
 
 
+def write_recipe(folder, recipe):
+    """A recipe as `six.yaml` in a folder."""
+    (folder / "six.yaml").write_text(yaml.safe_dump(as_read(recipe.to_dict())))
+
+
 def write_recipe_and_suite(folder):
     """`six.yaml`, the small recipe, and `suite.yaml`, a small suite, in a folder."""
-    (folder / "six.yaml").write_text(yaml.safe_dump(as_read(small_recipe().to_dict())))
+    write_recipe(folder, small_recipe())
     (folder / "suite.yaml").write_text(SUITE)
     return folder
 
