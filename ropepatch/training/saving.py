@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from transformers import PreTrainedModel
 
@@ -25,8 +24,7 @@ from ropepatch.training.recipe import Recipe
 from ropepatch.training.trainer import HISTORY
 
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
-# By how much of the largest logit merging may change others: weights are rounded to their dtype.
-MERGED = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+MERGED = 1e-3  # by how much of the largest logit merging may change others, in float32
 
 
 def save_adaptation(
@@ -65,7 +63,7 @@ def save_adaptation(
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> PreTrainedModel:
-    """The trained model, patched, its adapter merged, in the dtype of the base checkpoint.
+    """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint.
 
     Raises:
         RopepatchError: If merging changes what the model computes.
@@ -79,12 +77,12 @@ def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> P
         from peft import PeftModel
 
         with without_deprecations():
-            adapted: Any = PeftModel.from_pretrained(model, str(trained)).eval()
+            adapted: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
         before = probe_logits(adapted, plan.target, plan.model)
         model = adapted.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.model)
         difference = (after - before).abs().max().item() / before.abs().max().item()
-        if not difference <= MERGED[dtype]:
+        if not difference <= MERGED:
             raise RopepatchError(
                 f"merging the adapter changes the logits by {difference:.1%} of the largest",
                 hint="save: adapter keeps it apart; please report the model type and the recipe",

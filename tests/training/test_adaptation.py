@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
+from peft import LoraConfig, get_peft_model
 from run_recipes import (
     STEPS,
     history_of,
@@ -34,12 +35,13 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.precision import Precision
-from ropepatch.model.source import TINY
+from ropepatch.model.source import TINY, find_source
 from ropepatch.training import adaptation, progress, trainer
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import read_recipe
 from ropepatch.training.recipe_sections import Lora, Watch
+from ropepatch.training.saving import merged_model
 from ropepatch.training.trainer import LongContextTrainer
 
 LORA, TRAINED = Lora(r=4), 256
@@ -508,6 +510,26 @@ def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tm
     with pytest.raises(RopepatchError, match=r"merging the adapter changes the logits by"):
         adapt(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_once(tmp_path):
+    source = source_with(tmp_path / "source", dtype="bfloat16")
+    plan = ropepatch.plan(source, to=512, method="yarn")
+    adapted = get_peft_model(
+        LlamaForCausalLM.from_pretrained(source, dtype=torch.float32),
+        LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=False),
+    )
+    adapted.save_pretrained(tmp_path / "trained")
+    merged = merged_model(
+        plan, small_recipe(), find_source(source, weights=True), tmp_path / "trained"
+    ).state_dict()
+    layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    exact = layer.base_layer.weight + layer.get_delta_weight("default")
+    found = merged["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(found, exact.bfloat16())
+    assert not torch.equal(
+        found, layer.base_layer.weight.bfloat16() + layer.get_delta_weight("default").bfloat16()
+    )
 
 
 @pytest.mark.slow
