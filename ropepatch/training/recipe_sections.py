@@ -151,7 +151,7 @@ class Distil(Settings):
         str | dict[str, Any],
         BeforeValidator(_written_map, json_schema_input_type=Annotated[str, OneOf(MAPS)] | NamedMethod),
     ] = "rerope"
-    temperature: Amount = 1.0
+    temperature: Amount = 2.0
     cross_entropy: PartShare = 0.0
     top_k: Count | None = None
 

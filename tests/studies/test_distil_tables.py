@@ -1,6 +1,7 @@
 """The table of distillation says what its result file holds, and the study what its recipes read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import distil_study
@@ -38,27 +39,45 @@ def test_what_is_left_is_a_share_of_what_the_same_scaling_left():
     assert table.index("fairy tales") < table.index("– (yarn)") < table.index("– (llama3)")
 
 
+def left(case, of, **what):
+    """Of one row of a case: percent of YaRN's excess, and its loss within L as a share above the base's."""
+    (own,) = (row for row in case if row["of"] in ("own window", "floor"))
+    (yarn,) = (row for row in case if row["of"] == "untrained" and row["method"] == "yarn")
+    wanted = vars(Trial(**what)) if of == "trial" else {}
+    (one,) = (row for row in case if row["of"] == of and all(row[key] == wanted[key] for key in wanted))
+    tokens = sum(count for _, count in own["short"])
+    short = distil_tables.excess(one, own, "short")[0] * tokens / sum(nats for nats, _ in own["short"])
+    return round(100 * distil_tables.excess(one, own)[0] / distil_tables.excess(yarn, own)[0]), short
+
+
 def test_what_the_page_says_of_its_table_is_in_it():
-    rows = json.loads(RESULTS.read_text())["rows"]
-    rows = [row for row in rows if (row["model"], row["factor"]) == ("babyllama-361", 4)]
-    (own,) = (row for row in rows if row["of"] == "own window")
-    (yarn,) = (row for row in rows if row["of"] == "untrained" and row["method"] == "yarn")
-    whole = distil_tables.excess(yarn, own)[0]
+    cases = {}
+    for one in json.loads(RESULTS.read_text())["rows"]:
+        cases.setdefault(f"{one['model']} {one['factor']}", []).append(one)
+    four, eight, tiny = (cases[name] for name in ("babyllama-361 4", "babyllama-361 8", "tiny 8"))
+    own = {"rows": "self-written"}
+    said = [
+        (four, {}, 5),
+        (cases["stories-260k 4"], {}, 4),
+        (four, distil_study.BY_TEXT, 137),
+        (four, own, 13),
+        (tiny, own, 15),
+        (tiny, {}, 31),
+        (eight, {}, 12),
+        (four, own | {"temperature": 1.0}, 18),
+        (four, {"skipped": True}, 22),
+        (four, own | {"skipped": True}, 27),
+    ]
+    assert [left(rows, "trial", **what)[0] for rows, what, _ in said] == [share for *_, share in said]
+    assert left(eight, "teacher")[0] == 7
+    assert all(
+        left(rows, "trial", **what)[1] < 0.01
+        for rows, what, _ in said
+        if what.get("temperature", 2.0) == 2.0 and rows is not tiny
+    )
 
-    def left(of):
-        return distil_tables.excess(of, own)[0] / whole
 
-    trials = [row for row in rows if row["of"] == "trial"]
-    foreign = [row for row in trials if row["rows"] == "fairy tales" and row["method"] == "yarn"]
-    assert all(left(row) > 1 for row in foreign if row["loss"] == "cross-entropy")
-    distilled = [row for row in trials if row["loss"] == "distillation"]
-    distilled = [row for row in distilled if row["rows"] in ("fairy tales", "self-written")]
-    assert max(left(row) for row in distilled if row["skipped"]) < 1 / 3
-    assert max(left(row) for row in distilled if not row["skipped"]) < 1 / 5
-    assert round(left(next(row for row in rows if row["of"] == "teacher")), 2) == 0.07
-
-
-@pytest.mark.parametrize("trial", dict.fromkeys(TRIALS))
+@pytest.mark.parametrize("trial", dict.fromkeys(replace(trial, method="yarn") for trial in TRIALS))
 def test_every_trial_is_a_recipe_of_as_many_tokens_a_step(trial, tmp_path, shared):
     case = Case("babyllama-361", 4)
     recipe = case.recipe(trial, tmp_path)

@@ -242,7 +242,7 @@ def recipe(**changes):
         tokens_per_batch=512,
         boundaries=False,
     )
-    return small_recipe(**{"data": data, "distil": Distil(temperature=2.0, cross_entropy=0.1)} | changes)
+    return small_recipe(**{"data": data, "distil": Distil(temperature=3.0, cross_entropy=0.1)} | changes)
 
 
 def yarn():
@@ -267,7 +267,7 @@ def test_a_run_that_ends_at_any_step_goes_on_and_ends_like_one_that_did_not(tmp_
 def test_the_record_says_how_it_was_taught(distilled):
     assert record_of(distilled)["adaptation"]["recipe"]["distil"] == {
         "map": "rerope",
-        "temperature": 2.0,
+        "temperature": 3.0,
         "cross_entropy": 0.1,
         "top_k": None,
     }
@@ -278,7 +278,7 @@ def test_a_recipe_without_it_is_still_the_run_that_it_was():
     run = Run.of(yarn(), small_recipe(), "out")
     assert "distil" not in run.record(run.supply())["recipe"]
     run = Run.of(yarn(), recipe(), "out")
-    assert run.record(run.supply())["recipe"]["distil"]["temperature"] == 2.0
+    assert run.record(run.supply())["recipe"]["distil"]["temperature"] == 3.0
 
 
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):

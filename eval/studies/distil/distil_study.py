@@ -2,11 +2,12 @@
 
     python eval/studies/distil/distil_study.py --json eval/results/distil.json --work DIR [--only CASE]
 
-Each checkpoint was trained on TinyStories. It is extended, trained on rows of one kind by the same recipe
-but for the loss, and judged on stories that no row is from: over the whole target, within the first L tokens,
-and in the last quarter. Beside it stand the base through its own window, the base under the teacher's map,
-and the scaling without training. What `--json` holds already is not trained again; a training that was
-stopped goes on from its folder in `--work`.
+A checkpoint is extended, trained on rows of one kind by the same recipe but for the loss, and judged on what
+it was made from and no row is from: over the whole target, within the first L tokens, and in the last
+quarter. That is stories for those that were trained on TinyStories, and tales for tiny, whose floor is known
+and which is asked for passkeys, too. Beside it stand the base through its own window (or the floor), the base
+under the teacher's map, and the scaling without training. What `--json` holds already is not trained again;
+a training that was stopped goes on from its folder in `--work`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ from typing import Any
 import torch
 
 import ropepatch
+from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, windows
+from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
+from ropepatch.model.source import TINY
 from ropepatch.model.survey import survey
+from ropepatch.scaling.file import FIT
 from ropepatch.training.recipe import Recipe
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
@@ -43,9 +48,12 @@ TEXTS = {
     "random tokens": Path("random.jsonl"),
 }
 SELF = "self-written"
-OWN, TEACHER, UNTRAINED = "own window", "teacher", "untrained"
+SUITED = ("fairy tales", SELF)  # for tiny: what is like no generator of its rows
+OWN, FLOOR, TEACHER, UNTRAINED = "own window", "floor", "teacher", "untrained"
 DISTILLED, CROSS_ENTROPY = "distillation", "cross-entropy"
 WINDOWS, STEPS = 24, 300
+KEYS = 8  # passkeys at each of five depths
+FIT_MINUTES = 3
 Row = dict[str, Any]
 
 
@@ -60,6 +68,7 @@ class Trial:
         method: The scaling.
         seed: Of adapter and rows.
         learning_rate: The greatest.
+        temperature: Of a distillation.
     """
 
     rows: str = "fairy tales"
@@ -68,22 +77,28 @@ class Trial:
     method: str = "yarn"
     seed: int = 0
     learning_rate: float = 4e-3
+    temperature: float = 2.0
 
 
+BY_TEXT: Row = {"loss": CROSS_ENTROPY, "learning_rate": 1e-3, "temperature": 1.0}
 TRIALS = (
     Trial(),
     Trial(rows=SELF),
-    Trial(loss=CROSS_ENTROPY, learning_rate=1e-3),
-    Trial(rows=SELF, skipped=True),
+    Trial(**BY_TEXT),
     Trial(skipped=True),
+    Trial(rows=SELF, skipped=True),
+    Trial(rows=SELF, temperature=1.0),
+    Trial(temperature=1.0),
+    Trial(rows=SELF, temperature=3.0),
+    Trial(temperature=3.0),
+    Trial(rows=SELF, skipped=True, temperature=3.0),
     Trial(rows="wikitext"),
-    Trial(rows="own kind", loss=CROSS_ENTROPY, learning_rate=1e-3),
     Trial(rows="own kind"),
-    Trial(rows=SELF, loss=CROSS_ENTROPY, learning_rate=1e-3),
+    Trial(rows="own kind", **BY_TEXT),
     Trial(rows="random tokens"),
+    Trial(method=FIT),
     Trial(method="llama3"),
     *(Trial(rows=rows, seed=seed) for seed in (1, 2) for rows in ("fairy tales", SELF)),
-    *(Trial(rows=rows, learning_rate=1e-3) for rows in ("fairy tales", SELF)),
 )
 
 
@@ -97,6 +112,8 @@ class Case:
     @property
     def place(self) -> Path:
         """Its folder."""
+        if self.name == "tiny":
+            return TINY
         return SHARED / "checkpoints" / self.name
 
     @cached_property
@@ -120,9 +137,16 @@ class Case:
         """Under which the teacher reads rows of the target."""
         return {"name": "rerope", "window": self.trained * 3 // 4}
 
+    @property
+    def tales(self) -> list[GeneratedDocument]:
+        """Of tiny, which no row is from."""
+        return held_out_tales(self.base[1], length=self.target, count=WINDOWS)
+
     @cached_property
     def pieces(self) -> list[list[int]]:
-        """Windows of stories that no row is from."""
+        """Windows that no row is from, of stories or tales."""
+        if self.name == "tiny":
+            return [tale.ids.tolist() for tale in self.tales]
         documents = list(stream_documents(STORIES))
         return windows(self.base[1], documents[_kept(documents) :], length=self.target, count=WINDOWS)
 
@@ -138,6 +162,16 @@ class Case:
         (work / "random.jsonl").write_text("".join(lines), encoding="utf-8")
         return {name: path if path.is_absolute() else work / path for name, path in TEXTS.items()}
 
+    def method(self, name: str, work: Path) -> str:
+        """A scaling; that of a fit is a file, made from fairy tales if the work folder has none."""
+        if name != FIT:
+            return name
+        file = work / f"{self.name}-{self.factor}-fit.json"
+        if not file.exists():
+            text = str(TEXTS["fairy tales"])
+            ropepatch.fit(self.place, to=self.target, text=text, minutes=FIT_MINUTES, say=said).save(file)
+        return str(file)
+
     def recipe(self, trial: Trial, work: Path) -> Recipe:
         """The recipe of a trial: 2 x N tokens a step, whatever the rows."""
         texts = self.texts(work)
@@ -148,7 +182,7 @@ class Case:
             {
                 "model": str(self.place),
                 "to": self.target,
-                "method": trial.method,
+                "method": self.method(trial.method, work),
                 "seed": trial.seed,
                 "data": {
                     "sources": [source],
@@ -158,7 +192,9 @@ class Case:
                 },
                 "positions": {"name": "pose", "chunks": 2} if trial.skipped else "true-length",
                 "lora": {"r": 16, "lora_alpha": 32, "train_norms": False},
-                "distil": {"map": self.map} if trial.loss == DISTILLED else None,
+                "distil": {"map": self.map, "temperature": trial.temperature}
+                if trial.loss == DISTILLED
+                else None,
                 "trainer": {
                     "max_steps": STEPS,
                     "learning_rate": trial.learning_rate,
@@ -184,7 +220,13 @@ CASES = (
     Case("babyllama-361", 8),
     Case("stories-260k", 4),
     Case("stories-260k", 8),
+    Case("tiny", 8),
 )
+
+
+def said(line: str) -> None:
+    """On stderr, with the time."""
+    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
 def _kept(documents: list[Any]) -> int:
@@ -193,35 +235,59 @@ def _kept(documents: list[Any]) -> int:
 
 
 def measured(case: Case, model: Any, **how: Any) -> Row:
-    """Nats and tokens of each window: over the target, within the first L tokens, in the last quarter."""
+    """Nats and tokens of each window: over the target, within the first L tokens, in the last quarter.
+
+    Of tiny, how many passkeys are found at the target, too.
+    """
     curve = ropepatch.perplexity(model, None, case.pieces, **how)
-    return {
+    row: Row = {
         "all": curve.at(case.target).documents,
         "short": curve.at(case.trained).documents,
         "last": curve.between(case.target * 3 // 4, case.target).documents,
         "digest": digest(case.pieces),
     }
+    if case.name == "tiny":
+        found = ropepatch.passkey(model, case.base[1], lengths=[case.target], trials=KEYS).at(case.target)
+        row["passkeys"] = [found.correct, found.n]
+    return row
 
 
-def bounds(case: Case, methods: list[str]) -> Iterator[Row]:
-    """What the trials stand between."""
+def floor(case: Case) -> Row:
+    """The loss of tales that no model beats, as `measured` has it."""
+    nats = [-tale.log_probs()[1:] for tale in case.tales]
+    spans = {"all": (0, case.target), "short": (0, case.trained), "last": (case.target * 3 // 4, case.target)}
+    row: Row = {"of": FLOOR, "digest": digest(case.pieces)}
+    for name, (begin, end) in spans.items():
+        row[name] = [[one[max(begin - 1, 0) : end - 1].sum().item(), end - max(begin, 1)] for one in nats]
+    return row
+
+
+def references(case: Case) -> Iterator[Row]:
+    """What the trials are held against: the least loss, and the teacher's."""
     model = case.base[0]
-    yield {"of": OWN} | measured(case, model, protocol=Sliding(case.trained, case.trained // 2))
+    if case.name == "tiny":
+        yield floor(case)
+    else:
+        yield {"of": OWN} | measured(case, model, protocol=Sliding(case.trained, case.trained // 2))
     name, parameters = case.map["name"], {"window": case.map["window"]}
     with ropepatch.patch(model, name, to=case.target, **parameters):
         yield {"of": TEACHER} | measured(case, model)
-    for method in methods:
-        with ropepatch.patch(model, method, to=case.target):
-            yield {"of": UNTRAINED, "method": method} | measured(case, model)
+
+
+def untrained(case: Case, method: str, work: Path) -> Row:
+    """A scaling without training."""
+    model = case.base[0]
+    with ropepatch.patch(model, case.method(method, work), to=case.target):
+        return {"of": UNTRAINED, "method": method} | measured(case, model)
 
 
 def trained(case: Case, trial: Trial, work: Path) -> Row:
     """Train, measure, and keep no weights."""
     recipe = case.recipe(trial, work)
-    plan = ropepatch.plan(case.place, to=case.target, method=trial.method)
+    plan = ropepatch.plan(case.place, to=case.target, method=case.method(trial.method, work))
     name = "-".join(str(value).replace(" ", "-") for value in vars(trial).values())
     out = work / f"{case.name}-{case.factor}-{name}"
-    adapted = ropepatch.adapt(plan, recipe, out, say=lambda line: print(line, file=sys.stderr, flush=True))
+    adapted = ropepatch.adapt(plan, recipe, out, say=said)
     record = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]
     model, _ = ropepatch.load(adapted.folder)
     row = {"of": "trial", **vars(trial), **measured(case, model.float())}
@@ -248,7 +314,7 @@ def main() -> None:
         record = {"task": "distillation", "rows": rows, "env": env}
         with whole_file(arguments.json) as partial_file:
             partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(f"{case.name} {case.factor} x: {row['of']}, {wall} s", file=sys.stderr, flush=True)
+        said(f"{case.name} {case.factor} x: {row['of']}, {wall} s")
 
     chosen = arguments.only.split(";") if arguments.only else None
     for case in CASES:
@@ -256,12 +322,19 @@ def main() -> None:
             continue
         here = [row for row in rows if (row["model"], row["factor"]) == (case.name, case.factor)]
         env[case.name] = environment(case.base[0]) | {"threads": torch.get_num_threads()}
+        trials = [
+            trial for trial in TRIALS[: arguments.trials] if case.name != "tiny" or trial.rows in SUITED
+        ]
+        began = time.perf_counter()
         if not here:
-            began = time.perf_counter()
-            for row in bounds(case, list(dict.fromkeys(trial.method for trial in TRIALS))):
+            for row in references(case):
                 add(case, row, began)
+        methods = [row["method"] for row in here if row["of"] == UNTRAINED]
+        for method in dict.fromkeys(trial.method for trial in trials):
+            if method not in methods:
+                add(case, untrained(case, method, arguments.work), began)
         done = [{key: row[key] for key in vars(Trial())} for row in here if row["of"] == "trial"]
-        for trial in TRIALS[: arguments.trials]:
+        for trial in trials:
             if vars(trial) not in done:
                 began = time.perf_counter()
                 add(case, trained(case, trial, arguments.work), began)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distil_study import OWN, TEACHER, UNTRAINED
+from distil_study import DISTILLED, FLOOR, OWN, TEACHER, UNTRAINED
 
 from ropepatch.evaluation.bootstrap import bootstrap_interval
 
@@ -43,9 +43,10 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
     if row["of"] == "trial":
         place = "skipped positions" if row["skipped"] else "rows of the target"
         seed = f", seed {row['seed']}" if row["seed"] else ""
+        warmth = f" at T = {row['temperature']:g}" if row["loss"] == DISTILLED else ""
         what, loss = (
             f"{row['rows']}, {place}, {row['method']}{seed}",
-            f"{row['loss']}, {row['learning_rate']:g}",
+            f"{row['loss']}{warmth}, {row['learning_rate']:g}",
         )
         cost = f"{row['steps']}, {row['seconds']:.0f}"
     else:
@@ -53,7 +54,18 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
         what, loss, cost = names[row["of"]], "–", "–"
     share = "–" if untrained is None else f"{excess(row, own)[0] / excess(untrained, own)[0]:.0%}"
     spans = [shown(excess(row, own, span)) for span in ("all", "short", "last")]
-    return f"| {' | '.join([what, loss, spans[0], share, *spans[1:], cost])} |"
+    cells = [what, loss, spans[0], share, *spans[1:], cost]
+    if own["of"] == FLOOR:
+        found, asked = row["passkeys"]
+        cells[2] += f", {excess(row, own)[0] / mean(own):.1%}"
+        cells.append(f"{found} of {asked}")
+    return f"| {' | '.join(cells)} |"
+
+
+def mean(row: Row) -> float:
+    """Nats per token over the target."""
+    nats, tokens = (sum(part[i] for part in row["all"]) for i in (0, 1))
+    return float(nats / tokens)
 
 
 def distil_table(rows: list[Row]) -> str:
@@ -61,15 +73,17 @@ def distil_table(rows: list[Row]) -> str:
     blocks = []
     for model, factor, target in dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows):
         here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
-        (own,) = (row for row in here if row["of"] == OWN)
+        (own,) = (row for row in here if row["of"] in (OWN, FLOOR))
         untrained = {row["method"]: row for row in here if row["of"] == UNTRAINED}
-        others = sorted((row for row in here if row["of"] != OWN), key=lambda row: excess(row, own)[0])
-        nats, tokens = (sum(part[i] for part in own["all"]) for i in (0, 1))
+        others = sorted((row for row in here if row is not own), key=lambda row: excess(row, own)[0])
+        least, heads = "through its own window", list(HEADS)
+        if own["of"] == FLOOR:
+            least, heads = "the floor is", [*HEADS[:2], "above the floor", *HEADS[3:], "passkeys"]
         title = (
-            f"**{model}, {target // factor:,} to {target:,} tokens**: through its own window "
-            f"{nats / tokens:.4f} nats per token; {len(own['all'])} windows."
+            f"**{model}, {target // factor:,} to {target:,} tokens**: {least} "
+            f"{mean(own):.4f} nats per token; {len(own['all'])} windows."
         )
-        table = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+        table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         table += [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]
         blocks.append("\n".join([title, "", *table]))
     return "\n\n".join(blocks)
