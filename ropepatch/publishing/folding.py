@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
@@ -27,8 +27,7 @@ from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import Progress, clone_files, read_header, read_headers
 from ropepatch.scaling import make_scaling
 
-# By how much of the largest logit weights may change it that are rounded to their dtype after the scaling.
-FOLDED = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.05}
+FOLDED = 1e-4  # by how much of the largest logit others may differ, but for the rounding of weights
 STALE = {"evaluation": None, "command": None}  # of the record before: they are of other weights
 RENEWED = ("attention_factor", "config_changes", "engines", "versions")
 HINT = "keep the attention factor in config.json, and use an engine that reads it"
@@ -75,7 +74,8 @@ def fold_attention(
             done += file.stat().st_size
             if progress:
                 progress(done, weights.num_bytes)
-        verdict = _verify(partial, source.folder, plan, _plan(survey, source, attention_factor=a))
+        unfolded = _plan(survey, source, attention_factor=a)
+        verdict = _verify(partial, source.folder, plan, unfolded, a * a, offsets)
         proof = proof_of(partial, verdict)
         records.write(partial, _record(source, plan).amended(folded_attention_factor=a, **proof))
     return folder
@@ -170,19 +170,41 @@ def _write(
     save_file(tensors, folder / file.name, metadata)
 
 
-def _verify(written: Path, source: Path, plan: Plan, unfolded: Plan) -> Verdict:
-    """The folded checkpoint by stock transformers against its source at the same frequencies, in float32."""
+def _verify(
+    written: Path, source: Path, plan: Plan, unfolded: Plan, scale: float, offsets: Mapping[str, float]
+) -> Verdict:
+    """The folded checkpoint by stock transformers against its source at the same frequencies, in float32.
+
+    Scaled weights are rounded to their dtype, which in bfloat16 moves the logits of a deep model by several
+    percent. So two things are judged: that each is as many times as large, but for its rounding, and that the
+    source computes the same logits from what was written, divided again.
+    """
     check_frequencies(written, plan)
     model: Any = load_model(source)
     patch(model, unfolded)
-    most = FOLDED[model.dtype]
     folded: Any = load_model(written)
+    rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
     before = probe_logits(model.float(), plan.target, source.name)
     after = probe_logits(folded.float(), plan.target, written.name)
-    difference = ((after - before).abs().max() / before.abs().max()).item()
-    if not difference <= most:
+    difference = _difference(before, after)
+    with torch.no_grad():
+        for name, offset in offsets.items():
+            weight = model.get_parameter(name)
+            given = folded.get_parameter(name).double() + offset
+            meant = scale * (weight.double() + offset)
+            to = rounding[name]
+            if not torch.allclose(given - offset, meant - offset, rtol=to.eps, atol=to.tiny):
+                raise RopepatchError(f"{name} was not folded: it is not {scale:g} times as large", hint=HINT)
+            weight.copy_(given / scale - offset)
+    apart = _difference(probe_logits(model, plan.target, source.name), after)
+    if not apart <= FOLDED:
         raise RopepatchError(
-            f"folding the attention factor changes the logits by {difference:.1e} of the largest", hint=HINT
+            f"folding the attention factor changes the logits by {apart:.1e} of the largest", hint=HINT
         )
     logits = f"within {difference:.1e} of the largest, before folding"
     return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
+
+
+def _difference(before: Tensor, after: Tensor) -> float:
+    """As a share of the largest logit."""
+    return ((after - before).abs().max() / before.abs().max()).item()

@@ -222,7 +222,27 @@ def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatc
     monkeypatch.setattr(
         folding, "_write", lambda file, out, scale, *rest: write(file, out, scale**power, *rest)
     )
+    assert "times as large" in refused(yarn, tmp_path)
+
+
+def test_a_factor_that_config_json_keeps_would_be_refused(yarn, tmp_path, monkeypatch):
+    def keep(source, raw, out, plan):
+        shutil.copy(yarn / "config.json", out)
+
+    monkeypatch.setattr(folding, "write_configuration", keep)
+    monkeypatch.setattr(folding, "check_frequencies", lambda *_: None)
     assert "changes the logits" in refused(yarn, tmp_path)
+
+
+def test_rounding_that_moves_the_logits_of_a_deep_bfloat16_model_is_not_taken_for_a_fault(tmp_path):
+    source = write_checkpoint(tmp_path / "source", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    for layer in model.model.layers:  # sharp attention: a little of the queries is much of the logits
+        layer.self_attn.q_proj.weight.data *= 32
+    model.save_pretrained(source)
+    made = extended(source, tmp_path / "made")
+    out = fold_attention(made, tmp_path / "out")
+    assert largest_difference(made, out) > 0.05
 
 
 def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
