@@ -54,27 +54,31 @@ def test_what_the_page_says_of_its_table_is_in_it():
     cases = {}
     for one in json.loads(RESULTS.read_text())["rows"]:
         cases.setdefault(f"{one['model']} {one['factor']}", []).append(one)
-    four, eight, tiny = (cases[name] for name in ("babyllama-361 4", "babyllama-361 8", "tiny 8"))
+    names = ("babyllama-361 4", "babyllama-361 8", "stories-260k 4", "tiny 8")
+    four, eight, stories, tiny = (cases[name] for name in names)
     own = {"rows": "self-written"}
     said = [
         (four, {}, 5),
-        (cases["stories-260k 4"], {}, 4),
         (four, distil_study.BY_TEXT, 137),
         (four, own, 13),
-        (tiny, own, 15),
-        (tiny, {}, 31),
-        (eight, {}, 12),
         (four, own | {"temperature": 1.0}, 18),
+        (four, {"rows": "random tokens"}, 751),
+        (four, {"rows": "wikitext"}, 24),
         (four, {"skipped": True}, 22),
         (four, own | {"skipped": True}, 27),
+        (eight, {}, 12),
+        (eight, own, 9),
+        (stories, {}, 4),
+        (stories, own, 5),
+        (tiny, {}, 31),
+        (tiny, own, 15),
     ]
-    assert [left(rows, "trial", **what)[0] for rows, what, _ in said] == [share for *_, share in said]
+    assert [left(case, "trial", **what)[0] for case, what, _ in said] == [share for *_, share in said]
     assert left(eight, "teacher")[0] == 7
-    assert all(
-        left(rows, "trial", **what)[1] < 0.01
-        for rows, what, _ in said
-        if what.get("temperature", 2.0) == 2.0 and rows is not tiny
-    )
+    assert left(four, "trial", rows="own kind", **distil_study.BY_TEXT)[0] < 0
+    near = [left(case, "trial", **kind)[1] for case in (four, eight, stories) for kind in ({}, own)]
+    assert max(near) < 0.01
+    assert {left(four, "trial", method=method)[0] for method in ("yarn", "llama3", "fit")} == {5}
 
 
 @pytest.mark.parametrize("trial", dict.fromkeys(replace(trial, method="yarn") for trial in TRIALS))
