@@ -54,13 +54,16 @@ def test_what_the_page_says_of_its_table_is_in_it():
     cases = {}
     for one in json.loads(RESULTS.read_text())["rows"]:
         cases.setdefault(f"{one['model']} {one['factor']}", []).append(one)
-    names = ("babyllama-361 4", "babyllama-361 8", "stories-260k 4", "tiny 8")
-    four, eight, stories, tiny = (cases[name] for name in names)
+    names = ("babyllama-361 4", "babyllama-361 8", "stories-260k 4", "stories-260k 8", "tiny 8")
+    four, eight, stories, stories_far, tiny = (cases[name] for name in names)
     own = {"rows": "self-written"}
     said = [
         (four, {}, 5),
         (four, distil_study.BY_TEXT, 137),
+        *((four, {"seed": seed}, 5) for seed in (1, 2)),
         (four, own, 13),
+        (four, own | {"seed": 1}, 11),
+        (four, own | {"seed": 2}, 8),
         (four, own | {"temperature": 1.0}, 18),
         (four, {"rows": "random tokens"}, 751),
         (four, {"rows": "wikitext"}, 24),
@@ -70,6 +73,7 @@ def test_what_the_page_says_of_its_table_is_in_it():
         (eight, own, 9),
         (stories, {}, 4),
         (stories, own, 5),
+        (stories_far, {}, 3),
         (tiny, {}, 31),
         (tiny, own, 15),
     ]
@@ -77,6 +81,7 @@ def test_what_the_page_says_of_its_table_is_in_it():
     assert left(eight, "teacher")[0] == 7
     assert left(four, "trial", rows="own kind", **distil_study.BY_TEXT)[0] < 0
     near = [left(case, "trial", **kind)[1] for case in (four, eight, stories) for kind in ({}, own)]
+    near.append(left(stories_far, "trial")[1])
     assert max(near) < 0.01
     assert {left(four, "trial", method=method)[0] for method in ("yarn", "llama3", "fit")} == {5}
 
