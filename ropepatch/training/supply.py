@@ -144,8 +144,9 @@ class RecipeReader:
                 store = self._tokenised(source, tokens)
             else:
                 store = self._self_written(tokens, seed)
+                length = self.trained  # joined, its documents would contradict each other
             if pieces is None:
-                pieces, begin = held_out(store, length, watch.windows)
+                pieces, begin = held_out(store, length, held // length)
             streams.append(TokenRows(store, begin, seed))
             notes.append(f"{store.reading.source}: {store.report}")
         if pieces is None:

@@ -20,7 +20,7 @@ class Watcher:
 
     Args:
         tokenizer: The tokenizer of the model.
-        pieces: Held-out token ids, [target] or [L] each.
+        pieces: Held-out token ids, [target] or [L] each; of the latter no loss at the target is measured.
         trained: The old context L, in tokens.
         target: The new context, in tokens; None where nothing is read beyond the old one.
         trials: Passkeys at each depth; 0 for none.
@@ -38,11 +38,14 @@ class Watcher:
         """Nats per token of the first L tokens and of the target's last half; the share of keys found."""
         if self.target is None:
             return {"short_loss": self.short_loss(model)}
-        curve = perplexity(model, None, self.pieces, split=self.split)
-        measured = {
-            "short_loss": curve.at(self.trained).mean,
-            "target_loss": curve.between(self.target // 2, self.target).mean,
-        }
+        if all(len(piece) < self.target for piece in self.pieces):
+            measured = {"short_loss": self.short_loss(model)}
+        else:
+            curve = perplexity(model, None, self.pieces, split=self.split)
+            measured = {
+                "short_loss": curve.at(self.trained).mean,
+                "target_loss": curve.between(self.target // 2, self.target).mean,
+            }
         if self.trials:
             grid = passkey(
                 model,

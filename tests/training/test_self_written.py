@@ -143,6 +143,7 @@ def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypa
     assert any(line.startswith("what the model writes itself: ") for line in lines)
     measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
     assert [0.3 < loss < 6 for loss in measured] == [True, True]
+    assert not any("target_loss" in row for row in history_of(folder)), "its documents end at L"
     again = adapt(plan, own_text(), tmp_path / "again", say=lines.append).folder
     assert history_of(again) == history_of(folder)
     assert lines.count(lines[0]) == 1
