@@ -203,8 +203,8 @@ class Watch(Settings):
     Args:
         every: Steps between two measurements; there is one before the first step and one after the last.
         text: Held-out text, as in a source; None for the first tokens of the first source, which are then not
-            trained on, or, of generated sources, for the tales of tiny. Of what the model writes itself no loss
-            at the target is measured: its documents end within the old context.
+            trained on, or, of generated sources, for the tales of tiny. Of what the model writes itself no
+            loss at the target is measured: its documents end within the old context.
         field: The field of `text`.
         split: The split of `text`.
         windows: Pieces of the target's length, or of the old context's, that are read.
