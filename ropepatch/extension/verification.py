@@ -164,6 +164,11 @@ def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     return logits
 
 
+def largest_change(before: Tensor, after: Tensor) -> float:
+    """By how much logits differ, as a share of the largest."""
+    return ((after - before).abs().max() / before.abs().max()).item()
+
+
 def available_bytes() -> int:
     """Memory that can be had without swapping; a conservative 4 GiB where the system does not say."""
     try:

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.extension.record import Record, Verdict
-from ropepatch.extension.verification import check_frequencies, probe_logits
+from ropepatch.extension.verification import check_frequencies, largest_change, probe_logits
 from ropepatch.extension.writing import copy_small_files, origin_of, proof_of, write_configuration
 from ropepatch.files import absent, check_space, new_folder
 from ropepatch.model.config import blueprint, load_config
@@ -27,7 +27,8 @@ from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.model.weights import Progress, clone_files, read_header, read_headers
 from ropepatch.scaling import make_scaling
 
-FOLDED = 1e-4  # by how much of the largest logit others may differ, but for the rounding of weights
+# By how much of the largest logit others may differ, but for the rounding of weights to these dtypes.
+FOLDED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
 STALE = {"evaluation": None, "command": None}  # of the record before: they are of other weights
 RENEWED = ("attention_factor", "config_changes", "engines", "versions")
 HINT = "keep the attention factor in config.json, and use an engine that reads it"
@@ -182,11 +183,12 @@ def _verify(
     check_frequencies(written, plan)
     model: Any = load_model(source)
     patch(model, unfolded)
+    most = FOLDED[model.dtype]
     folded: Any = load_model(written)
     rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
     before = probe_logits(model.float(), plan.target, source.name)
     after = probe_logits(folded.float(), plan.target, written.name)
-    difference = _difference(before, after)
+    difference = largest_change(before, after)
     with torch.no_grad():
         for name, offset in offsets.items():
             weight = model.get_parameter(name)
@@ -196,15 +198,10 @@ def _verify(
             if not torch.allclose(given - offset, meant - offset, rtol=to.eps, atol=to.tiny):
                 raise RopepatchError(f"{name} was not folded: it is not {scale:g} times as large", hint=HINT)
             weight.copy_(given / scale - offset)
-    apart = _difference(probe_logits(model, plan.target, source.name), after)
-    if not apart <= FOLDED:
+    apart = largest_change(probe_logits(model, plan.target, source.name), after)
+    if not apart <= most:
         raise RopepatchError(
             f"folding the attention factor changes the logits by {apart:.1e} of the largest", hint=HINT
         )
     logits = f"within {difference:.1e} of the largest, before folding"
     return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
-
-
-def _difference(before: Tensor, after: Tensor) -> float:
-    """As a share of the largest logit."""
-    return ((after - before).abs().max() / before.abs().max()).item()

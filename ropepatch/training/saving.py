@@ -14,7 +14,7 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.verification import probe_logits
+from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.loading import load_model
@@ -81,7 +81,7 @@ def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> P
         before = probe_logits(adapted, plan.target, plan.model)
         model = adapted.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.model)
-        difference = (after - before).abs().max().item() / before.abs().max().item()
+        difference = largest_change(before, after)
         if not difference <= MERGED:
             raise RopepatchError(
                 f"merging the adapter changes the logits by {difference:.1%} of the largest",

@@ -36,9 +36,7 @@ class Watcher:
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Nats per token of the first L tokens and of the target's last half; the share of keys found."""
-        if self.target is None:
-            return {"short_loss": self.short_loss(model)}
-        if all(len(piece) < self.target for piece in self.pieces):
+        if self.target is None or len(self.pieces[0]) < self.target:
             measured = {"short_loss": self.short_loss(model)}
         else:
             curve = perplexity(model, None, self.pieces, split=self.split)
@@ -46,7 +44,7 @@ class Watcher:
                 "short_loss": curve.at(self.trained).mean,
                 "target_loss": curve.between(self.target // 2, self.target).mean,
             }
-        if self.trials:
+        if self.target is not None and self.trials:
             grid = passkey(
                 model,
                 self.tokenizer,

@@ -57,15 +57,14 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
     cells = [what, loss, spans[0], share, *spans[1:], cost]
     if own["of"] == FLOOR:
         found, asked = row["passkeys"]
-        cells[2] += f", {excess(row, own)[0] / mean(own):.1%}"
+        cells[2] += f", {excess(row, own)[0] / mean(own['all']):.1%}"
         cells.append(f"{found} of {asked}")
     return f"| {' | '.join(cells)} |"
 
 
-def mean(row: Row) -> float:
-    """Nats per token over the target."""
-    nats, tokens = (sum(part[i] for part in row["all"]) for i in (0, 1))
-    return float(nats / tokens)
+def mean(parts: list[list[float]]) -> float:
+    """Nats per token."""
+    return sum(nats for nats, _ in parts) / sum(count for _, count in parts)
 
 
 def distil_table(rows: list[Row]) -> str:
@@ -81,7 +80,7 @@ def distil_table(rows: list[Row]) -> str:
             least, heads = "the floor is", [*HEADS[:2], "above the floor", *HEADS[3:], "passkeys"]
         title = (
             f"**{model}, {target // factor:,} to {target:,} tokens**: {least} "
-            f"{mean(own):.4f} nats per token; {len(own['all'])} windows."
+            f"{mean(own['all']):.4f} nats per token; {len(own['all'])} windows."
         )
         table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         table += [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]

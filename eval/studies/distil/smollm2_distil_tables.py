@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from distil_tables import mean
 from smollm2_distil import AS_IT_IS, DISTILLED, QUESTIONS, TARGET, TRAINED, YARN
 
 from ropepatch.evaluation.grid import Passkey
@@ -54,11 +55,6 @@ def answer_lines(rows: list[Row]) -> str:
         cells = [question, *(" ".join(texts[number].split())[:80] for texts in said.values())]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines)
-
-
-def mean(parts: list[list[float]]) -> float:
-    """Nats per token."""
-    return sum(nats for nats, _ in parts) / sum(count for _, count in parts)
 
 
 def keys(row: Row | None) -> str:
