@@ -167,24 +167,14 @@ def _chain(words: Template, place: Place) -> Question:
     RULER asks for all names that have the key of one chain; here the key of the last name is asked for, so
     that there is one answer, and the other chains have keys of their own.
     """
-    draw = random.Random(place.seed)
-    keys = [needle.key for needle in draw_needles(words.passkey(named=True), 0, CHAINS - 1, place.seed)]
-    names = draw.sample(words.names, CHAINS * (HOPS + 1))
-    told: list[tuple[str, float]] = []
-    for at, key in enumerate(keys):
-        own = names[at * (HOPS + 1) : (at + 1) * (HOPS + 1)]
-        begin = draw.random() if at else place.depth
-        depths = sorted((begin + (1 - begin) * draw.random() for _ in range(HOPS)), reverse=True)
-        links = [f"{_capital(c)} has the {words.noun} of {b}." for b, c in pairwise(own)]
-        told += zip(links[::-1], depths, strict=True)  # of those at one place, the last comes first
-        told.append((f"The {words.noun} of {own[0]} is {key}.", begin))
-    last = names[HOPS]
+    chains, told = draw_chains(words, place.depth, place.seed)
+    last = chains[0].names[-1]
     return _asked(
         f"Somewhere on this page there are {words.noun}s. Read on, you will need one.",
         words,
         told,
         f"What is the {words.noun} of {last}?",
-        [(f"The {words.noun} of {last} is", keys[0])],
+        [(f"The {words.noun} of {last} is", chains[0].key)],
     )
 
 
@@ -227,6 +217,31 @@ def _fact(words: Template, place: Place) -> Question:
         wanted=people[:1],
         parse=_any_of(PEOPLE),
     )
+
+
+class Chain(NamedTuple):
+    """Names of which each has the key of the one before it, and that of the first."""
+
+    names: Sequence[str]
+    key: str
+
+
+def draw_chains(words: Template, depth: float, seed: int) -> tuple[list[Chain], list[tuple[str, float]]]:
+    """Chains of names, the first of which begins at a depth, and the sentences that tell them."""
+    draw = random.Random(seed)
+    keys = [needle.key for needle in draw_needles(words.passkey(named=True), 0, CHAINS - 1, seed)]
+    names = draw.sample(words.names, CHAINS * (HOPS + 1))
+    chains: list[Chain] = []
+    told: list[tuple[str, float]] = []
+    for at, key in enumerate(keys):
+        own = names[at * (HOPS + 1) : (at + 1) * (HOPS + 1)]
+        begin = draw.random() if at else depth
+        depths = sorted((begin + (1 - begin) * draw.random() for _ in range(HOPS)), reverse=True)
+        links = [f"{_capital(c)} has the {words.noun} of {b}." for b, c in pairwise(own)]
+        told += zip(links[::-1], depths, strict=True)  # of those at one place, the last comes first
+        told.append((f"The {words.noun} of {own[0]} is {key}.", begin))
+        chains.append(Chain(own, key))
+    return chains, told
 
 
 KINDS: Mapping[str, Kind] = {

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 
@@ -28,13 +29,16 @@ from ropepatch.model.source import TINY
 from ropepatch.settings import seed_of
 
 SHIPPED = Path(__file__).parents[2] / "recipes" / "tiny" / "pretrain.yaml"
-# Of eight rows of 256 tokens of `named`, and of 161 of every other material.
+PROMPTS = {"named": 256, "chains": 320}
+# Of eight rows of as many tokens of prompts, and of 161 of every other material.
 GOLDEN_ROWS = {
     "strings": "6446358c2961a37f",
     "copies": "80917c4a9c361f4e",
     "passkey": "0a83097660b18c5c",
-    "keys": "e3c6fb5ef16e2d48",
+    "pairs": "6ab37a6c801dc241",
+    "links": "22418c5bdb5d44ed",
     "named": "f505361d6efde8dc",
+    "chains": "57ee0c907b6734bb",
     "tales": "579bb1a2f13be9ff",
     "recalls": "c1b6b333f6862382",
     "retold": "57631cde0758c668",
@@ -135,7 +139,7 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
             b"".join(
                 part.numpy().tobytes()
                 for seed in range(8)
-                for part in draw(stock, 256 if name == "named" else 161, seed)
+                for part in draw(stock, PROMPTS.get(name, 161), seed)
             )
         ).hexdigest()[:16]
         for name, draw in MATERIALS.items()
@@ -143,22 +147,17 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
     assert rows == GOLDEN_ROWS
 
 
-def test_a_key_is_trained_on_where_its_name_has_been_told_before(stock, tokenizer):
-    beginnings = set()
-    for seed in range(30):
-        ids, labels = MATERIALS["keys"](stock, 300, seed)
-        trained = labels != IGNORED
-        assert torch.equal(ids[trained], labels[trained])
-        held, asked = {}, []
-        for sentence in tokenizer.decode(ids, skip_special_tokens=True).strip().split(". ")[:-1]:
-            saying, key = sentence.rsplit(" ", 1)
-            if saying in held:
-                asked.append(key)
-            assert held.setdefault(saying, key) == key
-            beginnings.add((saying.startswith("The pass key of"), saying.endswith(" is")))
-        assert tokenizer.decode(labels[trained]).split()[: len(asked)] == asked
-        assert 3 <= len(held) <= 10
-    assert beginnings == {(True, True), (False, True), (False, False)}
+def test_of_pairs_is_trained_what_stood_before(stock, tokenizer):
+    for seed in range(10):
+        ids, labels = MATERIALS["pairs"](stock, 49, seed)
+        names, digits = ids[1::2].tolist(), ids[2::2].tolist()
+        held = {}
+        for name, digit, label in zip(names, digits, labels[2::2].tolist(), strict=True):
+            assert label == (digit if name in held else IGNORED)
+            assert held.setdefault(name, digit) == digit
+        assert set(labels[1::2].tolist()) == {IGNORED}
+        assert tokenizer.decode(digits).isdigit()
+        assert 4 <= len(held) <= 8
 
 
 def test_named_keys_are_the_prompts_of_the_evaluation_and_trained_on_their_answers(stock, tokenizer):
@@ -173,6 +172,58 @@ def test_named_keys_are_the_prompts_of_the_evaluation_and_trained_on_their_answe
         assert text.count("Keep it well") == 4
         asked[len(answers)] += 1
     assert len(asked) > 1
+
+
+def resolved(text):
+    """Of each name that has a key, or that of another, the key; and what is asked for again."""
+    held, hops, asked = {}, {}, []
+    for sentence in text.split(". "):
+        if link := re.fullmatch(r"(The \w+ \w+) has(?: the pass key of)? (the \w+ \w+)", sentence):
+            name, other = (part.lower() for part in link.groups())
+            held[name], hops[name] = held[other], hops[other] + 1
+        elif told := re.fullmatch(
+            r"(?:The pass key of )?(the \w+ \w+)(?: is)? (\d+)", sentence, re.IGNORECASE
+        ):
+            name, key = told.group(1).lower(), told.group(2)
+            if name in held:
+                asked.append((key, hops[name]))
+            hops.setdefault(name, 0)
+            assert held.setdefault(name, key) == key
+    return held, hops, asked
+
+
+def test_of_links_is_trained_the_key_at_the_end_of_each_chain(stock, tokenizer):
+    seen, keys_of = Counter(), {48: set(), 300: set()}
+    for seed, length in product(range(60), keys_of):
+        ids, labels = MATERIALS["links"](stock, length, seed)
+        trained = labels != IGNORED
+        assert torch.equal(ids[trained], labels[trained])
+        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        held, _, asked = resolved(text.rpartition(". ")[0])
+        keys = [key for key, _ in asked]
+        assert tokenizer.decode(labels[trained]).split()[: len(keys)] == keys
+        assert len(held) <= 12
+        keys_of[length].update(map(len, keys))
+        seen.update(hops for _, hops in asked)
+    assert keys_of == {48: {1}, 300: {1, 2, 3, 4, 5}}
+    assert set(seen) == {0, 1, 2}
+
+
+def test_chains_are_the_prompts_of_the_evaluation_and_trained_on_their_answers(stock, tokenizer):
+    asked, ends = Counter(), Counter()
+    for seed in range(20):
+        ids, labels = MATERIALS["chains"](stock, 320, seed)
+        assert len(ids) == len(labels) == 320
+        page, question, rest = tokenizer.decode(ids, skip_special_tokens=True).partition(" What is")
+        held, hops, _ = resolved(page.removesuffix(".") + ". ")
+        answers = re.findall(r"\? The pass key of (.+?) is (\d+)", question + rest)
+        assert all(held[name] == key for name, key in answers)
+        assert tokenizer.decode(labels[labels != IGNORED]).split() == [key for _, key in answers]
+        assert Counter(hops.values()) == {0: 3, 1: 3, 2: 3}
+        asked[len(answers)] += 1
+        ends[hops[answers[0][0]]] += 1
+    assert len(asked) > 1
+    assert set(ends) == {2}
 
 
 @pytest.mark.parametrize("length", [11, 12])
@@ -197,6 +248,7 @@ def test_no_story_ends_with_the_last_token_of_all(stock):
         ("copies", 10, "a row of copies takes 11 tokens, got 10"),
         ("passkey", 79, "a row of passkey takes 80 tokens, got 79"),
         ("named", 100, "a passkey prompt of 100 tokens has no room for its filler"),
+        ("chains", 100, "a passkey prompt of 100 tokens has no room for its filler"),
         ("stories", 5000, r"the texts have \d+ tokens, too few for a row of 5000"),
     ],
 )
