@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import smollm2_cost
 import smollm2_study
 import smollm2_tables
 from readme import check_block
+
+from ropepatch.evaluation.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "eval" / "results" / "smollm2.json"
@@ -34,7 +37,7 @@ def test_the_page_has_the_tables_of_the_results(record, block, text):
 
 
 def test_the_page_prints_the_command_for_a_larger_model_and_what_it_costs():
-    check_block("cost", smollm2_tables.cost_text(), PAGE)
+    check_block("cost", smollm2_cost.cost_text(), PAGE)
 
 
 def test_the_front_page_has_the_short_table(record):
@@ -69,6 +72,28 @@ def row(method, kind, found, *, wanted=1, length=100, **more):
     return {"method": method, "kind": kind, "length": length, "round": 0, "seconds": 1.0} | (
         {"found": found, "wanted": wanted} | more
     )
+
+
+def test_a_score_of_lm_eval_is_kept_as_answers_found():
+    score = {"task": "niah_single_1", "metric": "4096", "value": 0.75, "n": 4, "stderr": 0.2, "version": "1"}
+    result = Result(
+        task="lm-eval",
+        label="yarn",
+        model={},
+        scaling=None,
+        target=16384,
+        parameters={},
+        env={},
+        seconds=60.0,
+        tables={"scores": [score]},
+    )
+    rows = list(smollm2_study.rows_of(result, "harness-0"))
+    assert [(row["kind"], row["length"], row["correct"], row["n"]) for row in rows] == [
+        ("niah_single_1", 4096, 3, 4)
+    ]
+    record = {"rows": [*rows, row("linear", "niah_single", [1])]}
+    assert smollm2_tables.harness_table(record).splitlines()[2:] == ["| yarn | 3/4 (30% to 95%) | 60 s |"]
+    assert smollm2_tables.lengths(record) == [100]
 
 
 def test_told_apart_are_the_most_methods_no_two_of_whose_intervals_touch():
@@ -106,7 +131,7 @@ def test_losses_agree_where_each_mean_lies_within_the_interval_of_every_other():
 def study(tmp_path_factory):
     """The command of the page, on tiny."""
     folder = tmp_path_factory.mktemp("study")
-    words = smollm2_tables.COMMAND.split()[3:]
+    words = smollm2_cost.COMMAND.split()[3:]
     swapped = {
         "--out": folder / "out",
         "--json": folder / "record.json",

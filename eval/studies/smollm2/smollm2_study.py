@@ -33,7 +33,14 @@ from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result, read_result
 from ropepatch.evaluation.subject import Subject, find_subject
 from ropepatch.evaluation.suites import Suite, read_method
-from ropepatch.evaluation.tasks import Measurement, PasskeyTask, PerplexityTask, RetrievalTask, Task
+from ropepatch.evaluation.tasks import (
+    LmEvalTask,
+    Measurement,
+    PasskeyTask,
+    PerplexityTask,
+    RetrievalTask,
+    Task,
+)
 from ropepatch.files import json_text, whole_file
 from ropepatch.pipeline.running import device, say_on_stderr
 from ropepatch.scaling.file import FIT
@@ -52,6 +59,8 @@ OTHERS = (
     "fwe",
     "fact",
 )  # short prompts in one round, long ones in the next
+HARNESS = ("niah_single_1", "niah_multikey_2")  # of RULER in lm-eval, which make their data without a network
+HARNESS_LENGTH = 4096  # the least that they count
 DEPTHS = (0.5, 0.1, 0.9, 0.3, 0.7)  # one each round
 SHORTER = ("1x", "0.5x", "0.25x")
 WHOLE = "float32"  # the folder of what is read a second time, in this precision
@@ -92,6 +101,11 @@ def parts(of: argparse.Namespace, texts: Sequence[Path]) -> Iterator[tuple[str, 
             yield f"{WHOLE}-{number}", [*asked(FIRST, SHORTER[-1:], number), *loss[1::2]]
         lengths = (of.to, SHORTER[0]) if number % 2 else SHORTER[1:]
         yield f"others-{number}", asked(OTHERS, lengths[::-1], number)
+    if of.harness:
+        yield (
+            "harness-0",
+            [LmEvalTask(tasks=HARNESS, limit=of.harness, metadata={"max_seq_lengths": [HARNESS_LENGTH]})],
+        )
 
 
 def rows_read(of: argparse.Namespace, trained: int, target: int) -> Counter[int]:
@@ -99,6 +113,8 @@ def rows_read(of: argparse.Namespace, trained: int, target: int) -> Counter[int]
     rows: Counter[int] = Counter()
     for _, tasks in parts(of, [Path(f"{index}") for index in range(of.rounds * of.documents)]):
         for one in tasks:
+            if isinstance(one, LmEvalTask):  # it says itself what it reads
+                continue
             length = relative_length(one.lengths[0], trained) if one.lengths else target
             rows[length] += (
                 of.trials if not isinstance(one, PerplexityTask) else one.documents or one.windows or 1
@@ -183,6 +199,11 @@ def rows_of(result: Result, folder: str) -> Iterator[Row]:
             "spans": spans if whole else [],
         }
         return
+    if result.task == LmEvalTask.name:
+        for row in result.tables["scores"]:
+            scored = {"kind": row["task"], "length": int(row["metric"]), "n": row["n"]}
+            yield common | scored | {"correct": round(row["value"] * row["n"])}
+        return
     passkeys = result.task == "passkey"
     for row in result.tables["by_length" if passkeys else "by_kind"]:
         kind = KEYS if passkeys else row["kind"]
@@ -242,6 +263,7 @@ def reader() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--trials", type=int, default=1, help="questions of a kind and length in a round")
     parser.add_argument("--documents", type=int, default=1, help="read in a round")
+    parser.add_argument("--harness", type=int, default=0, help="prompts of each task of lm-eval, too")
     parser.add_argument("--fit-text", help="what a fit learns from; documents of --text if not given")
     parser.add_argument("--fit-init", default="auto", help="where it starts")
     parser.add_argument("--fit-minutes", type=float, default=60)

@@ -13,7 +13,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from smollm2_study import FIRST, OTHERS, reader, rows_read
+from smollm2_study import FIRST, HARNESS, HARNESS_LENGTH, OTHERS
 
 from ropepatch.evaluation.curves import Perplexity, difference
 from ropepatch.evaluation.grid import wilson
@@ -24,12 +24,6 @@ from ropepatch.report.markdown import table
 
 Record = dict[str, Any]
 Row = dict[str, Any]
-PARAMETERS, LAYERS, WIDTH = 8.03e9, 32, 4096  # of Llama-3-8B
-SPEED = 4e14  # operations a second: two fifths of what an H100 is said to do in bfloat16
-COMMAND = (
-    "python eval/studies/smollm2/smollm2_study.py NousResearch/Meta-Llama-3-8B-Instruct "
-    "--text emozilla/pg19-test --out llama-3-8b --json llama-3-8b.json --rounds 6 --trials 4 --documents 4"
-)
 
 
 def methods(record: Record) -> list[str]:
@@ -72,9 +66,14 @@ def found_cell(rows: Sequence[Row], *, seconds: bool = True) -> str:
     found, n = counted(rows)
     if not n:
         return "–"
-    low, high = wilson(found, n)
     took = f", {sum(row['seconds'] for row in rows):.0f} s" if seconds else ""
-    return f"{found}/{n} ({low:.0%} to {high:.0%}){took}"
+    return bare_cell(found, n) + took
+
+
+def bare_cell(found: int, n: int) -> str:
+    """Answers found, with Wilson's interval."""
+    low, high = wilson(found, n)
+    return f"{found}/{n} ({low:.0%} to {high:.0%})"
 
 
 def retrieval_tables(record: Record) -> str:
@@ -87,6 +86,17 @@ def retrieval_tables(record: Record) -> str:
         ]
         blocks.append(f"**{length:,} tokens**\n\n{table(['', *FIRST, *OTHERS], rows)}")
     return "\n\n".join(blocks)
+
+
+def harness_table(record: Record) -> str:
+    """What each method finds of the tasks of lm-eval."""
+    rows = []
+    for name in methods(record):
+        scores = [row for kind in HARNESS for row in of(record, name, kind, HARNESS_LENGTH)]
+        if scores:
+            cells = [bare_cell(row["correct"], row["n"]) for row in scores]
+            rows.append([name, *cells, f"{scores[0]['seconds']:.0f} s"])
+    return table([f"at {HARNESS_LENGTH:,} tokens", *HARNESS, "time"], rows)
 
 
 def read(rows: Sequence[Row], begin: int = 0, end: int | None = None) -> Perplexity:
@@ -267,29 +277,6 @@ def short_table(record: Record) -> str:
     return table([f"at {target:,} tokens", *FIRST, "nats per token"], rows)
 
 
-def cost_text() -> str:
-    """What the command for an 8B model reads, and about how long that takes."""
-    words = COMMAND.split()[2:]
-    of = reader().parse_args(words)
-    trained, target = 8192, 16384
-    read_once = rows_read(of, trained, target)
-    times = 1 + len(of.methods.split(","))
-    tokens = times * sum(length * count for length, count in read_once.items())
-    operations = times * sum(
-        count * length * (2 * PARAMETERS + 2 * LAYERS * WIDTH * length) for length, count in read_once.items()
-    )
-    prompts = times * sum(read_once.values())
-    hours = operations / SPEED / 3600
-    texts = [
-        f"```bash\n{COMMAND}\n```\n\nIt reads {prompts:,.0f} prompts and texts, {tokens / 1e6:.1f} M tokens:",
-        f"{operations / 1e18:.2f} x 10^18 operations for 8 billion parameters, about {hours:.1f} h at",
-        f"{SPEED / 1e12:.0f} TFLOP/s (an H100 in bfloat16), and the fit {of.fit_minutes:.0f} minutes.",
-        "With `--estimate` it times a row of tokens on the machine itself, says how long all takes there,",
-        "and stops.",
-    ]
-    return " ".join(texts)
-
-
 def machine_text(record: Record) -> str:
     """Where and how it was measured."""
     env, machine, fit = record["env"], record["machine"], record["fit"]
@@ -336,6 +323,7 @@ def main() -> None:
         machine_text,
         precision_text,
         retrieval_tables,
+        harness_table,
         loss_table,
         apart_table,
         choice_text,
