@@ -35,6 +35,7 @@ GOLDEN_ROWS = {
     "strings": "6446358c2961a37f",
     "copies": "80917c4a9c361f4e",
     "passkey": "0a83097660b18c5c",
+    "pairs": "6ab37a6c801dc241",
     "links": "22418c5bdb5d44ed",
     "named": "f505361d6efde8dc",
     "chains": "57ee0c907b6734bb",
@@ -144,6 +145,33 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
         for name, draw in MATERIALS.items()
     }
     assert rows == GOLDEN_ROWS
+
+
+def test_of_pairs_is_trained_what_stood_before(stock, tokenizer):
+    for seed in range(10):
+        ids, labels = MATERIALS["pairs"](stock, 49, seed)
+        names, digits = ids[1::2].tolist(), ids[2::2].tolist()
+        held = {}
+        for name, digit, label in zip(names, digits, labels[2::2].tolist(), strict=True):
+            assert label == (digit if name in held else IGNORED)
+            assert held.setdefault(name, digit) == digit
+        assert set(labels[1::2].tolist()) == {IGNORED}
+        assert tokenizer.decode(digits).isdigit()
+        assert 4 <= len(held) <= 8
+
+
+def test_named_keys_are_the_prompts_of_the_evaluation_and_trained_on_their_answers(stock, tokenizer):
+    asked = Counter()
+    for seed in range(20):
+        ids, labels = MATERIALS["named"](stock, 256, seed)
+        assert len(ids) == len(labels) == 256
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        answers = re.findall(r"\? The pass key of (.+?) is (\d+)", text)
+        assert all(text.count(f"The pass key of {name} is {key}. Keep it well") == 1 for name, key in answers)
+        assert tokenizer.decode(labels[labels != IGNORED]).split() == [key for _, key in answers]
+        assert text.count("Keep it well") == 4
+        asked[len(answers)] += 1
+    assert len(asked) > 1
 
 
 def resolved(text):

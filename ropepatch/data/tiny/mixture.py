@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ropepatch.data.documents import BOS, GeneratedDocument, copying
+from ropepatch.data.documents import BOS, EOS, GeneratedDocument, copying
 from ropepatch.data.prompts import Page, Prompt, draw_needles, needle_prompt, page_prompt
 from ropepatch.data.question_words import TEMPLATES
 from ropepatch.data.questions import CHAINS, HOPS, OTHERS, draw_chains
@@ -30,10 +30,9 @@ FEW, CASTS = 6, 64  # subjects of the tales that train recall, and how many sets
 SHORTEST_COPY = 4  # tokens of the sequence
 SHORTEST_KEY = 5  # tokens of a sentence that tells one
 SHORT = 32  # tokens of a row of links for each way to say it, and for each digit of a key
-MOST, TOLD = (
-    12,
-    (0.5, 0.75, 1.0),
-)  # names of a row of links; how often another is told of where one may be asked
+PAIRS = 4, 8  # how many
+MOST = 12  # names of a row of links
+TOLD = (0.5, 0.75, 1.0)  # how often another is told of where one may be asked
 LINKED = 0.66  # how often another has the key of one before
 LINKS = ("{name} has {other}", "{name} has {other}", "{name} has the pass key of {other}")  # of each saying
 SAYINGS = ("{name}", "{name} is", "the pass key of {name} is")  # what stands before a key
@@ -100,6 +99,20 @@ def passkey(stock: Stock, length: int, seed: int) -> Row:
     tokens = draw.randint(SHORTEST_PASSKEY, length) if shorter else length
     prompt = stock.narrator.passkey(tokens, draw.getrandbits(64)).ids
     return _all(torch.cat([prompt, stock.narrator.tale(length, draw.getrandbits(64)).ids])[:length])
+
+
+def pairs(stock: Stock, length: int, seed: int) -> Row:
+    """Random tokens, each with a digit of its own, again and again; trained on those that stood before."""
+    draw = random.Random(seed)
+    digits = [tokens[-1] for tokens in stock.narrator.encode([f" {digit}" for digit in range(10)])]
+    names = draw.sample(range(EOS + 1, stock.vocab_size), draw.randint(*PAIRS))
+    held: dict[int, int] = {}
+    ids, labels = [BOS], [IGNORED]
+    while len(ids) < length:
+        name = draw.choice(names)
+        labels += [IGNORED, held.get(name, IGNORED)]
+        ids += [name, held.setdefault(name, draw.choice(digits))]
+    return torch.tensor(ids[:length]), torch.tensor(labels[:length])
 
 
 def links(stock: Stock, length: int, seed: int) -> Row:
@@ -202,6 +215,7 @@ MATERIALS: dict[str, Callable[[Stock, int, int], Row]] = {
     "strings": strings,
     "copies": copies,
     "passkey": passkey,
+    "pairs": pairs,
     "links": links,
     "named": named,
     "chains": chains,
