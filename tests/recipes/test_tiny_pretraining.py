@@ -57,6 +57,14 @@ def stock(tokenizer):
     return Stock.of(tokenizer, [TEXT, "And then it rained."])
 
 
+@pytest.mark.parametrize("name", ["pretrain", "chains"])
+def test_a_recipe_of_the_bundled_checkpoint_makes_two_million_parameters(name):
+    recipe = read_recipe(SHIPPED.with_name(f"{name}.yaml"))
+    with torch.device("meta"):
+        model = LlamaForCausalLM(recipe.config())
+    assert 1.9e6 < sum(weight.numel() for weight in model.parameters()) < 2e6
+
+
 # Seeds
 
 
