@@ -1,6 +1,7 @@
 """The study of a real model runs from one command, goes on where it stopped, and its page has its tables."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ropepatch.evaluation.results import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "eval" / "results" / "smollm2.json"
+TINY = RESULTS.with_name("tiny-retrieval.json")
 PAGE = ROOT / "eval" / "studies" / "smollm2" / "smollm2.md"
 
 
@@ -34,6 +36,45 @@ def record():
 )
 def test_the_page_has_the_tables_of_the_results(record, block, text):
     check_block(block, text(record), PAGE)
+
+
+@pytest.fixture(scope="module")
+def tiny_record():
+    return json.loads(TINY.read_text())
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ("tiny-retrieval", smollm2_tables.retrieval_tables),
+        ("tiny-loss", smollm2_tables.loss_table),
+        ("tiny-apart", smollm2_tables.apart_table),
+    ],
+)
+def test_the_page_has_the_tables_of_tiny(tiny_record, block, text):
+    check_block(block, text(tiny_record), PAGE)
+
+
+def test_what_the_page_says_of_the_tables_of_tiny_is_in_them(tiny_record):
+    chains = {
+        (length, kind): [name for name, _, _ in smollm2_tables.apart(tiny_record, [kind], length)]
+        for length in smollm2_tables.lengths(tiny_record)
+        for kind in (*smollm2_study.FIRST, *smollm2_study.OTHERS)
+    }
+    four = chains.pop((1024, "niah_single"))
+    assert four == ["as it is", "ntk", "llama3", "dca"]
+    assert max(map(len, chains.values())) < 3
+    nats = {
+        name: smollm2_tables.read(smollm2_tables.losses(tiny_record, name))
+        for name in smollm2_tables.methods(tiny_record)
+    }
+    assert sorted(four, key=lambda name: -nats[name].mean) == four
+    assert all(nats[one].interval[0] > nats[next_one].interval[1] for one, next_one in pairwise(four))
+    assert abs(nats["dca"].mean - nats["self-extend"].mean) < 0.001
+    for kind in (smollm2_study.KEYS, *smollm2_study.OTHERS):
+        for method in nats:
+            found, n = smollm2_tables.counted(smollm2_tables.of(tiny_record, method, kind))
+            assert found <= 0.1 * n
 
 
 def test_the_page_prints_the_command_for_a_larger_model_and_what_it_costs():
