@@ -32,6 +32,7 @@ def tiny_record():
     ("block", "text"),
     [
         ("retrieval", smollm2_tables.retrieval_tables),
+        ("harness", smollm2_tables.harness_table),
         ("loss", smollm2_tables.loss_table),
         ("apart", smollm2_tables.apart_table),
         ("choice", smollm2_tables.choice_text),
@@ -120,14 +121,17 @@ def test_a_score_of_lm_eval_is_kept_as_answers_found():
         parameters={},
         env={},
         seconds=60.0,
-        tables={"scores": [score]},
+        tables={"scores": [score, score | {"task": "niah_multikey_2", "value": 0.0}]},
     )
     rows = list(smollm2_study.rows_of(result, "harness-0"))
     assert [(row["kind"], row["length"], row["correct"], row["n"]) for row in rows] == [
-        ("niah_single_1", 4096, 3, 4)
+        ("niah_single_1", 4096, 3, 4),
+        ("niah_multikey_2", 4096, 0, 4),
     ]
     record = {"rows": [*rows, row("linear", "niah_single", [1])]}
-    assert smollm2_tables.harness_table(record).splitlines()[2:] == ["| yarn | 3/4 (30% to 95%) | 60 s |"]
+    assert smollm2_tables.harness_table(record).splitlines()[2:] == [
+        "| yarn | 3/4 (30% to 95%) | 0/4 (0% to 49%) | 60 s |"
+    ]
     assert smollm2_tables.lengths(record) == [100]
 
 

@@ -200,9 +200,11 @@ def rows_of(result: Result, folder: str) -> Iterator[Row]:
         }
         return
     if result.task == LmEvalTask.name:
-        for row in result.tables["scores"]:
+        scores = result.tables["scores"]
+        for row in scores:
             scored = {"kind": row["task"], "length": int(row["metric"]), "n": row["n"]}
-            yield common | scored | {"correct": round(row["value"] * row["n"])}
+            time = {"seconds": round(result.seconds / len(scores), 2)}
+            yield common | scored | time | {"correct": round(row["value"] * row["n"])}
         return
     passkeys = result.task == "passkey"
     for row in result.tables["by_length" if passkeys else "by_kind"]:

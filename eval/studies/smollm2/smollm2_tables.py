@@ -95,7 +95,7 @@ def harness_table(record: Record) -> str:
         scores = [row for kind in HARNESS for row in of(record, name, kind, HARNESS_LENGTH)]
         if scores:
             cells = [bare_cell(row["correct"], row["n"]) for row in scores]
-            rows.append([name, *cells, f"{scores[0]['seconds']:.0f} s"])
+            rows.append([name, *cells, f"{sum(row['seconds'] for row in scores):.0f} s"])
     return table([f"at {HARNESS_LENGTH:,} tokens", *HARNESS, "time"], rows)
 
 
