@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
-from ropepatch.data.prompts import PasskeyTemplate
-from ropepatch.data.questions import draw_question
 from ropepatch.data.texts import read_documents
 from ropepatch.data.tiny.grammar import tell
 from ropepatch.data.tiny.mixture import MATERIALS, Stock
+from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.files import check_resumed, new_folder, read_json, write_json
@@ -107,16 +105,10 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
 def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerFast:
     """The recipe's tokenizer, trained on tales, on the words of the pass key prompts and on the texts."""
     tales = [tell(100, seed_of("tokenizer", index)) for index in range(800)]
-    words = PasskeyTemplate()
-    prompt = " ".join([words.intro, *words.filler, words.needle.replace("{key}", "01234"), words.question])
-    pages: list[str] = []
-    if any("named" in stage.mixture for stage in recipe.stages):
-        for kind, trial in product(("niah_multikey", "vt"), range(500)):
-            page = draw_question(kind, "village", length=256, depth=0.0, trial=trial, seed=recipe.seed)
-            answers = [f"{before} {answer}" for before, answer in page.answers]
-            pages.append(" ".join([page.intro, *(text for text, _ in page.needles), page.text, *answers]))
+    needle = PASSKEY.needle.replace("{key}", "01234")
+    prompt = " ".join([PASSKEY.intro, *PASSKEY.filler, needle, PASSKEY.question])
     return train_tokenizer(
-        [*tales, *[prompt] * 500, *pages, *documents],
+        [*tales, *[prompt] * 500, *documents],
         vocab_size=recipe.vocab_size,
         model_max_length=recipe.model["max_position_embeddings"],
     )

@@ -7,14 +7,15 @@ from itertools import product
 
 import pytest
 import torch
-from passkey_cases import TOKENIZERS
 from tiny_corpus_oracle import Assignments, Words, enumerated_log_probs, passkey_log_probs, passkey_prompts
-from transformers import AutoTokenizer, LlamaForCausalLM
+from tokenization import train_tokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropepatch.data.documents import BOS, EOS, copying
-from ropepatch.data.prompts import PasskeyTemplate
+from ropepatch.data.tiny import corpus
 from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.data.tiny.grammar import KINDS, SENTENCES, Sentence, tell
+from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.settings import seed_of
@@ -112,21 +113,21 @@ def test_the_words_would_give_a_plausible_mistake_away(narrator, words, sabotage
 
 # Passkeys
 
-SHORT = PasskeyTemplate(
+SHORT = PASSKEY._replace(
     intro="Read on.",
     filler=("The mill wheel turns and turns.", "Bread cools.", "The pass is closed."),
     digits=1,
 )
 
 
-def prompts_of(tokenizer, template, length):
-    prompts = passkey_prompts(tokenizer, template, length)
+def prompts_of(tokenizer, words, length):
+    prompts = passkey_prompts(tokenizer, words, length)
     return prompts, set(tokenizer("0123456789", add_special_tokens=False).input_ids)
 
 
 @pytest.mark.parametrize("length", range(96, 128, 3))  # the filler sentence is cut anywhere
 def test_a_passkey_prompt_is_as_probable_as_its_places_and_keys_say(narrator, tokenizer, length):
-    prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), length)
+    prompts, digits = prompts_of(tokenizer, PASSKEY, length)
     document = narrator.passkey(length, seed=length)
     for window in (None, document.reach, document.reach + length % 7, 60):
         oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
@@ -137,7 +138,7 @@ def test_a_passkey_prompt_is_as_probable_as_its_places_and_keys_say(narrator, to
 def test_a_long_passkey_prompt_is_exact_where_the_window_just_reaches_the_key_or_cuts_it(
     narrator, tokenizer, seed
 ):
-    prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), 230)
+    prompts, digits = prompts_of(tokenizer, PASSKEY, 230)
     document = narrator.passkey(230, seed)
     distance = int(document.distance.max())
     for window in (distance - 3, distance - 1, distance, distance + 1):
@@ -147,9 +148,10 @@ def test_a_long_passkey_prompt_is_exact_where_the_window_just_reaches_the_key_or
 
 
 @pytest.mark.parametrize("digits", [1, 2])
-def test_a_short_prompt_agrees_with_counting_every_place_and_key(narrator, tokenizer, digits):
-    template = SHORT.model_copy(update={"digits": digits})
-    prompts, _ = prompts_of(tokenizer, template, 70)
+def test_a_short_prompt_agrees_with_counting_every_place_and_key(narrator, tokenizer, digits, monkeypatch):
+    short = SHORT._replace(digits=digits)
+    monkeypatch.setattr(corpus, "PASSKEY", short)
+    prompts, _ = prompts_of(tokenizer, short, 70)
     spelt = tokenizer("0123456789", add_special_tokens=False).input_ids
     documents = [
         [key[token[0]] if isinstance(token, tuple) else token for token in prompt]
@@ -157,23 +159,24 @@ def test_a_short_prompt_agrees_with_counting_every_place_and_key(narrator, token
         for key in product(spelt, repeat=digits)
     ]
     for seed in range(4):
-        document = narrator.passkey(70, seed, template)
+        document = narrator.passkey(70, seed)
         assert document.ids.tolist() in documents
         for window in (None, document.reach, document.reach + 9):
             oracle = enumerated_log_probs(documents, document.ids.tolist(), window)
             assert off(document, oracle, window) < EXACT
 
 
-def test_filler_that_comes_round_like_the_needle_takes_a_longer_window(narrator, tokenizer):
-    template = PasskeyTemplate(digits=8)  # the needle is as long as a round of filler: it moves nothing
-    prompts, digits = prompts_of(tokenizer, template, 230)
-    document = narrator.passkey(230, seed=3, template=template)
+def test_filler_that_comes_round_like_the_needle_takes_a_longer_window(narrator, tokenizer, monkeypatch):
+    assert narrator.passkey(230, seed=3).reach < 30
+    words = PASSKEY._replace(digits=8)  # the needle is as long as a round of filler: it moves nothing
+    monkeypatch.setattr(corpus, "PASSKEY", words)
+    prompts, digits = prompts_of(tokenizer, words, 230)
+    document = narrator.passkey(230, seed=3)
     assert document.reach > 100
     exact = passkey_log_probs(prompts, document.ids.tolist(), digits, document.reach)
     assert off(document, exact, document.reach) < EXACT
     shorter = passkey_log_probs(prompts, document.ids.tolist(), digits, 40)
     assert off(replace(document, reach=40), shorter, 40) > 0.01
-    assert narrator.passkey(230, seed=3).reach < 30
 
 
 def hazard_off_by_one(document):
@@ -195,7 +198,7 @@ def hazard_off_by_one(document):
     ids=["one place more", "decided one token later", "distance + 1", "place known beforehand"],
 )
 def test_the_places_would_give_a_plausible_mistake_away(narrator, tokenizer, sabotage):
-    prompts, digits = prompts_of(tokenizer, PasskeyTemplate(), 200)
+    prompts, digits = prompts_of(tokenizer, PASSKEY, 200)
     document = narrator.passkey(200, seed=2)
     window = int(document.distance.max())
     oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
@@ -203,11 +206,21 @@ def test_the_places_would_give_a_plausible_mistake_away(narrator, tokenizer, sab
     assert off(sabotage(document), oracle, window) > 0.01
 
 
-def test_a_template_with_digits_of_its_own_is_refused(narrator):
-    template = PasskeyTemplate(intro="Page 7.")
+def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_shortest(narrator):
+    with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
+        narrator.passkey(66, seed=0)
+    assert "the shortest takes 67 tokens" in caught.value.hint
+    assert len(narrator.passkey(67, seed=0).ids) == 67
+
+
+@pytest.mark.parametrize("joined", [["sill. Smoke"], [f"{number:02}" for number in range(100)]])
+def test_a_tokenizer_that_joins_pieces_of_a_passkey_prompt_or_digits_is_refused(joined):
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.add_tokens(joined)
+    narrator = Narrator(tokenizer, [fact("Rain falls on the roofs.", 1.0, None)])
     with pytest.raises(RopepatchError, match="probabilities of a passkey are not known") as caught:
-        narrator.passkey(200, seed=0, template=template)
-    assert "a template without digits" in caught.value.hint
+        narrator.passkey(200, seed=0)
+    assert "digits one by one" in caught.value.hint
 
 
 # Copies
@@ -251,13 +264,16 @@ def draws(tokenizer, sort):
     narrator = Narrator(tokenizer, FEW)
     return {
         "tales": (narrator.tale(14, seed) for seed in range(4000)),
-        "passkeys": (narrator.passkey(60, seed, SHORT) for seed in range(800)),
+        "passkeys": (narrator.passkey(60, seed) for seed in range(800)),
         "copies": (copying(3, 6, seed) for seed in range(3000)),
     }[sort]
 
 
 @pytest.mark.parametrize("sort", ["tales", "passkeys", "copies"])
-def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_comes(tokenizer, sort):
+def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_comes(
+    tokenizer, sort, monkeypatch
+):
+    monkeypatch.setattr(corpus, "PASSKEY", SHORT)
     stated, drawn = totals(draws(tokenizer, sort))
     assert sum(stated.values()) == pytest.approx(1, abs=1e-9)
     trials = drawn.total()
@@ -338,12 +354,12 @@ def test_a_told_text_is_of_the_same_process(words):
 # Tokenizers and sentences whose probabilities would be wrong
 
 
-def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused():
+def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused(tokenizer):
     with pytest.raises(RopepatchError, match=r"splits '.*' so that one part tells something") as caught:
-        Narrator(TOKENIZERS["single_bytes"]())
+        Narrator(train_tokenizer([], vocab_size=258, model_max_length=256))  # bytes
     assert "names in one token and digits one by one" in caught.value.hint
     with pytest.raises(RopepatchError, match="no beginning-of-sequence token"):
-        Narrator(TOKENIZERS["gpt2"]())
+        Narrator(PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer))
 
 
 @pytest.mark.parametrize(

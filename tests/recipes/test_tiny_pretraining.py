@@ -2,10 +2,8 @@
 
 import hashlib
 import random
-import re
 import shutil
 from collections import Counter
-from itertools import product
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,23 +20,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from typer.testing import CliRunner
 
 from ropepatch.data.documents import BOS, EOS
-from ropepatch.data.templates import NAMES
 from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.settings import seed_of
 
 SHIPPED = Path(__file__).parents[2] / "recipes" / "tiny" / "pretrain.yaml"
-PROMPTS = {"named": 256, "chains": 320}
-# Of eight rows of as many tokens of prompts, and of 161 of every other material.
+# Of eight rows of 161 tokens.
 GOLDEN_ROWS = {
     "strings": "6446358c2961a37f",
     "copies": "80917c4a9c361f4e",
     "passkey": "0a83097660b18c5c",
-    "pairs": "6ab37a6c801dc241",
-    "links": "22418c5bdb5d44ed",
-    "named": "f505361d6efde8dc",
-    "chains": "57ee0c907b6734bb",
     "tales": "579bb1a2f13be9ff",
     "recalls": "c1b6b333f6862382",
     "retold": "57631cde0758c668",
@@ -57,9 +49,8 @@ def stock(tokenizer):
     return Stock.of(tokenizer, [TEXT, "And then it rained."])
 
 
-@pytest.mark.parametrize("name", ["pretrain", "chains"])
-def test_a_recipe_of_the_bundled_checkpoint_makes_two_million_parameters(name):
-    recipe = read_recipe(SHIPPED.with_name(f"{name}.yaml"))
+def test_the_recipe_of_the_bundled_checkpoint_makes_two_million_parameters():
+    recipe = read_recipe(SHIPPED)
     with torch.device("meta"):
         model = LlamaForCausalLM(recipe.config())
     assert 1.9e6 < sum(weight.numel() for weight in model.parameters()) < 2e6
@@ -144,94 +135,11 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
     """The rows are part of the recipe: a change here makes other weights."""
     rows = {
         name: hashlib.sha256(
-            b"".join(
-                part.numpy().tobytes()
-                for seed in range(8)
-                for part in draw(stock, PROMPTS.get(name, 161), seed)
-            )
+            b"".join(part.numpy().tobytes() for seed in range(8) for part in draw(stock, 161, seed))
         ).hexdigest()[:16]
         for name, draw in MATERIALS.items()
     }
     assert rows == GOLDEN_ROWS
-
-
-def test_of_pairs_is_trained_what_stood_before(stock, tokenizer):
-    for seed in range(10):
-        ids, labels = MATERIALS["pairs"](stock, 49, seed)
-        names, digits = ids[1::2].tolist(), ids[2::2].tolist()
-        held = {}
-        for name, digit, label in zip(names, digits, labels[2::2].tolist(), strict=True):
-            assert label == (digit if name in held else IGNORED)
-            assert held.setdefault(name, digit) == digit
-        assert set(labels[1::2].tolist()) == {IGNORED}
-        assert tokenizer.decode(digits).isdigit()
-        assert 4 <= len(held) <= 8
-
-
-def test_named_keys_are_the_prompts_of_the_evaluation_and_trained_on_their_answers(stock, tokenizer):
-    asked = Counter()
-    for seed in range(20):
-        ids, labels = MATERIALS["named"](stock, 256, seed)
-        assert len(ids) == len(labels) == 256
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        answers = re.findall(r"\? The pass key of (.+?) is (\d+)", text)
-        assert all(text.count(f"The pass key of {name} is {key}. Keep it well") == 1 for name, key in answers)
-        assert tokenizer.decode(labels[labels != IGNORED]).split() == [key for _, key in answers]
-        assert text.count("Keep it well") == 4
-        asked[len(answers)] += 1
-    assert len(asked) > 1
-
-
-def resolved(text):
-    """Of each name that has a key, or that of another, the key; and what is asked for again."""
-    held, hops, asked = {}, {}, []
-    for sentence in text.split(". "):
-        if link := re.fullmatch(r"(The \w+ \w+) has(?: the pass key of)? (the \w+ \w+)", sentence):
-            name, other = (part.lower() for part in link.groups())
-            held[name], hops[name] = held[other], hops[other] + 1
-        elif told := re.fullmatch(
-            r"(?:The pass key of )?(the \w+ \w+)(?: is)? (\d+)", sentence, re.IGNORECASE
-        ):
-            name, key = told.group(1).lower(), told.group(2)
-            if name in held:
-                asked.append((key, hops[name]))
-            hops.setdefault(name, 0)
-            assert held.setdefault(name, key) == key
-    return held, hops, asked
-
-
-def test_of_links_is_trained_the_key_at_the_end_of_each_chain(stock, tokenizer):
-    seen, keys_of = Counter(), {48: set(), 300: set()}
-    for seed, length in product(range(60), keys_of):
-        ids, labels = MATERIALS["links"](stock, length, seed)
-        trained = labels != IGNORED
-        assert torch.equal(ids[trained], labels[trained])
-        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
-        held, _, asked = resolved(text.rpartition(". ")[0])
-        keys = [key for key, _ in asked]
-        assert tokenizer.decode(labels[trained]).split()[: len(keys)] == keys
-        assert len(held) <= 12
-        keys_of[length].update(map(len, keys))
-        seen.update(hops for _, hops in asked)
-    assert keys_of == {48: {1}, 300: {1, 2, 3, 4, 5}}
-    assert set(seen) == {0, 1, 2}
-
-
-def test_chains_are_the_prompts_of_the_evaluation_and_trained_on_their_answers(stock, tokenizer):
-    asked, ends = Counter(), Counter()
-    for seed in range(20):
-        ids, labels = MATERIALS["chains"](stock, 320, seed)
-        assert len(ids) == len(labels) == 320
-        page, question, rest = tokenizer.decode(ids, skip_special_tokens=True).partition(" What is")
-        held, hops, _ = resolved(page.removesuffix(".") + ". ")
-        answers = re.findall(r"\? The pass key of (.+?) is (\d+)", question + rest)
-        assert all(held[name] == key for name, key in answers)
-        assert tokenizer.decode(labels[labels != IGNORED]).split() == [key for _, key in answers]
-        assert Counter(hops.values()) == {0: 3, 1: 3, 2: 3}
-        asked[len(answers)] += 1
-        ends[hops[answers[0][0]]] += 1
-    assert len(asked) > 1
-    assert set(ends) == {2}
 
 
 @pytest.mark.parametrize("length", [11, 12])
@@ -255,8 +163,6 @@ def test_no_story_ends_with_the_last_token_of_all(stock):
     [
         ("copies", 10, "a row of copies takes 11 tokens, got 10"),
         ("passkey", 79, "a row of passkey takes 80 tokens, got 79"),
-        ("named", 100, "a passkey prompt of 100 tokens has no room for its filler"),
-        ("chains", 100, "a passkey prompt of 100 tokens has no room for its filler"),
         ("stories", 5000, r"the texts have \d+ tokens, too few for a row of 5000"),
     ],
 )
@@ -406,17 +312,6 @@ def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
     assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o644
     before = load_file(finished.parent / "one" / "done" / "model.safetensors")
     assert all((before[name] - trained[name]).abs().max() > 1e-4 for name in before)
-
-
-@pytest.mark.slow
-def test_a_recipe_with_named_keys_has_the_words_of_their_prompts_as_tokens():
-    words = [word for name in NAMES for word in name.split()]
-    stages = [
-        content(stage={"mixture": {kind: 1.0}, "windows": [22]})["stages"][0] for kind in ("tales", "named")
-    ]
-    for stage, size, whole in zip(stages, (740, 790), (False, True), strict=True):
-        made = make_tokenizer(Recipe(**content(vocab_size=size) | {"stages": [stage]}), [])
-        assert all(len(made.tokenize(f" {word}")) == 1 for word in [*words, "keys", "has"]) is whole
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ class Assignments:
 # Passkeys: every place of the needle; a digit of the key is (k,) in place of a token.
 
 
-def passkey_prompts(tokenizer, template, length):
+def passkey_prompts(tokenizer, words, length):
     """The prompt with the needle in each place, in tokens; a tuple (k,) is the k-th digit of the key."""
     digits = {f"{n}": tokenizer(f"{n}", add_special_tokens=False).input_ids for n in range(10)}
     zero = digits["0"][0]
@@ -171,18 +171,18 @@ def passkey_prompts(tokenizer, template, length):
 
     def keyed(text):
         tokens, digit = [], 0
-        for token in split(text.format(key="0" * template.digits)):
-            tokens.append((digit % template.digits,) if token == zero else token)
+        for token in split(text.format(key="0" * words.digits)):
+            tokens.append((digit % words.digits,) if token == zero else token)
             digit += token == zero
         return tokens
 
-    intro = [tokenizer.bos_token_id, *split(template.intro)]
-    end = keyed(f" {template.question} {{key}}")
-    needle = keyed(f" {template.needle}")
+    intro = [tokenizer.bos_token_id, *split(words.intro)]
+    end = keyed(f" {words.question} {{key}}")
+    needle = keyed(f" {words.needle}")
     room = length - len(intro) - len(end) - len(needle)
     sentences = []
     while sum(map(len, sentences)) < room:
-        sentences.insert(0, split(" " + template.filler[-1 - len(sentences) % len(template.filler)]))
+        sentences.insert(0, split(" " + words.filler[-1 - len(sentences) % len(words.filler)]))
     sentences[0] = sentences[0][sum(map(len, sentences)) - room :]
     places = [[*sentences[:at], needle, *sentences[at:]] for at in range(len(sentences) + 1)]
     return [[*intro, *chain.from_iterable(place), *end] for place in places]

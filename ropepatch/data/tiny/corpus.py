@@ -13,13 +13,12 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from itertools import accumulate, chain, cycle, pairwise
 from typing import TYPE_CHECKING
 
 from ropepatch.data.documents import GeneratedDocument
-from ropepatch.data.prompts import PasskeyTemplate, passkey_prompt
 from ropepatch.data.tiny.grammar import SENTENCES, Sentence
+from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
@@ -131,38 +130,50 @@ class Narrator:
             distance += [here - last] * len(value) + [0] * len(rest)
         return GeneratedDocument.of(ids[:length], prior[:length], distance[:length], reach=self._longest)
 
-    def passkey(self, length: int, seed: int, template: PasskeyTemplate | None = None) -> GeneratedDocument:
-        """A prompt of the passkey evaluation with its answer; needle's place and key are drawn uniformly.
+    def passkey(self, length: int, seed: int) -> GeneratedDocument:
+        """A passkey prompt with its answer; the needle's place and the key are drawn uniformly.
 
         Raises:
-            RopepatchError: The length has no room for the prompt, the tokenizer does not split digits one by
-                one, or the template has digits of its own.
+            RopepatchError: The length has no room for the prompt, or the tokenizer does not split it into
+                words and digits.
         """
-        words = template or PasskeyTemplate()
         draw = random.Random(seed)
-        key = "".join(draw.choices("0123456789", k=words.digits))
-        (digits,) = self.encode([key])
-        fixed = "".join([words.intro, *words.filler, words.needle.replace("{key}", ""), words.question])
-        if len(digits) != len(key) or any(map(str.isdigit, fixed)):
+        key = "".join(draw.choices("0123456789", k=PASSKEY.digits))
+        hidden, question = PASSKEY.needle.replace("{key}", key), f"{PASSKEY.question} {key}"
+        pieces = [PASSKEY.intro, *(f" {text}" for text in (*PASSKEY.filler, hidden, question))]
+        *split, whole, digits = self.encode([*pieces, "".join(pieces), key])
+        if whole != tuple(chain(*split)) or len(digits) != len(key):
             raise RopepatchError(
                 "the probabilities of a passkey are not known",
-                hint="use a tokenizer that splits digits one by one, and a template without digits",
+                hint="use a tokenizer that splits a text into words, and digits one by one",
             )
-        ask = partial(passkey_prompt, self.tokenizer, length=length, key=key, template=words)
-        places = len(ask(depth=0.0).sentences)
+        intro, *filler, needle, end = split
+        first = (self.tokenizer.bos_token_id, *intro)
+        room = length - len(first) - len(needle) - len(end)
+        if room < len(filler[-1]):
+            raise RopepatchError(
+                f"a passkey prompt of {length} tokens has no room for its filler",
+                hint=f"the shortest takes {length - room + len(filler[-1])} tokens with this tokenizer",
+            )
+        told: list[Tokens] = []  # filler, of which the first sentence may have lost its first tokens
+        for sentence in cycle(reversed(filler)):
+            told.insert(0, sentence[-room:])
+            room -= len(told[0])
+            if room == 0:
+                break
+        gaps = list(accumulate(map(len, told), initial=len(first)))  # where the needle may stand
+        without = (*first, *chain(*told), *end)
+        places = len(gaps)
         place = draw.randrange(places)
-        prompt = ask(depth=place / (places - 1))
-        ids = tuple(prompt.ids.tolist())
-        begin, end = prompt.needle
-        needle, without = ids[begin:end], ids[:begin] + ids[end:]
-        gaps = [at - len(needle) if at > begin else at for at in prompt.sentences]
+        begin = gaps[place]
+        ids = (*without[:begin], *needle, *without[begin:])
 
         prior, distance = [0.0] * length, [0] * length
         for passed, gap in enumerate(gaps[: place + 1]):  # up to the needle the prompt is as without it
             chance = 1 / (places - passed)  # that the needle stands here, if not before
             decided = gap + _common(needle, without[gap:])
             prior[decided] += math.log(chance if passed == place else 1 - chance)
-        mentions = [at for at in range(begin, end) if ids[at : at + len(digits)] == digits]
+        mentions = [at for at in range(begin, begin + len(needle)) if ids[at : at + len(digits)] == digits]
         for digit in range(len(digits)):
             answer = length - len(digits) + digit
             prior[mentions[0] + digit] -= math.log(10)
@@ -170,7 +181,7 @@ class Narrator:
             distance[answer] = answer - (mentions[-1] + digit)
         # Whether the needle has been, where it is out of sight, shows in which filler stands where: it has
         # moved that by its own length. After one round of filler nothing new can come.
-        reach = len(needle) + _alike(needle, without, gaps[: len(words.filler) + 1], gaps[-1])
+        reach = len(needle) + _alike(needle, without, gaps[: len(filler) + 1], gaps[-1])
         return GeneratedDocument.of(ids, prior, distance, reach=reach)
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
