@@ -46,6 +46,18 @@ def gives_positions(module: nn.Module) -> bool:
     return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
+def cache_keyword(model: nn.Module) -> str | None:
+    """Under which name its forward takes the key-value cache, and its output holds it; None if it takes none.
+
+    transformers 5.24 calls `cache` what was `past_key_values`, and warns of the old name.
+    """
+    for module in model.modules():  # wrappers such as PEFT's pass keywords on
+        taken = inspect.signature(module.forward).parameters
+        if name := next((name for name in ("cache", "past_key_values") if name in taken), None):
+            return name
+    return None
+
+
 @contextmanager
 def decoded_once(
     model: PreTrainedModel,

@@ -6,11 +6,12 @@ from threading import Barrier, Event
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model.head import evaluating, shadowed
+from ropepatch.model.head import cache_keyword, evaluating, shadowed
 
 LENGTH = 48
 
@@ -79,3 +80,21 @@ def test_a_copy_made_during_a_measurement_is_not_measured():
         twin.__dict__ = dict(layer.__dict__)
     with pytest.raises(RopepatchError, match="copied while it was measured"), shadowed(twin, lambda x: x):
         pass
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "within a LoRA"])
+def test_the_cache_is_taken_and_given_under_one_name(wrapped):
+    stock, model = tiny_model("llama").eval(), tiny_model("llama").eval()
+    if wrapped:
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    keyword = cache_keyword(model)
+    ids = torch.arange(3, 11)[None]
+    with torch.no_grad():
+        first = model(input_ids=ids[:, :5], use_cache=True)
+        then = model(input_ids=ids[:, 5:], use_cache=True, **{keyword: first[keyword]})
+        assert first[keyword].get_seq_length() == 8
+        assert torch.allclose(then.logits, stock(ids, use_cache=False).logits[:, 5:], atol=1e-5)
+
+
+def test_a_model_that_takes_no_cache_has_no_name_for_it():
+    assert cache_keyword(torch.nn.Sequential(torch.nn.Linear(2, 2))) is None
