@@ -145,7 +145,12 @@ def tell(batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Tensor
     Which keys are tokens, the column of the first query, and how many keys it sees at most, or 0. Documents
     of a packed row and a user's own functions are a mask.
     """
-    if asked.get("use_vmap") or not (asked.get("allow_is_causal_skip", True) or q_length == 1):
+    plain = asked.get("allow_is_causal_skip", True) or q_length == 1
+    if q_length != kv_length and not plain:  # a static cache, before transformers 5.14
+        columns = torch.arange(kv_length - 1, device=asked.get("device", "cpu"))[None]
+        rows = torch.arange(batch_size, device=columns.device)[:, None]
+        plain = not asked["mask_function"](rows, 0, columns, columns + 1).any()
+    if asked.get("use_vmap") or not plain:
         return sdpa_mask(batch_size, q_length, kv_length, **asked | {"allow_is_causal_skip": False})
     told = torch.ones(batch_size, kv_length + 2, dtype=torch.long, device=asked.get("device", "cpu"))
     first = asked.get("kv_offset", 0)
