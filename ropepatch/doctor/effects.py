@@ -19,6 +19,7 @@ from ropepatch.files import write_json
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding
 from ropepatch.model.config import load_text_config, text_config
+from ropepatch.model.head import reading_on
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import RotarySite, find_rotary, float32_on_cpu, rotating_by
 from ropepatch.model.stock import stock_code
@@ -152,11 +153,11 @@ def _written(model: Any, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     config = text_config(model.config)
     start = config.bos_token_id if isinstance(config.bos_token_id, int) else 0
-    ids, past = torch.tensor([[start % config.vocab_size]]), None
+    ids, read = torch.tensor([[start % config.vocab_size]]), reading_on(model)
     while ids.shape[1] < length:
-        out = model(ids[:, -1:], past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        following = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1, generator=generator)
+        following = torch.multinomial(
+            read(ids[:, -1:]).logits[:, -1].float().softmax(-1), 1, generator=generator
+        )
         ids = torch.cat([ids, following], dim=1)
     return ids
 
@@ -183,13 +184,12 @@ def _switching(case: Case, probe: Probe) -> str:
 
 def _cached_against_full(case: Case, probe: Probe, ids: Tensor, positions: Tensor) -> float:
     """The largest difference of a logit between one pass, and half of it and then token by token."""
-    half, logits, past = ids.shape[1] // 2, [], None
+    half, logits = ids.shape[1] // 2, []
     with probe.under(probe.rotary(case.raw)) as model:
+        read = reading_on(model)
         for step in (slice(0, half), *(slice(i, i + 1) for i in range(half, ids.shape[1]))):
             mask, where = torch.ones(1, step.stop, dtype=torch.long), positions[None, step]
-            cached = {"past_key_values": past, "use_cache": True}
-            out = model(ids[:, step], position_ids=where, attention_mask=mask, **cached)
-            past = out.past_key_values
+            out = read(ids[:, step], position_ids=where, attention_mask=mask)
             logits.append(out.logits[0].float())
     with probe.under(probe.rotary(case.raw)) as model:
         full = _logits(model, ids, positions)

@@ -124,7 +124,6 @@ def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
             hidden_states=tokens.to(device, dtype),
             position_embeddings=[table.to(device, dtype) for table in _tables(angles)],
             attention_mask=None,
-            past_key_values=None,
         )
     except (TypeError, KeyError):
         return False

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.rotary import start_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,6 +57,25 @@ def cache_keyword(model: nn.Module) -> str | None:
         if name := next((name for name in ("cache", "past_key_values") if name in taken), None):
             return name
     return None
+
+
+def reading_on(model: PreTrainedModel) -> Callable[..., Any]:
+    """A function that reads further tokens of a text, where its last call ended, and returns the output.
+
+    Raises:
+        RopepatchError: If the model takes no key-value cache.
+    """
+    name = cache_keyword(model)
+    if name is None:
+        raise RopepatchError(f"{type(model).__name__} takes no key-value cache", hint="use another model")
+    held: dict[str, Any] = {}
+
+    def read(ids: Tensor, **more: Any) -> Any:
+        output = model(input_ids=ids, use_cache=True, **held, **more)
+        held[name] = output[name]
+        return output
+
+    return read
 
 
 @contextmanager
@@ -190,9 +210,13 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, for one thread at a time; afterwards every module is back in its own mode."""
+    """Eval mode, for one thread at a time; afterwards every module is back in its own mode.
+
+    What a stock `dynamic` rope has read before plays no part.
+    """
     base = getattr(model, "get_base_model", lambda: model)()
     with held(base):
+        start_over(model)
         training = [module for module in model.modules() if module.training]
         model.eval()
         try:

@@ -17,6 +17,7 @@ from ropepatch.data.token_store import Reading, TokenStore, find, write
 from ropepatch.data.tokens import keeping, tokenizer_digest
 from ropepatch.files import read_json
 from ropepatch.model.config import text_config
+from ropepatch.model.head import reading_on
 from ropepatch.model.loading import load_model
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import seed_of
@@ -86,10 +87,10 @@ def written(
         ids = torch.randint(text_config(model.config).vocab_size, (rows, 1), generator=draws)
     else:
         ids = torch.full((rows, 1), first)
-    columns, cache = [ids], None
+    columns, read = [ids], reading_on(model)
     while len(columns) < length:
-        output = model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        ids = output.logits[:, -1].float().softmax(-1).cpu().multinomial(1, generator=draws)
+        ids = (
+            read(ids.to(model.device)).logits[:, -1].float().softmax(-1).cpu().multinomial(1, generator=draws)
+        )
         columns.append(ids)
     return list(torch.cat(columns, 1).int())

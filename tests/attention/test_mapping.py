@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from caches import into
 from families import NOT_YET, OLDEST, every_family, refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import IDS, ONE, apart, cast, logits, lora, pickled
@@ -81,7 +82,7 @@ def test_log_n_multiplies_the_scores_of_late_queries(model):
 
 def cached(model: PreTrainedModel, sizes: list[int], cache: Any) -> Tensor:
     """The logits of `ONE` that is read in pieces."""
-    pieces = [logits(model, piece, past_key_values=cache, use_cache=True) for piece in ONE.split(sizes, 1)]
+    pieces = [logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)]
     return torch.cat(pieces, 1)
 
 
@@ -163,7 +164,7 @@ def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, na
         cache, begin, parts = DynamicCache(config=model.config), 0, []
         for end in ends:
             told = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
-            read = logits(model, ids[:, begin:end], **told, past_key_values=cache, use_cache=True)
+            read = logits(model, ids[:, begin:end], **told, **into(cache))
             parts.append(read)
             begin = end
         for row in range(2):
@@ -292,7 +293,7 @@ def test_one_query_reads_keys_with_the_weights_and_gradients_of_many(model_type,
         for ids in IDS.split(sizes, 1):
             end = begin + ids.shape[1]
             told = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
-            out = model(ids, **told, past_key_values=cache, output_attentions=attention == "eager")
+            out = model(ids, **told, **into(cache), output_attentions=attention == "eager")
             begin = end
         out.logits[:, -1].square().sum().backward()
         weights = [weights[:, :, -1] for weights in out.attentions or ()]
@@ -482,10 +483,7 @@ def test_every_family_is_mapped_or_refused_with_the_reason(model_type):
     far = logits(model)
     assert apart(far, stock) > 1e-3
     cache = DynamicCache(config=model.config)
-    steps = [
-        logits(model, ids, past_key_values=cache, use_cache=True)
-        for ids in ONE.split([30, 4, 1, 1, 1, 1, 1, 1], 1)
-    ]
+    steps = [logits(model, ids, **into(cache)) for ids in ONE.split([30, 4, 1, 1, 1, 1, 1, 1], 1)]
     assert apart(torch.cat(steps, 1), far) < 1e-3
     handle.remove()
     assert torch.equal(logits(model), stock)

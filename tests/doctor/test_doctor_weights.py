@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from caches import CACHE, into
 from checkpoint_folders import WINDOW, contents, edit_json, write_checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -509,8 +510,8 @@ def test_switching_against_the_cache_is_measured_full_against_incremental(folder
     full = read(AutoModelForCausalLM.from_pretrained(folder).eval(), 0, 64).logits[0]
     model, past, stepwise = AutoModelForCausalLM.from_pretrained(folder).eval(), None, []
     for first, last in ((0, 32), *((i, i + 1) for i in range(32, 64))):
-        out = read(model, first, last, past_key_values=past, use_cache=True)
-        past = out.past_key_values
+        out = read(model, first, last, **into(past))
+        past = out[CACHE]
         stepwise.append(out.logits[0])
     largest = (torch.cat(stepwise) - full)[32:].abs().max().item()
     assert largest > 0.1

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from caches import into
 from peft import LoraConfig, get_peft_model
 from swaps import IDS, ONE, PARAMETERS, apart, cast, every_encoding, logits, put
 from tiny_models import tiny_model
@@ -43,8 +44,7 @@ def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, na
                 ids[:, begin:end],
                 attention_mask=mask[:, :end],
                 position_ids=positions[:, begin:end],
-                past_key_values=cache,
-                use_cache=True,
+                **into(cache),
             ).logits
             for begin, end in ((0, 6), (6, 12))
         ]
@@ -124,7 +124,7 @@ def test_parameters_follow_the_tokens_to_another_device(model):
 
 def cached(model: PreTrainedModel, sizes: list[int], cache: Any) -> Tensor:
     """The logits of `ONE` that is read in pieces."""
-    pieces = [logits(model, piece, past_key_values=cache, use_cache=True) for piece in ONE.split(sizes, 1)]
+    pieces = [logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)]
     return torch.cat(pieces, 1)
 
 

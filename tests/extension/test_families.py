@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from caches import CACHE, into
 from families import FAMILIES, plan_family, refusal
 from readme import block, updating, write_block
 from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_config, tiny_model
@@ -98,8 +99,8 @@ def decode(model):
     cache, steps, begin = None, [], 0
     for piece in IDS.split([32, *[1] * 8], dim=1):
         positions = torch.arange(begin, begin + piece.shape[1])[None]
-        out = model(piece, position_ids=positions, past_key_values=cache, use_cache=True)
-        cache, begin = out.past_key_values, begin + piece.shape[1]
+        out = model(piece, position_ids=positions, **into(cache))
+        cache, begin = out[CACHE], begin + piece.shape[1]
         steps.append(out.logits)
     return torch.cat(steps, 1)
 

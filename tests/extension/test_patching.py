@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from caches import CACHE, into
 from methods import LENGTH_DEPENDENT, example
 from swaps import logits, lora, pickled
 from tiny_models import tiny_model
@@ -57,8 +58,8 @@ def test_patched_is_reloaded_off_is_never_on_and_cached_is_full(model, ids, meth
     cache, steps = None, []
     for piece in ids.split([WINDOW - 8, *[1] * 40], dim=1):
         with torch.no_grad():
-            out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+            out = model(piece, **into(cache))
+        cache = out[CACHE]
         steps.append(out.logits)
     assert (torch.cat(steps, 1) - once).abs().max() < 1e-4
     logits(model, ids.repeat(1, 4))
@@ -257,7 +258,7 @@ def test_the_cache_test_catches_stock_types_that_follow_the_length(ids, kind):
     with torch.no_grad():
         out = stock(ids[:, : WINDOW - 8], use_cache=True)
         for token in ids[:, WINDOW - 8 :].split(1, dim=1):
-            out = stock(token, past_key_values=out.past_key_values, use_cache=True)
+            out = stock(token, **into(out[CACHE]))
     assert (out.logits[:, -1] - logits(stock, ids)[:, -1]).abs().max() > 1e-2
 
 

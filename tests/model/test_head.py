@@ -8,10 +8,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model.head import cache_keyword, evaluating, shadowed
+from ropepatch.model.head import cache_keyword, evaluating, reading_on, shadowed
 
 LENGTH = 48
 
@@ -90,6 +91,9 @@ def test_the_cache_is_taken_and_given_under_one_name(wrapped):
     keyword = cache_keyword(model)
     ids = torch.arange(3, 11)[None]
     with torch.no_grad():
+        read = reading_on(model)
+        pieces = torch.cat([read(piece).logits for piece in ids.split([5, 1, 2], dim=1)], 1)
+        assert torch.allclose(pieces, stock(ids, use_cache=False).logits, atol=1e-5)
         first = model(input_ids=ids[:, :5], use_cache=True)
         then = model(input_ids=ids[:, 5:], use_cache=True, **{keyword: first[keyword]})
         assert first[keyword].get_seq_length() == 8
@@ -97,4 +101,21 @@ def test_the_cache_is_taken_and_given_under_one_name(wrapped):
 
 
 def test_a_model_that_takes_no_cache_has_no_name_for_it():
-    assert cache_keyword(torch.nn.Sequential(torch.nn.Linear(2, 2))) is None
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert cache_keyword(model) is None
+    with pytest.raises(RopepatchError, match="Sequential takes no key-value cache"):
+        reading_on(model)
+
+
+@pytest.mark.parametrize("length", [LENGTH, 100])
+@torch.no_grad()
+def test_a_dynamic_rope_is_measured_as_if_it_had_read_nothing_before(length):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    config = LlamaConfig(**{**tiny_model("llama").config.to_dict(), "rope_parameters": rope})
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 64, (1, 200), generator=torch.Generator().manual_seed(0))
+    expected = model(ids[:, :length], use_cache=False).logits
+    model(ids, use_cache=False)
+    with evaluating(model):
+        assert torch.equal(model(ids[:, :length], use_cache=False).logits, expected)

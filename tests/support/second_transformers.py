@@ -1,6 +1,7 @@
 """What a checkpoint computes in the transformers at hand; as a script, in transformers 4.57."""
 
 import sys
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -36,10 +37,12 @@ def read(folder: Path) -> dict[str, Tensor]:
     rope = model.base_model.rotary_emb
     answers["inv_freq"] = rope.inv_freq.clone()
     answers["attention_factor"] = torch.tensor(rope.attention_scaling, dtype=torch.float64)
+    taken = signature(model.forward).parameters
+    cached = "cache" if "cache" in taken else "past_key_values"  # the first since transformers 5.24
     cache, decoded = None, []
     for piece in ids[:, :ACROSS].split([ACROSS - STEPS, *[1] * STEPS], dim=1):
-        out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(piece, use_cache=True, **{cached: cache})
+        cache = out[cached]
         decoded.append(out.logits[0, -1])
     return answers | {"decoded": torch.stack(decoded[1:])}
 

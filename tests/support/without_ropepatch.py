@@ -2,12 +2,13 @@
 
 import pickle
 import sys
+from inspect import signature
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, PreTrainedModel, StaticCache
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, StaticCache
 from transformers.utils import logging
 
 
@@ -25,6 +26,8 @@ sys.meta_path.insert(0, NoRopepatch)
 IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 PADDED = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
 PIECES = [13, 1, 1, 9, 16]
+TAKEN = signature(LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in TAKEN else "past_key_values"  # the first since transformers 5.24
 
 
 def load(folder: Path, **more: object) -> PreTrainedModel:
@@ -34,8 +37,8 @@ def load(folder: Path, **more: object) -> PreTrainedModel:
 def cached(model: PreTrainedModel, sizes: list[int], cache: object = None) -> Tensor:
     parts = []
     for piece in IDS.split(sizes, 1):
-        out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(piece, use_cache=True, **{CACHE: cache})
+        cache = out[CACHE]
         parts.append(out.logits)
     return torch.cat(parts, 1)
 

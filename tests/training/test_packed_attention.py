@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from caches import into
 from loss_models import Largest
 from tiny_models import WEIGHT_SCALE, tiny_fields, tiny_model
 from torch import Tensor
@@ -308,7 +309,7 @@ def test_what_is_no_packed_row_is_refused(switched, changes, message):
 
 def test_a_cached_past_is_refused(switched):
     cache = DynamicCache(config=switched.config)
-    arguments = segments([36]) | {"use_cache": True, "past_key_values": cache}
+    arguments = segments([36]) | into(cache)
     switched(tokens(), **arguments)
     with pytest.raises(RopepatchError, match="36 queries and 72 keys"):
         switched(tokens(), **arguments)
