@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.rotary import start_over
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -216,7 +215,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     base = getattr(model, "get_base_model", lambda: model)()
     with held(base):
-        start_over(model)
+        _start_over(model)
         training = [module for module in model.modules() if module.training]
         model.eval()
         try:
@@ -224,3 +223,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
+
+
+def _start_over(model: nn.Module) -> None:
+    """Let stock `dynamic` ropes forget the longest text they read; before transformers 5.13 they never do."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None) if hasattr(module, "original_max_seq_len") else None
+        named = {f"{name}_": kind for name, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
+        for prefix in (prefix for prefix, kind in named.items() if "dynamic" in (kind or "")):
+            now, first = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
+            module.register_buffer(f"{prefix}inv_freq", first.to(now.device, copy=True), persistent=False)
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)

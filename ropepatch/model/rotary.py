@@ -204,17 +204,6 @@ def is_stock(model: nn.Module) -> bool:
     return all(kind.__module__.startswith("transformers.") for kind in (first, type(base.config)))
 
 
-def start_over(model: nn.Module) -> None:
-    """Let stock `dynamic` ropes forget the longest text they read; before transformers 5.13 they never do."""
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None) if hasattr(module, "original_max_seq_len") else None
-        named = {f"{name}_": kind for name, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
-        for prefix in (prefix for prefix, kind in named.items() if "dynamic" in (kind or "")):
-            now, first = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
-            module.register_buffer(f"{prefix}inv_freq", first.to(now.device, copy=True), persistent=False)
-            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
 def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
     """The frequencies and attention factors of the layer types that are not scaled."""
     if site.layer_type is None:
