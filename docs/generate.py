@@ -90,10 +90,7 @@ def measured(name: str, sources: Mapping[str, tuple[str, str, str]]) -> Iterator
 # One section per entry of a registry
 
 RESULTS = {  # by caption: the page and the block of a table, and the study it is from
-    "methods": {
-        "tiny, training-free": ("eval/README.md", "training-free", "README.md"),
-        "SmolLM2-135M-Instruct": ("README.md", "smollm2", "studies/smollm2/smollm2.md"),
-    },
+    "methods": {"tiny, training-free": ("eval/README.md", "training-free", "README.md")},
     "maps": {"Four checkpoints": ("docs/guides/attention-maps.md", "maps-measured", "studies/maps/maps.md")},
     "encodings": {
         "Loss above the floor, trained on 128 tokens": (
@@ -197,7 +194,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 API = {
     "Plan, try and write": "plan patch active extend load Plan Patch Extension",
-    "Measure": "perplexity passkey evaluate compare choose read_results Results Choice",
+    "Measure": "perplexity retrieve passkey evaluate compare choose read_results Results Choice",
     "Scalings and attention maps": "make_scaling make_map Scaling Rope Frequencies AttentionMap",
     "Learn frequencies": "fit Fitted",
     "Train": "adapt read_recipe load_adapter transfer",

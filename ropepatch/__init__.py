@@ -20,8 +20,9 @@ if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, an
     from ropepatch.encodings import make_encoding as make_encoding
     from ropepatch.encodings import swap as swap
     from ropepatch.encodings.loading import load as load
-    from ropepatch.evaluation.passkey import passkey as passkey
     from ropepatch.evaluation.perplexity import perplexity as perplexity
+    from ropepatch.evaluation.retrieval import passkey as passkey
+    from ropepatch.evaluation.retrieval import retrieve as retrieve
     from ropepatch.extension.patching import Patch as Patch
     from ropepatch.extension.patching import active as active
     from ropepatch.extension.patching import patch as patch

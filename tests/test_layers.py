@@ -136,14 +136,6 @@ def test_no_public_name_is_hidden_by_a_module_of_the_same_name():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_file_is_longer_than_350_lines():
-    lengths = {
-        file.relative_to(PACKAGE).as_posix(): len(file.read_text(encoding="utf-8").splitlines())
-        for file in FILES
-    }
-    assert max(lengths.values()) <= 350, lengths
-
-
 NAMES = {
     ".".join(("ropepatch", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): (
         file.relative_to(PACKAGE).as_posix()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoTokenizer
 
 import ropepatch
-from ropepatch.data.templates import PasskeyTemplate
+from ropepatch.data.haystack import Haystacks
 from ropepatch.data.texts import read_documents
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import trial_prompt
 from ropepatch.evaluation.tasks import doublings
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.data.prompts import Prompt
 
 SHORTEST = 256  # tokens, of the lengths that are asked for if none are given
 GAIN, LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
@@ -36,29 +33,25 @@ Splits = dict[str, datasets.Dataset]
 # Passkeys
 
 
-def passkey_trials(
-    *,
-    max_seq_lengths: Sequence[int] = (),
-    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
-    trials: int = 4,
-    seed: int = 0,
-    **metadata: Any,
+def passkeys(
+    *, max_seq_lengths: Sequence[int] = (), haystacks: int = 20, seed: int = 0, **metadata: Any
 ) -> Splits:
-    """One row per key: prompt and answer as text, length and depth."""
+    """One row per key: prompt and answer as text, and the length."""
     lengths = _lengths("ropepatch_passkey", max_seq_lengths, metadata)
-    tokenizer, words = _tokenizer(metadata), PasskeyTemplate()
+    tokenizer = _tokenizer(metadata)
+    plan = Haystacks(lengths=lengths, count=haystacks, keys=1, kinds=("passkey",), seed=seed)
     rows = []
-    for length, depth, trial in product(lengths, sorted(map(float, depths)), range(trials)):
-        prompt = trial_prompt(tokenizer, words, length=length, depth=depth, trial=trial, seed=seed)
-        context, answer = _written(tokenizer, prompt)
-        rows.append({"prompt": context, "answer": answer, "length": length, "depth": depth})
+    for haystack in plan.make(tokenizer):
+        ((length, (question,)),) = haystack.asked.items()
+        read = torch.cat([haystack.ids[: haystack.stops[length]], question.ids])
+        prompt, answer = _written(tokenizer, read.tolist(), question.answer.tolist())
+        rows.append({"prompt": prompt, "answer": answer, "length": length})
     return _test_split(rows)
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[str, str]:
-    """The prompt and its answer as texts in which the harness finds exactly the prompt's tokens again."""
-    ids = prompt.ids.tolist()
-    question = ids[: -prompt.answer]
+def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: list[int]) -> tuple[str, str]:
+    """A prompt and its answer as texts in which the harness finds exactly these tokens again."""
+    ids = question + answer
     bos = tokenizer.bos_token or ""
     special = {"add_special_tokens": False} if bos else {}  # the harness adds none behind a literal BOS
 
@@ -81,9 +74,9 @@ def _written(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[str, s
 
 
 def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
-    """Whether the key was found, in all and in its cell."""
+    """Whether the key was found, among all and among those of its length."""
     ((_, greedy),) = results
-    return {"acc": float(greedy), f"acc_{doc['length']}_{doc['depth']:g}": float(greedy)}
+    return {"acc": float(greedy), f"acc_{doc['length']}": float(greedy)}
 
 
 # Long documents

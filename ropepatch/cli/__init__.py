@@ -43,7 +43,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
         push: "Publish a checkpoint with its card on the Hub",
     },
     "Measure": {
-        evaluate: "Perplexity by length, passkeys, or a whole suite",
+        evaluate: "Perplexity by length, retrieval, or a whole suite",
         compare: "Rank methods on a model, training-free",
         plot: "Draw results as figures or a report",
         demo: "See it all on the bundled model, in two minutes",

@@ -59,11 +59,10 @@ Limit = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Measure at most so many pieces of text, passkeys or questions per depth, documents per lm-eval "
-        "task.",
+        help="Measure at most so many pieces of text, haystacks, documents per lm-eval task.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Draw the passkeys and questions from it.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Draw the haystacks from it.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on the way but warnings; no progress bars.")
 ]

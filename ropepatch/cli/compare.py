@@ -57,7 +57,14 @@ def compare(
     field: TextField = "text",
     split: TextSplit = "test",
     windows: Annotated[int, typer.Option(min=1, help="Read at most so many windows of the text.")] = 24,
-    trials: Annotated[int, typer.Option(min=0, help="Passkeys per length and depth; 0 for none.")] = 4,
+    haystacks: Annotated[
+        int | None,
+        typer.Option(min=0, help="Long texts to find keys in; 0 for none [default: 10, or 20 for tiny]."),
+    ] = None,
+    keys: Annotated[
+        int | None,
+        typer.Option(min=1, help="Questions of each kind, haystack and length [default: 8, or 1 for tiny]."),
+    ] = None,
     out: Out = None,
     report: Report = None,
     revision: Revision = None,
@@ -67,10 +74,10 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank methods on a model, training-free: passkeys found at the target, loss over it, short-context loss.
+    """Rank methods on a model, training-free: retrieval at the target, loss over it, short-context loss.
 
-    The ranking is by what is found, if the model can find it within its trained context, then by loss, with
-    95 % intervals; methods whose losses the text does not tell apart are called tied. The last lines are the
+    The ranking is by the log-probability of the answers, if the model finds any within its trained context,
+    then by loss; differences are paired and tested over all methods together. The last lines are the
     recommendation, which may be not to extend at all. A fit learns from that part of the text which is not
     read for the ranking.
     """
@@ -87,7 +94,8 @@ def compare(
         field=field,
         split=split,
         windows=windows,
-        trials=trials,
+        haystacks=haystacks,
+        keys=keys,
         out=out,
         report=report,
         revision=revision,

@@ -109,7 +109,7 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model as it is and scaled: perplexity by length in one pass, or a whole suite.
+    """Measure a model unscaled and scaled: perplexity by length in one pass, or a whole suite.
 
     Without a suite, the documents of --text are joined, each after a beginning-of-sequence token, and cut
     into windows of the largest length; every window is read once, and its first N tokens give the perplexity

@@ -48,7 +48,7 @@ def plot(
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("figures"),
 ) -> None:
-    """Draw results: loss by length and position, passkeys, and what methods do to distances and frequencies.
+    """Draw results: loss by length and position, retrieval, and what methods do to distances and frequencies.
 
     The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
     """

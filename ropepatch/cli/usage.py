@@ -14,7 +14,7 @@ UsageError: Any = typer.BadParameter.__base__  # of typer's own click, or of cli
 STANDS_FOR = {
     **dict.fromkeys(("to", "lengths", "read", "stride"), "TOKENS"),
     **dict.fromkeys(("out", "report", "fix"), "PATH"),
-    **dict.fromkeys(("windows", "documents", "trials", "steps", "keep", "seed", "limit"), "N"),
+    **dict.fromkeys(("windows", "documents", "haystacks", "keys", "steps", "keep", "seed", "limit"), "N"),
     **dict.fromkeys(("short", "keys", "needles", "minutes"), "NUMBER"),
     **dict.fromkeys(("method", "methods", "init"), "METHOD"),
     "text": "TEXT",

@@ -7,6 +7,7 @@ import logging
 import reprlib
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -131,6 +132,17 @@ def windows(
     length: int,
     count: int | None,
 ) -> list[list[int]]:
+    """Windows of exactly ``length`` tokens of the documents, joined into one stream; see `cut_windows`."""
+    return [ids for _, ids in cut_windows(tokenizer, documents, length=length, count=count)]
+
+
+def cut_windows(
+    tokenizer: PreTrainedTokenizerBase | None,
+    documents: Iterable[TextOrIds],
+    *,
+    length: int,
+    count: int | None,
+) -> list[tuple[int, list[int]]]:
     """Windows of exactly ``length`` tokens cut from the documents joined into one stream.
 
     Each text is preceded by the tokenizer's beginning-of-sequence token, or by its end-of-sequence token if
@@ -145,13 +157,19 @@ def windows(
         length: Tokens per window.
         count: At most so many windows, spread evenly over the stream; None for all of them.
 
+    Returns:
+        Of each window the index of the document in which it begins, and its token ids.
+
     Raises:
         RopepatchError: The documents have fewer than ``length`` tokens.
     """
     _check_cut(length, count)
-    stream = array("q")
+    stream, ends = array("q"), array("q")
     for ids in _parts(tokenizer, documents, first_token(tokenizer), AT_ONCE):
-        stream.extend(() if ids is None else ids.tolist())
+        if ids is None:
+            ends.append(len(stream))
+        else:
+            stream.extend(ids.tolist())
     available = len(stream) // length
     if not available:
         raise RopepatchError(
@@ -160,7 +178,7 @@ def windows(
         )
     wanted = min(count or available, available)
     begins = [index * available // wanted * length for index in range(wanted)]
-    return [stream[begin : begin + length].tolist() for begin in begins]
+    return [(bisect_right(ends, begin), stream[begin : begin + length].tolist()) for begin in begins]
 
 
 def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ropepatch.evaluation.intervals import FEWEST
 from ropepatch.evaluation.results import Result, Row, as_read
 
 FLOOR = "floor"  # the label of what no model can beat
+BASELINE = "baseline"  # the label of a model without scaling
+FEW = 5  # documents or haystacks, below which a warning is due
+UNITS = {"perplexity": "document", "retrieval": "haystack"}
 
 
 @dataclass(frozen=True)
@@ -43,32 +47,56 @@ class Comparison:
             return f"trained on {self.trained:,} tokens"
         return f"trained on {self.extended_from:,}, extended to {self.trained:,} tokens"
 
-    def rows(self, table: str) -> dict[str, Sequence[Row]]:
-        """A table of every result that has it, by name."""
-        return {name: rows for name, result in self.results.items() if (rows := result.tables.get(table))}
+    def rows(self, measure: str, *keys: str) -> dict[str, list[Row]]:
+        """By name the rows of a measure at these keys, of every result that has some."""
+        return {name: rows for name, result in self.results.items() if (rows := result.of(measure, *keys))}
 
     def named(self) -> dict[str, Result]:
         """Every result by its name, the floor last."""
         return dict(self.results) if self.floor is None else {**self.results, FLOOR: self.floor}
 
-    def lengths(self) -> list[int]:
-        """Those of the table ``by_length``, ascending."""
-        return sorted({row["length"] for rows in self.rows("by_length").values() for row in rows})
+    def kinds_of_rows(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The measures that the results have and what they are at, in the order in which they come."""
+        kinds = ((row.measure, tuple(row.at)) for result in self.results.values() for row in result.rows)
+        return list(dict.fromkeys(kinds))
 
-    def at(self, length: int) -> dict[str, Row]:
-        """The row of that length of every result that has it, by name."""
-        return {
-            name: row
-            for name, rows in self.rows("by_length").items()
-            for row in rows
-            if row["length"] == length
-        }
+    @property
+    def measure(self) -> str | None:
+        """The first measure that the results have by length, which says most of them in one number."""
+        return next((measure for measure, keys in self.kinds_of_rows() if keys == ("length",)), None)
 
-    def last(self, name: str) -> tuple[int, Row] | None:
-        """The greatest length up to the target at which a result has a row, and the row."""
-        rows = {row["length"]: row for row in self.rows("by_length").get(name, ())}
-        greatest = max((length for length in rows if length <= self.target), default=None)
-        return None if greatest is None else (greatest, rows[greatest])
+    def lengths(self, measure: str | None = None) -> list[int]:
+        """At which there is a measure, ascending; without one the first that there is."""
+        named = measure or self.measure
+        if named is None:
+            return []
+        return sorted({row.length for rows in self.rows(named, "length").values() for row in rows})
+
+    def at(self, measure: str, **at: int | float | str) -> dict[str, Row]:
+        """The row at a place of every result that has it, by name."""
+        rows = {name: result.row(measure, **at) for name, result in self.results.items()}
+        return {name: row for name, row in rows.items() if row is not None}
+
+    def last(self, name: str, measure: str) -> Row | None:
+        """The row of a result at the greatest length up to the target."""
+        rows = [row for row in self.results[name].of(measure, "length") if row.length <= self.target]
+        return max(rows, key=lambda row: row.length, default=None)
+
+    def warnings(self) -> list[str]:
+        """What makes its intervals and its order doubtful: too few documents or haystacks."""
+        return few(next(iter(self.results.values()))) if self.results else []
+
+
+def few(result: Result) -> list[str]:
+    """A warning where a result rests on too few documents or haystacks."""
+    sizes = {len(row.clusters) for row in result.rows if row.clusters and row.at.keys() == {"length"}}
+    if not sizes or (clusters := min(sizes)) >= FEW:
+        return []
+    unit = UNITS.get(result.task, "cluster")
+    counted = f"{clusters} {unit}{'s' * (clusters > 1)}"
+    if clusters < FEWEST:
+        return [f"{counted}: no interval, which takes {FEWEST - clusters} more; nothing can be told apart"]
+    return [f"{counted}: too few to tell models apart but by large differences; intervals are wide"]
 
 
 def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.bootstrap import bootstrap_interval
+from ropepatch.evaluation.intervals import Interval, Mean
 from ropepatch.evaluation.table import aligned, data_frame
 
 if TYPE_CHECKING:
@@ -22,22 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well ``num_tokens`` tokens were predicted.
+    """How well some tokens were predicted.
 
     Attributes:
-        nll: Nats, summed over the tokens.
-        num_tokens: How many were scored.
-        documents: The nats and the number of the tokens of each document, for the interval.
+        loss: Nats per token: of each document the nats, summed, and the number of tokens.
     """
 
-    nll: float
-    num_tokens: int
-    documents: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
+    loss: Mean
 
     @property
     def mean(self) -> float:
         """Nats per token."""
-        return self.nll / self.num_tokens
+        return self.loss.value
 
     @property
     def value(self) -> float:
@@ -45,35 +41,19 @@ class Perplexity:
         return torch.tensor(self.mean, dtype=torch.float64).exp().item()
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens were scored."""
+        return round(self.loss.weight)
+
+    @property
     def num_documents(self) -> int:
         """How many documents the tokens are from."""
-        return len(self.documents)
+        return len(self.loss.clusters)
 
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % bootstrap interval of the mean over documents, in nats; infinite for fewer than two."""
-        return bootstrap_interval(self.documents)
-
-
-def difference(a: Perplexity, b: Perplexity) -> tuple[float, tuple[float, float]]:
-    """The mean of a minus that of b, of two measurements of the same documents in the same order.
-
-    Returns:
-        Nats per token, below 0 where a is better, and their 95 % bootstrap interval. Each resample draws the
-        same documents for both, so that what makes a document hard cancels out.
-
-    Raises:
-        RopepatchError: They count other tokens in some document.
-    """
-    counts_a, counts_b = ([tokens for _, tokens in read.documents] for read in (a, b))
-    if counts_a != counts_b or a.num_tokens != b.num_tokens:
-        raise RopepatchError(
-            f"cannot compare {a.num_tokens} tokens of {a.num_documents} documents with {b.num_tokens} of "
-            f"{b.num_documents}: not the same tokens in each",
-            hint="read the same documents in the same order, with one protocol and length",
-        )
-    parts = [(of_a - of_b, n) for (of_a, n), (of_b, _) in zip(a.documents, b.documents, strict=True)]
-    return (a.nll - b.nll) / a.num_tokens, bootstrap_interval(parts)
+    @property
+    def interval(self) -> Interval:
+        """The 95 % confidence interval of the mean over documents, in nats; infinite for fewer than three."""
+        return self.loss.interval()
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +116,10 @@ class LossCurve:
             raise RopepatchError("a gain is not finite", hint="both curves must hold numbers only")
         return LossCurve(gains, self.documents)
 
+    def of_documents(self, documents: Sequence[int]) -> LossCurve:
+        """The same where item i that was read, such as a window, is from document ``documents[i]``."""
+        return replace(self, documents=tuple(documents[index] for index in self._indices()))
+
     def _indices(self) -> tuple[int, ...]:
         return tuple(range(len(self.nll))) if self.documents is None else self.documents
 
@@ -149,9 +133,8 @@ class LossCurve:
             if len(nll):
                 sums[index].append(nll.sum(dtype=torch.float64).item())
                 counts[index] += len(nll)
-        # fsum rounds once, so that the order of the documents changes nothing.
-        total = math.fsum(value for values in sums.values() for value in values)
-        return Perplexity(total, num_tokens, tuple((math.fsum(sums[index]), counts[index]) for index in sums))
+        # fsum rounds once, so that the order of the rows changes nothing.
+        return Perplexity(Mean(tuple((math.fsum(sums[index]), counts[index]) for index in sums)))
 
     def _longest(self) -> int:
         return max((len(nll) + 1 for nll in self.nll), default=0)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ropepatch.evaluation.prefixes import seen
 from ropepatch.model.head import evaluating, gives_positions, input_device
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ SAMPLE = 512  # tokens that are timed, at most
 def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str:
     """How long measurements take one after the other, in a line.
 
-    The time of a short row is scaled by what each row costs, attention included. Rows read in batches, and
-    what prompts share, take less; what a model generates takes more.
+    The time of a short row is scaled by what each row costs, attention included. Sequences read in
+    batches take less.
     """
     rows: Counter[int] = Counter()
     unknown = set()
@@ -44,6 +43,13 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
     return (
         f"{measured}: about {_time(seconds * work)}{without} (a row of {sample} tokens took {seconds:.2g} s)"
     )
+
+
+def seen(model: PreTrainedModel, length: int) -> float:
+    """The cost of reading a sequence, in tokens that its tokens see; one costs 6 * width beside attention."""
+    embedding: Any = model.get_input_embeddings().weight  # [V, width]
+    width: int = embedding.shape[1]
+    return length * (6 * width + length / 2)
 
 
 def _seconds(model: PreTrainedModel, tokens: int) -> float:

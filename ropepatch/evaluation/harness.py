@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import Row, finite
+from ropepatch.evaluation.results import finite
 from ropepatch.model.head import evaluating
 
 ESSAYS = "essays, baber/paul_graham_essays on the Hub"
@@ -46,6 +46,7 @@ NEEDS_NETWORK = {
     "ruler_qa_squad": "SQuAD, rajpurkar.github.io",
     "ruler_qa_hotpot": "HotpotQA, a file on the Hub",
 }
+Score = dict[str, Any]
 UNASKED = -1.0  # what RULER's tasks report for lengths that nobody asked for
 
 
@@ -59,7 +60,7 @@ def run_tasks(
     limit: int | None = None,
     batch_size: int = 1,
     max_length: int | None = None,
-) -> list[Row]:
+) -> list[Score]:
     """The scores of tasks or groups of lm-eval.
 
     A prompt that lm-eval would cut is refused: its score would be that of another prompt. The log-likelihood
@@ -239,7 +240,7 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
     return WholePrompts(pretrained=model, tokenizer=tokenizer, **options)
 
 
-def _rows(task: str, results: Mapping[str, Any]) -> list[Row]:
+def _rows(task: str, results: Mapping[str, Any]) -> list[Score]:
     """The scores of a task or a group."""
     scores = results["results"][task]
     rows = []

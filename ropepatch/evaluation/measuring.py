@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR
+from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.estimates import forecast
 from ropepatch.evaluation.processes import distribute, is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from ropepatch.evaluation.suites import Suite
     from ropepatch.evaluation.tasks import Measurement, Task
-
-AS_IT_IS = "as it is"
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
 
@@ -119,7 +117,7 @@ def measure(
     for name in suite.models:
         subject = replace(find_subject(name, revision, device), dtype=dtype, say=say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
-            plans: dict[str, Plan | None] = {AS_IT_IS: None} | {
+            plans: dict[str, Plan | None] = {BASELINE: None} | {
                 method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
                 for method in suite.methods
             }
@@ -159,7 +157,7 @@ def measure_extension(
             than the plan.
     """
     subject = replace(find_subject(plan.model, plan.revision, device), say=say)
-    variants = [Variant(subject, AS_IT_IS, None), Variant(subject, plan.method.name, plan)]
+    variants = [Variant(subject, BASELINE, None), Variant(subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
         folder = after.source.folder
@@ -220,8 +218,8 @@ def _run(
                 pass
             variant.subject.say(forecast(variant.subject.model, [one.measurement for one in ahead]))
         before = variant.subject
-        if variant.plan is None and (floor := job.measurement.floor_tables) is not None:
-            result = Result(**job.request | {"label": FLOOR}, tables=floor, env={})
+        if variant.plan is None and (floor := job.measurement.floor) is not None:
+            result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})
             yield _written(result, out, f"{job.place}-{FLOOR}")
         yield earlier.get(job.name) or _measured(job, out, progress)
         if out is not None and is_first_process():
@@ -259,11 +257,9 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
             job.variant.patched(),
             progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance,
         ):
-            tables = job.measurement.run(
-                model, subject.tokenizer, keep, advance, lambda line: subject.say(f"{label}: {line}")
-            )
+            rows = job.measurement.run(model, subject.tokenizer, keep, advance)
         seconds = round(time.perf_counter() - began, 2)
-        return _written(Result(**job.request, tables=tables, env=env, seconds=seconds), out, job.name)
+        return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name)
 
 
 def _written(result: Result, out: Path | None, name: str) -> Result:

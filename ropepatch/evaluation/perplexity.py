@@ -100,7 +100,7 @@ def perplexity(
     first = _window_bos(tokenizer, bos)
     before = 0 if first is None else 1
     vocabulary = model.config.get_text_config().vocab_size
-    padding = 0.0 if _follows_length(model) else PADDING
+    padding = 0.0 if follows_length(model) else PADDING
     reader, store = LossReader(model, chunk), None if keep is None else LossStore(keep)
     rank, ranks = rank_and_ranks(split)
     tokens_read, tokens_in_all = 0, None
@@ -193,10 +193,20 @@ def _window_bos(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> int | No
     return int(tokenizer.bos_token_id)
 
 
-def _follows_length(model: PreTrainedModel) -> bool:
-    """Whether its rotary frequencies follow the length of the input, which padding adds to."""
-    kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]  # may be a dict by layer
-    return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+def follows_length(model: PreTrainedModel) -> bool:
+    """Whether its frequencies follow the length of the input: stock ``dynamic``, or two sets of factors."""
+    for module in model.modules():
+        kind = str(getattr(module, "rope_type", ""))  # may be a dict by layer
+        if "dynamic" in kind:
+            return True
+        if "longrope" in kind:
+            parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+            sets = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+            if not any("long_factor" in one for one in sets):
+                return True
+            if any(one.get("short_factor") != one.get("long_factor") for one in sets):
+                return True
+    return False
 
 
 def _check_ids(ids: Tensor, index: int, vocabulary: int, first: int | None) -> Tensor:

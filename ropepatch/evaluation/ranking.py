@@ -1,32 +1,29 @@
-"""Which scaling reads a target best: from the results of a comparison, with the doubt that they leave."""
+"""Which scaling reads a target best: paired differences from the baseline, and the advice that follows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from ropepatch.attention import MAPS, AttentionMap
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.advice import advise
-from ropepatch.evaluation.answers import Answers, answers
-from ropepatch.evaluation.curves import Perplexity, difference
-from ropepatch.evaluation.results import Result, document_sums, finite, mean_nats
+from ropepatch.evaluation.comparisons import FLOOR, few
+from ropepatch.evaluation.intervals import Mean, difference, significant
+from ropepatch.evaluation.results import Result, Row, finite, joined
+from ropepatch.evaluation.retrieval import THRESHOLD
 from ropepatch.evaluation.table import enumeration
-from ropepatch.evaluation.tasks import task_of
-
-Interval = tuple[float, float]
 
 RULE = (
-    "Retrieval first, then loss. A scaling can be recommended if it is seen to beat the model as it is in "
-    "what it finds at the target or in its loss over the target, and is not seen to be worse in the other. "
-    "Of these, those come first that are not seen to find less than the one that finds the most (the same "
-    "questions to all, McNemar's exact test, 5 %). Of these, those come first whose loss this text does not "
-    "tell from the least among them (95 % interval of the difference, text by text); of these, the one that "
-    "finds the most, then the one with the least loss within the trained context. Only kinds of question "
-    "count of which the model as it is finds at least half, and more than by guessing, within its trained "
-    "context; where there are none, loss alone decides."
+    "A scaling can be recommended if at the target it is significantly better than the baseline, by its loss "
+    "or by the log-probability of the answers, and not significantly worse by the other. The differences are "
+    "paired by document and by haystack; the error rate is 5 % over all scalings and both measures (t-tests, "
+    "Holm). Of these, the one with the greatest log-probability comes first; those that are not "
+    "significantly worse than it are ordered by their loss. Only kinds of questions count of which the "
+    "baseline finds significantly more than by guessing within its trained context; without any, loss alone "
+    "decides."
 )
 
 
@@ -36,38 +33,49 @@ class Ranked:
 
     Attributes:
         label: Its name in the results.
-        nats: Mean loss over the whole target, nats per token.
-        interval: The 95 % interval of that mean.
-        behind: By how much it is behind the first of the ranking, in nats, and the 95 % interval of that,
-            text by text.
-        inside: Mean loss within the trained context.
-        price: By how much that is above the loss of the model as it is, in nats, and the 95 % interval of
-            that, text by text; infinite for results without the sums of each text within that context.
-        found: The share of what is asked for that it finds at the target, the mean of the kinds of question
-            that count (see `answers`), and its 95 % interval; None if nothing was asked there.
-        asked: How many questions that were.
-        front: Whether no other is at least as good in all of nats, found and inside and better in one; what
-            is found counts where it can rank.
+        loss: Over the whole target, nats per token, by document.
+        loss_gain: By how much that is below the baseline's, document by document.
+        short_context_loss: Within the trained context.
+        short_context_cost: By how much that is above the baseline's, document by document.
+        log_prob: Of the answers at the target, nats per token, by haystack, of the kinds of questions that
+            count (see `answers`), or of all where none counts; None if nothing was asked there.
+        log_prob_gain: By how much that is above the baseline's, haystack by haystack.
+        found: The share of these answers that are found.
+        helps: Whether it is significantly better than the baseline in one and not significantly worse in the
+            other.
     """
 
     label: str
-    nats: float
-    interval: Interval
-    behind: float
-    behind_interval: Interval
-    inside: float
-    price: float
-    price_interval: Interval
-    found: float | None
-    found_interval: Interval | None
-    asked: int
-    front: bool
+    loss: Mean
+    loss_gain: Mean
+    short_context_loss: Mean
+    short_context_cost: Mean
+    log_prob: Mean | None
+    log_prob_gain: Mean | None
+    found: Mean | None
+    helps: bool
 
-    @property
-    def tied(self) -> bool:
-        """Whether the texts do not tell its loss from that of the first."""
-        low, high = self.behind_interval
-        return low <= 0 <= high
+    def columns(self) -> dict[str, Any]:
+        """One number in every column; intervals have a lower and an upper end."""
+        columns: dict[str, Any] = {"label": self.label}
+        means = {
+            "nats_per_token": self.loss,
+            "loss_gain": self.loss_gain,
+            "short_context_nats_per_token": self.short_context_loss,
+            "short_context_cost": self.short_context_cost,
+            "log_prob": self.log_prob,
+            "log_prob_gain": self.log_prob_gain,
+            "found": self.found,
+        }
+        for name, mean in means.items():
+            low, high = mean.interval() if mean is not None else (math.nan, math.nan)
+            columns[name] = None if mean is None else finite(mean.value)
+            columns |= {f"{name}_low": finite(low), f"{name}_high": finite(high)}
+        counts = {"tokens": self.loss, "answers": self.found}
+        columns |= {name: 0 if mean is None else round(mean.weight) for name, mean in counts.items()}
+        clusters = {"documents": self.loss, "haystacks": self.found}
+        columns |= {name: 0 if mean is None else len(mean.clusters) for name, mean in clusters.items()}
+        return columns | {"helps": self.helps}
 
 
 @dataclass(frozen=True)
@@ -78,189 +86,287 @@ class Ranking:
         rows: Best first.
         recommended: The label to take; None where none of the scalings helps.
         advice: Why, in sentences.
+        warnings: What makes the order doubtful.
     """
 
     rows: tuple[Ranked, ...]
     recommended: str | None
     advice: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """The same for JSON, which has no infinity: None stands for it."""
-        record: dict[str, Any] = _finite(asdict(self))
-        return record
+        """The same for JSON."""
+        return asdict(self) | {"rows": [row.columns() for row in self.rows]}
+
+
+def rank(results: Sequence[Result], *, base: str) -> Ranking:
+    """Rank the scalings of one model at one target by `RULE`, and say which to take.
+
+    Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts), so
+    retrieval comes first where it can rank. A control, an attention map that forgets, is never recommended.
+
+    Args:
+        results: Of one-pass perplexity, and of retrieval if it was measured. Where several of one task have a
+            label, the first of them ranks.
+        base: The label of the baseline.
+
+    Raises:
+        RopepatchError: No scaling, no baseline, or results that are not of the same texts.
+    """
+    reading: dict[str, Result] = {}
+    asking: dict[str, Result] = {}
+    for result in results:
+        if result.label == FLOOR:
+            continue
+        if result.row("loss", length=result.target) and result.of("loss", "begin", "end"):
+            reading.setdefault(result.label, result)
+        elif result.row("log_prob", length=result.target):
+            asking.setdefault(result.label, result)
+    if base not in reading or len(reading) < 2:
+        raise RopepatchError("nothing to rank: need the baseline and at least one scaling")
+    for group in (reading, asking):
+        if len({result.parameters.get("digest") for result in group.values()}) > 1:
+            raise RopepatchError("the results are of different texts", hint="compare them in one suite")
+    asked = asking if asking.keys() >= reading.keys() else {}
+    return _Evidence(base, reading, asked).ranking
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What a ranking knows of each label.
+class _Evidence:
+    """All that a ranking is made from.
 
     Attributes:
-        base: The label of the model as it is.
-        reading: The results of perplexity.
-        sums: The loss of every text over the target.
-        found: What is found at the target, of those that were asked.
-        finding: Whether that ranks.
+        base: The label of the baseline.
+        reading: The results of perplexity by label.
+        asking: The results of retrieval, of all of these labels or of none.
     """
 
     base: str
     reading: Mapping[str, Result]
-    sums: Mapping[str, Perplexity]
-    found: Mapping[str, Answers]
-    finding: bool
+    asking: Mapping[str, Result]
 
-    def nats(self, label: str) -> float:
-        """The loss over the target; infinite where it is no number."""
-        mean = self.sums[label].mean
-        return math.inf if math.isnan(mean) else mean
+    @property
+    def target(self) -> int:
+        return self.reading[self.base].target
 
-    def gain(self, label: str, over: str) -> tuple[float, Interval]:
-        """By how much less it loses over the target than another, in nats per token, text by text."""
-        return difference(self.sums[over], self.sums[label])
+    @property
+    def trained(self) -> int:
+        trained: int = self.reading[self.base].model["trained"]
+        return trained
 
-    def finds_more(self, label: str, than: str) -> bool:
-        """Whether it is seen to find more than another, where that ranks."""
-        return self.finding and self.found[label].finds_more_than(self.found[than])
+    @property
+    def scalings(self) -> list[str]:
+        return [label for label in self.reading if label != self.base]
 
-    def beats(self, label: str) -> bool:
-        """Whether it is seen to beat the model as it is in one of the two measures."""
-        return self.gain(label, self.base)[1][0] > 0 or self.finds_more(label, self.base)
+    @cached_property
+    def counted(self) -> list[str]:
+        """The kinds of questions of which the baseline finds more than by guessing, within its context."""
+        if not self.asking:
+            return []
+        result = self.asking[self.base]
+        keys = result.parameters["keys"]
+        chance = 1 / keys if keys > 1 else 0.0
+        kinds: dict[str, None] = {}
+        for row in result.of("found", "kind", "length"):
+            if row.length <= self.trained and row.mean.interval()[0] > chance:
+                kinds[str(row.at["kind"])] = None
+        return [*kinds]
+
+    def _loss(self, label: str, length: int) -> Mean:
+        return _row(self.reading[label], "loss", length=length).mean
+
+    def _answers(self, label: str, measure: str) -> Mean:
+        """Over the kinds that count, or over all."""
+        result = self.asking[label]
+        kinds = self.counted or [str(row.at["kind"]) for row in result.of(measure, "kind", "length")]
+        rows = [_row(result, measure, kind=kind, length=self.target) for kind in dict.fromkeys(kinds)]
+        return joined(rows, {"length": self.target}).mean
+
+    @cached_property
+    def losses(self) -> dict[str, Mean]:
+        """Over the target."""
+        return {label: self._loss(label, self.target) for label in self.reading}
+
+    @cached_property
+    def log_probs(self) -> dict[str, Mean]:
+        """Of the answers at the target, where retrieval ranks."""
+        return {label: self._answers(label, "log_prob") for label in self.asking}
+
+    @cached_property
+    def gains(self) -> dict[str, Mean]:
+        """By measure and label by how much a scaling is better than the baseline; what ranks alone."""
+        of_loss = {f"loss {s}": difference(self.losses[self.base], self.losses[s]) for s in self.scalings}
+        if not self.counted:
+            return of_loss
+        base = self.log_probs[self.base]
+        return of_loss | {f"answers {s}": difference(self.log_probs[s], base) for s in self.scalings}
+
+    @cached_property
+    def better(self) -> set[str]:
+        """The gains that are significant over all of them."""
+        return {name for name in significant(self.gains) if self.gains[name].value > 0}
+
+    @cached_property
+    def worse(self) -> set[str]:
+        """The significant losses."""
+        return significant(self.gains) - self.better
 
     def helps(self, label: str) -> bool:
-        """Whether it beats the model as it is, and is not seen to be worse in the other measure."""
-        worse = not self.gain(label, self.base)[1][1] >= 0  # nor if it is no number
-        return self.beats(label) and not worse and not self.finds_more(self.base, label)
+        """Whether it is significantly better in one measure and not significantly worse in the other."""
+        names = {f"loss {label}", f"answers {label}"}
+        return bool(names & self.better) and not names & self.worse
 
-    def levels(self, labels: Collection[str]) -> list[list[str]]:
-        """Those not seen to find less than the one that finds the most, by their loss; then of the rest."""
-        left, levels = sorted(labels, key=self.nats), []
-        while left:
-            most = max(left, key=lambda label: self.found[label].share if self.finding else 0.0)
-            levels.append([label for label in left if not self.finds_more(most, label)])
-            left = [label for label in left if label not in levels[-1]]
-        return levels
+    @cached_property
+    def order(self) -> list[str]:
+        """All labels, the best first."""
+        by_loss = sorted(self.reading, key=lambda label: _number(self.losses[label].value))
+        if not self.counted:
+            return by_loss
+        return [*self._near_best(by_loss), *sorted(self._behind(by_loss), key=self._least_probable)]
 
-    def rows(self) -> list[Ranked]:
-        """Every label, the best first."""
-        order = [label for level in self.levels(self.sums) for label in level]
-        inside = {label: _inside(result) for label, result in self.reading.items()}
-        shares = {label: -self.found[label].share if self.finding else 0.0 for label in order}
-        front = _front({label: (self.nats(label), inside[label], shares[label]) for label in order})
-        rows = []
-        for label in order:
-            behind, interval = difference(self.sums[label], self.sums[order[0]])
-            price, price_interval = _price(self.reading[label], self.reading[self.base])
-            found = self.found.get(label)
-            rows.append(
-                Ranked(
-                    label=label,
-                    nats=self.nats(label),
-                    interval=self.sums[label].interval,
-                    behind=behind,
-                    behind_interval=interval,
-                    inside=inside[label],
-                    price=price,
-                    price_interval=price_interval,
-                    found=found.share if found else None,
-                    found_interval=found.interval if found else None,
-                    asked=found.n if found else 0,
-                    front=label in front,
-                )
+    def _least_probable(self, label: str) -> float:
+        return -self.log_probs[label].value
+
+    def _behind(self, labels: Sequence[str]) -> set[str]:
+        """Those with significantly less probable answers than the best of them."""
+        best = min(labels, key=self._least_probable)
+        behind = {
+            label: difference(self.log_probs[best], self.log_probs[label])
+            for label in labels
+            if label != best
+        }
+        return significant(behind)
+
+    def _near_best(self, labels: Sequence[str]) -> list[str]:
+        behind = self._behind(labels)
+        return [label for label in labels if label not in behind]
+
+    def chosen(self, left_out: Collection[str] = ()) -> str | None:
+        """What to take by `RULE`; None where nothing helps."""
+        helping = [label for label in self.order if self.helps(label) and label not in left_out]
+        if not helping:
+            return None
+        if self.counted:
+            helping = self._near_best(sorted(helping, key=lambda label: self.losses[label].value))
+        return helping[0]
+
+    def row(self, label: str) -> Ranked:
+        cost = difference(self._loss(label, self.trained), self._loss(self.base, self.trained))
+        asked = label in self.asking
+        return Ranked(
+            label=label,
+            loss=self.losses[label],
+            loss_gain=difference(self.losses[self.base], self.losses[label]),
+            short_context_loss=self._loss(label, self.trained),
+            short_context_cost=cost,
+            log_prob=self.log_probs[label] if asked else None,
+            log_prob_gain=difference(self.log_probs[label], self.log_probs[self.base]) if asked else None,
+            found=self._answers(label, "found") if asked else None,
+            helps=label != self.base and self.helps(label),
+        )
+
+    @property
+    def ranking(self) -> Ranking:
+        rows = {label: self.row(label) for label in self.order}
+        kinds = {label: _map_of(self.reading[label]) for label in self.reading}
+        controls = [label for label, kind in kinds.items() if kind is not None and kind.control]
+        taken = self.chosen(controls)
+        advice = self._recommendation(rows, taken) if taken else self._refusal(rows)
+        if taken is not None and kinds[taken] is not None:
+            advice.append(self._engines(taken, [label for label, kind in kinds.items() if kind is not None]))
+        if controls:
+            advice.append(
+                f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
             )
-        return rows
+        results = [self.reading[self.base], *([self.asking[self.base]] if self.asking else [])]
+        warnings = [warning for result in results for warning in few(result)]
+        return Ranking(tuple(rows.values()), taken, tuple(advice), tuple(warnings))
 
+    def _recommendation(self, rows: Mapping[str, Ranked], taken: str) -> list[str]:
+        row, base = rows[taken], rows[self.base]
+        reasons = []
+        if f"loss {taken}" in self.better:
+            reasons.append(
+                f"{_signed(row.loss_gain)} nats per token below the baseline over {self.target} tokens"
+            )
+        if f"answers {taken}" in self.better and row.log_prob_gain and row.found and base.found:
+            reasons.append(
+                f"its answers at {self.target} tokens are {_signed(row.log_prob_gain)} nats per token "
+                f"above the baseline's; it finds {_share(row.found)}, the baseline {_share(base.found)}"
+            )
+        advice = [f"Take {taken}: {'; '.join(reasons)}."]
+        others = [label for label in self.order if self.helps(label) and label != taken]
+        behind = {label: difference(self.losses[label], self.losses[taken]) for label in others}
+        apart = significant(behind)
+        if tied := [label for label in others if label not in apart]:
+            advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
+        if row.short_context_cost.value > 0:
+            cost = _signed(row.short_context_cost)
+            advice.append(f"Its short-context cost: {cost} nats within the first {self.trained} tokens.")
+        if row.found is not None and self.counted and row.found.value < THRESHOLD:
+            train = "train longer" if self._adapted else "train it"
+            advice.append(
+                f"It finds {row.found.value:.0%} of the answers at {self.target} tokens: {train}, or choose "
+                "a nearer target."
+            )
+        if row.found is not None and not self.counted:
+            advice.append(
+                f"Retrieval does not rank: within {self.trained} tokens the baseline finds no more than by "
+                "guessing."
+            )
+        return advice
 
-def rank(results: Sequence[Result], *, base: str, ignored: Sequence[str] = ()) -> Ranking:
-    """Rank the scalings of one model at one target: by what they find there, then by their loss over it.
+    def _refusal(self, rows: Mapping[str, Ranked]) -> list[str]:
+        if self.losses[self.base].missing:
+            return [f"No advice: {few(self.reading[self.base])[0]}. Give more text."]
+        first = min(self.scalings, key=lambda label: _number(self.losses[label].value))
+        tested = " or its answers" if self.counted else ""
+        mixed = [label for label in self.scalings if {f"loss {label}", f"answers {label}"} & self.better]
+        trained = ", fine-tuned or not," if self._adapted else ""
+        why = f"the loss of {first} is {_signed(rows[first].loss_gain)} nats per token below the baseline's"
+        if mixed:
+            why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
+        return [
+            f"Do not extend: over {self.target} tokens none of these scalings{trained} improves the loss"
+            f"{tested} significantly without harm ({why})."
+        ]
 
-    Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts). So what is
-    found decides where it can: where the model as it is finds such things within its trained context, and
-    where the questions are enough to tell two scalings apart. Five never are; twenty tell 20 found from 14.
-    Where it cannot, loss decides, of which every token tells. A scaling that gains in one and is seen to lose
-    in the other, against the model as it is, is ranked and not recommended (`RULE`). Neither is a control, an
-    attention map that forgets.
-
-    The rows: those not seen to find less than the one that finds the most, by their loss; then the same of
-    the rest, and so on.
-
-    Args:
-        results: Of one-pass perplexity, and of passkeys and retrieval if these were asked for. Where several
-            of one task have a label, as of two passkey tasks, the first of them ranks.
-        base: The label of the model as it is.
-        ignored: Labels that are no scalings.
-
-    Raises:
-        RopepatchError: No scaling, no base, or results that are not of the same texts.
-    """
-    reading: dict[str, Result] = {}
-    asking: list[Result] = []
-    for result in results:
-        if result.label not in ignored:
-            role = task_of(result.task).ranks
-            if role == "loss":
-                reading.setdefault(result.label, result)
-            elif role == "retrieval":
-                asking.append(result)
-    if base not in reading or len(reading) < 2:
-        raise RopepatchError("nothing to rank: need the model as it is and at least one scaling")
-    if len({r.parameters["digest"] for r in reading.values()}) > 1:
-        raise RopepatchError("the results are of different texts", hint="compare them in one suite")
-    sums = {label: document_sums(result) for label, result in reading.items()}
-    standing = Standing(base, reading, sums, *answers(asking, base=base, labels=list(reading)))
-    rows = standing.rows()
-    maps = {label for label, result in reading.items() if _map_of(result)}
-    controls = [row.label for row in rows if (kind := _map_of(reading[row.label])) and kind.control]
-
-    def without(labels: Collection[str]) -> Ranking:
-        if reading.keys() <= {base, *labels}:
-            return Ranking((), None, ())
-        return rank(results, base=base, ignored=[*ignored, *labels])
-
-    if controls:
-        others = without(controls)
-        aside = f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
-        return Ranking(tuple(rows), others.recommended, (*others.advice, aside))
-    taken, advice = advise(standing, rows)
-    if taken in maps:
-        plain = without(maps).recommended
+    def _engines(self, taken: str, maps: Sequence[str]) -> str:
         only = f"Only transformers runs {taken}, by code that comes with the checkpoint"
-        if plain:
-            only += f"; the best that other engines run, too, is {plain}, "
-            only += f"{standing.nats(plain) - standing.nats(taken):+.3f} nats over the target"
-        advice += (f"{only}.",)
-    return Ranking(tuple(rows), taken, advice)
+        if plain := self.chosen(maps):
+            gap = self.losses[plain].value - self.losses[taken].value
+            only += f"; the best that other engines run, too, is {plain}, {gap:+.3f} nats over the target"
+        return f"{only}."
+
+    @property
+    def _adapted(self) -> bool:
+        return any(result.adapted for result in self.reading.values())
+
+
+def _row(result: Result, measure: str, **at: int | str) -> Row:
+    row = result.row(measure, **at)
+    if row is None:
+        raise RopepatchError(
+            f"{result.label}: no {measure} at {at}",
+            hint="measure again: `ropepatch compare` measures all it needs",
+        )
+    return row
 
 
 def _map_of(result: Result) -> type[AttentionMap] | None:
     return MAPS.get((result.scaling or {}).get("method", ""))
 
 
-def _front(figures: Mapping[str, tuple[float, ...]]) -> set[str]:
-    """The labels that no other is at least equal to in every figure, less being better, and unlike in one."""
-
-    def beaten(mine: tuple[float, ...]) -> bool:
-        return any(
-            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
-            for other in figures.values()
-        )
-
-    return {label for label, mine in figures.items() if not beaten(mine)}
+def _number(value: float) -> float:
+    return math.inf if math.isnan(value) else value
 
 
-def _inside(result: Result) -> float:
-    rows = [row for row in result.tables["by_position"] if row["end"] <= result.model["trained"]]
-    return mean_nats(rows)
+def _signed(mean: Mean) -> str:
+    low, high = mean.interval()
+    doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if not mean.missing else ""
+    return f"{mean.value:+.3f}{doubt}"
 
 
-def _price(result: Result, base: Result) -> tuple[float, Interval]:
-    """The loss within the trained context above that of the model as it is; see `Ranked.price`."""
-    if all("by_document_inside" in measured.tables for measured in (result, base)):
-        return difference(*(document_sums(measured, "by_document_inside") for measured in (result, base)))
-    return _inside(result) - _inside(base), (-math.inf, math.inf)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return finite(value) if isinstance(value, float) else value
+def _share(mean: Mean) -> str:
+    low, high = mean.interval()
+    return f"{mean.value:.0%} of {mean.weight:.0f} (95 % interval {low:.0%} to {high:.0%})"

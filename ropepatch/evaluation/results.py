@@ -7,29 +7,131 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import transformers
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, StrictFloat, StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import LossCurve, Perplexity
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.settings import refusal, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
+SCHEMA = 2
+Place = dict[str, StrictInt | StrictFloat | str]
 
-SCHEMA = 1
-Row = dict[str, Any]
+
+class Measure(NamedTuple):
+    """What is measured, and how its values read.
+
+    Args:
+        title: What tables and figures call it.
+        text: A value as it is printed.
+        better: 1 if greater is better, -1 if less is, 0 where that is not known.
+        share: Whether it is a share of answers, each 0 or 1.
+        hub: What the Hub calls it.
+    """
+
+    title: str
+    text: Callable[[float], str]
+    better: Literal[-1, 0, 1] = 0
+    share: bool = False
+    hub: str = ""
+
+
+MEASURES: dict[str, Measure] = {
+    "loss": Measure("Nats per token", "{:.3f}".format, -1, hub="loss"),
+    "gain": Measure("Nats gained from beyond the trained context", "{:.3f}".format, 1, hub="gain"),
+    "found": Measure("Answers found", "{:.0%}".format, 1, share=True, hub="accuracy"),
+    "log_prob": Measure("Log-probability of the answers, nats per token", "{:.2f}".format, 1, hub="log_prob"),
+}
+
+
+def measure_of(name: str) -> Measure:
+    """The measure of a row; of lm-eval's metrics, and of other versions, what their name says."""
+    return MEASURES.get(name) or Measure(name, "{:.4g}".format, hub={"acc": "accuracy"}.get(name, name))
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))  # a strict one takes no mapping
+class Row:
+    """One number.
+
+    Attributes:
+        measure: A name from `MEASURES`, or a metric of lm-eval.
+        at: What it was measured at: ``length`` in tokens, a stretch of positions from ``begin`` to ``end``, a
+            ``kind`` of question, a ``depth``, or a ``task`` of lm-eval.
+        value: The number; None where there is none that is finite.
+        low: The lower end of its 95 % confidence interval; None where there is none.
+        high: The upper end.
+        n: How many tokens, answers or documents of a task it rests on.
+        clusters: The sum and the weight of each document or haystack, for paired differences; empty where
+            these are not known.
+    """
+
+    measure: str
+    at: Place
+    value: StrictFloat | None
+    low: StrictFloat | None = None
+    high: StrictFloat | None = None
+    n: StrictInt
+    clusters: list[list[StrictFloat]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of(cls, measure: str, at: Mapping[str, int | float | str], mean: Mean) -> Row:
+        """The row of a mean."""
+        low, high = map(finite, mean.interval()) if not mean.missing else (None, None)
+        return cls(
+            measure=measure,
+            at=dict(at),
+            value=finite(mean.value),
+            low=low,
+            high=high,
+            n=round(mean.weight),
+            clusters=[list(cluster) for cluster in mean.clusters],
+        )
+
+    @property
+    def length(self) -> int:
+        """At how many tokens it was measured."""
+        return int(self.at["length"])
+
+    @property
+    def mean(self) -> Mean:
+        """The mean over its clusters."""
+        return Mean.of(self.clusters, share=measure_of(self.measure).share)
+
+    @property
+    def interval(self) -> str:
+        """Its interval as it is printed; empty where there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        text = measure_of(self.measure).text
+        return f"{text(self.low)} to {text(self.high)}"
+
+    @property
+    def text(self) -> str:
+        """Its value as it is printed."""
+        return "–" if self.value is None else measure_of(self.measure).text(self.value)
+
+    def tidy(self) -> dict[str, Any]:
+        """The same in columns, with the number of clusters."""
+        names = {"loss": "nats_per_token"}
+        return {
+            "measure": names.get(self.measure, self.measure),
+            **self.at,
+            **{name: getattr(self, name) for name in ("value", "low", "high", "n")},
+            "clusters": len(self.clusters),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -38,16 +140,14 @@ class Result:
 
     Attributes:
         task: The name of a task, from `TASKS`.
-        label: What tables and figures call it: the method, ``as it is``, or the name of an adaptation.
+        label: What tables and figures call it: the method, ``baseline``, or the name of an adaptation.
         model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens);
             of one that ropepatch extended and nobody trained since ``extended_from``, the context before; of
             weights that were made from it also ``adapted_from``, the fingerprint of its own.
-        scaling: ``method``, its parameters and frequencies; None for the model as it is.
+        scaling: ``method``, its parameters and frequencies; None for the baseline.
         target: The context in tokens that is asked about.
         parameters: All that decides what is measured: protocol, lengths, seed, the text and its hash.
-        tables: The figures. Of perplexity ``by_length``, ``by_position``, ``gain``, ``by_document`` and
-            ``by_document_inside`` (within the trained context; older results lack it); of passkey
-            ``cells`` and ``by_length``; of retrieval also ``by_kind``; of lm-eval ``scores``.
+        rows: What came out.
         env: Versions, device and dtype.
         seconds: What the measurement took.
         schema: The version of this format.
@@ -59,7 +159,7 @@ class Result:
     scaling: dict[str, Any] | None
     target: int
     parameters: dict[str, Any]
-    tables: dict[str, list[Row]]
+    rows: list[Row]
     env: dict[str, Any]
     seconds: float | None = field(default=None, compare=False)
     schema: int = SCHEMA
@@ -71,6 +171,14 @@ class Result:
     def adapted(self) -> bool:
         """Whether the weights are no longer those of the model that it names."""
         return self.model.get("adapted_from") not in (None, self.model.get("weights"))
+
+    def of(self, measure: str, *keys: str) -> list[Row]:
+        """Its rows of a measure that are at these keys and no others."""
+        return [row for row in self.rows if row.measure == measure and row.at.keys() == set(keys)]
+
+    def row(self, measure: str, **at: int | float | str) -> Row | None:
+        """The row of a measure at a place; None if it has none."""
+        return next((row for row in self.of(measure, *at) if row.at == at), None)
 
     def to_json(self) -> str:
         """The text of its file."""
@@ -124,67 +232,27 @@ def _check_schema(schema: object) -> None:
         )
 
 
-def loss_row(read: Perplexity) -> Row:
-    """Mean loss with its interval, perplexity, and counts."""
-    low, high = read.interval
-    return {
-        "nats": read.mean,
-        "interval": [finite(low), finite(high)],
-        "perplexity": finite(read.value),
-        "tokens": read.num_tokens,
-        "documents": read.num_documents,
-    }
+def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
+    """The loss of the first tokens up to each length."""
+    return [Row.of("loss", {"length": length}, curve.at(length).loss) for length in lengths]
 
 
-def by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
-    """The first tokens up to each length."""
-    return [{"length": length, **loss_row(curve.at(length))} for length in lengths]
-
-
-def by_position(curve: LossCurve, edges: Sequence[int]) -> list[Row]:
-    """The stretches of positions between neighbouring edges."""
+def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "loss") -> list[Row]:
+    """The loss over the stretches of positions between neighbouring edges."""
     return [
-        {"begin": begin, "end": end, **loss_row(curve.between(begin, end))} for begin, end in pairwise(edges)
+        Row.of(measure, {"begin": begin, "end": end}, curve.between(begin, end).loss)
+        for begin, end in pairwise(edges)
     ]
 
 
-def passkey_cells(grid: PasskeyGrid) -> list[Row]:
-    """Every length and depth."""
-    return [
-        {"length": length, "depth": depth, **_count(cell)} for (length, depth), cell in grid.cells.items()
+def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
+    """Rows of the same documents or haystacks as one, cluster by cluster."""
+    clusters = [
+        [math.fsum(part) for part in zip(*same, strict=True)]
+        for same in zip(*(r.clusters for r in rows), strict=True)
     ]
-
-
-def passkey_by_length(grid: PasskeyGrid) -> list[Row]:
-    """Every length, all depths together, and what was found of each prompt, for comparisons in pairs."""
-    cells = {length: grid.at(length) for length in grid.lengths}
-    return [
-        {"length": length, **_count(cell)}
-        | ({"found": list(cell.found), "wanted": grid.queries} if cell.found else {})
-        for length, cell in cells.items()
-    ]
-
-
-def mean_nats(rows: Sequence[Row]) -> float:
-    """The mean over the tokens of several rows."""
-    tokens: int = sum(row["tokens"] for row in rows)
-    return math.fsum(row["nats"] * row["tokens"] for row in rows) / tokens
-
-
-def by_document(curve: LossCurve, within: int | None = None) -> list[Row]:
-    """The sums of every document, or of its first ``within`` tokens, for paired comparisons."""
-    read = curve.between(0, within or 1 + max(map(len, curve.nll)))
-    return [{"nats": nats, "tokens": tokens} for nats, tokens in read.documents]
-
-
-def document_sums(result: Result, table: str = "by_document") -> Perplexity:
-    """What was read of every document, for differences in pairs."""
-    documents = tuple((row["nats"], row["tokens"]) for row in result.tables[table])
-    return Perplexity(sum(nats for nats, _ in documents), sum(tokens for _, tokens in documents), documents)
-
-
-def _count(cell: Passkey) -> Row:
-    return {"correct": cell.correct, "n": cell.n, "interval": list(cell.interval)}
+    first = rows[0]
+    return Row.of(first.measure, at, Mean.of(clusters, share=measure_of(first.measure).share))
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

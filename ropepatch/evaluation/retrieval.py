@@ -1,161 +1,527 @@
-"""What a model finds in a text: questions in prompts of an exact length, and their scores."""
+"""Retrieval: a haystack is read once, and every question is asked on its key-value cache at every length.
+
+A question never enters the cache: its keys and values are appended for one forward pass and dropped. So the
+reading goes on behind the stop of one length to that of the next, questions do not see each other, and layers
+with a sliding window are as exact as others.
+
+Shapes: B questions of a batch, T tokens of its longest with its answer, A tokens of an answer, N of a
+haystack, H heads of D dimensions, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
-from statistics import fmean
-from typing import NamedTuple
+import json
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from ropepatch.data.prompts import Prompt, page_prompt
-from ropepatch.data.questions import KINDS, Question, draw_question
+from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.grid import THRESHOLD, wilson
-from ropepatch.evaluation.results import Row
-from ropepatch.evaluation.verdicts import dealt, forced, generated
+from ropepatch.evaluation.bars import advancing
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.perplexity import follows_length
+from ropepatch.evaluation.processes import distribute, rank_and_ranks
+from ropepatch.evaluation.table import aligned, data_frame
+from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 
-MEAN = "mean"  # of all kinds, where a kind would be named
-OWN = 0.85  # the share of a model's own short score that counts as reading a length, as in NoLiMa and HELMET
-SPARE = 16  # tokens of a prompt that are left for what an answer says beside the wanted
-PLAIN = ("", " ")
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+logger = logging.getLogger(__name__)
+
+THRESHOLD = 0.856  # the share found that counts as reading a length, RULER's (arXiv:2404.06654)
+MOST_ROWS = 16  # questions of a batch
 
 
-class Asked(NamedTuple):
-    """A question and its prompt."""
-
-    question: Question
-    prompt: Prompt
-
-
-class Grid(NamedTuple):
-    """Which questions are asked of every kind and length.
+class Answer(NamedTuple):
+    """What a model answers to one question.
 
     Args:
-        depths: Where the needle stands that is asked for.
-        trials: Questions for each depth.
-        seed: From which they are drawn.
-        templates: Names of `TEMPLATES`, which the trials take in turn.
-        chat: What a chat template puts before a prompt, and between question and answer.
+        haystack: The index of its haystack.
+        length: Of the prompt, in tokens.
+        kind: Of the question.
+        depth: Where in the haystack the last needle ends that the answer follows from, from 0 to 1.
+        found: Whether greedy decoding would give the answer, to the last token.
+        log_prob: The mean log-probability of the answer's tokens, in nats.
     """
 
-    depths: Sequence[float]
-    trials: int
-    seed: int
-    templates: Sequence[str]
-    chat: tuple[str, str] = PLAIN
+    haystack: int
+    length: int
+    kind: str
+    depth: float
+    found: bool
+    log_prob: float
 
-    def ask(self, tokenizer: PreTrainedTokenizerBase, kind: str, length: int) -> list[Asked]:
-        """All questions of a kind and length, by depth and trial.
 
-        With the answer each has so many tokens; `SPARE` less, where the answer is generated.
+@dataclass(frozen=True)
+class Retrieval:
+    """All answers of a model; a haystack is what is drawn anew, so it is the cluster of every mean.
+
+    Attributes:
+        answers: By haystack and length.
+    """
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """In tokens, the shortest first."""
+        return sorted({answer.length for answer in self.answers})
+
+    @property
+    def kinds(self) -> list[str]:
+        """In the order in which they were asked."""
+        return list(dict.fromkeys(answer.kind for answer in self.answers))
+
+    def found(self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)) -> Mean:
+        """The share of the answers that are found.
+
+        Args:
+            length: Of the prompts, in tokens.
+            kind: Of the questions; None for all.
+            depths: Between which their needles end, the second included.
 
         Raises:
-            RopepatchError: A prompt that cannot be made of so many tokens, or of this tokenizer's.
+            RopepatchError: Nothing was asked there.
         """
-        return [self._asked(tokenizer, kind, length, *at) for at in product(self.depths, range(self.trials))]
+        return self._mean(length, kind, depths, lambda answer: float(answer.found), share=True)
 
-    def _asked(
-        self, tokenizer: PreTrainedTokenizerBase, kind: str, length: int, depth: float, trial: int
-    ) -> Asked:
-        template = self.templates[trial % len(self.templates)]
-        question = draw_question(kind, template, length=length, depth=depth, trial=trial, seed=self.seed)
-        page = question.page(f"{kind} prompt", *self.chat)
-        spare = 0 if KINDS[kind].forced else SPARE
-        prompt = page_prompt(tokenizer, page, length=length - spare)
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt.ids.tolist():
-            raise RopepatchError(f"the tokenizer has no token for some of the words of a {kind} prompt")
-        return Asked(question, prompt)
+    def log_prob(self, length: int, kind: str | None = None) -> Mean:
+        """The mean log-probability of the answers' tokens, in nats; see `found`.
+
+        It is continuous, so it tells models apart long before the share found does.
+        """
+        return self._mean(length, kind, (0, 1), lambda answer: answer.log_prob, share=False)
+
+    def effective_length(self, threshold: float = THRESHOLD) -> int | None:
+        """The greatest length at which, as at all shorter ones, at least so much is found; None for none.
+
+        Raises:
+            RopepatchError: A threshold that is not above 0, or above 1.
+        """
+        if not 0 < threshold <= 1:
+            raise RopepatchError(
+                f"the threshold must be above 0 and at most 1, got {threshold}",
+                hint=f"the default is {THRESHOLD}",
+            )
+        return effective_length({length: self.found(length).value for length in self.lengths}, threshold)
+
+    def _mean(
+        self,
+        length: int,
+        kind: str | None,
+        depths: tuple[float, float],
+        value: Callable[[Answer], float],
+        *,
+        share: bool,
+    ) -> Mean:
+        low, high = depths
+        values: defaultdict[int, list[float]] = defaultdict(list)
+        for answer in self.answers:
+            within = low < answer.depth <= high
+            if answer.length == length and kind in (None, answer.kind) and within:
+                values[answer.haystack].append(value(answer))
+        if not values:
+            raise RopepatchError(
+                f"nothing was asked at {length} tokens, kind {kind or 'any'}, depths {depths}",
+                hint=f"lengths: {self.lengths}; kinds: {', '.join(self.kinds)}",
+            )
+        clusters = ((math.fsum(values[key]), float(len(values[key]))) for key in sorted(values))
+        return Mean(tuple(clusters), share)
+
+    def __repr__(self) -> str:
+        lengths = self.lengths
+        span = f"{lengths[0]} to {lengths[-1]} tokens, " if lengths else ""
+        return f"Retrieval({span}{sum(a.found for a in self.answers)} of {len(self.answers)} answers found)"
+
+    def __str__(self) -> str:
+        rows = [("tokens", "kind", "found", "(95 %)", "nats of an answer's token")]
+        for length in self.lengths:
+            for kind in self.kinds:
+                found = self.found(length, kind)
+                low, high = found.interval()
+                share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
+                log_prob = f"{self.log_prob(length, kind).value:.2f}"
+                rows.append((f"{length}", kind, share, f"({low:.0%} to {high:.0%})", log_prob))
+        return aligned(rows)
+
+    def to_pandas(self) -> DataFrame:
+        """A row for every answer.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        return data_frame(answer._asdict() for answer in self.answers)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def effective_length(found: Mapping[int, float], threshold: float = THRESHOLD) -> int | None:
+    """The greatest length whose share, as those of all shorter ones, is at or above the threshold."""
+    reached = None
+    for length in sorted(found):
+        if found[length] < threshold:
+            break
+        reached = length
+    return reached
+
+
+def passkey(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    lengths: Sequence[int],
+    haystacks: int = 20,
+    **options: Any,
+) -> Retrieval:
+    """Ask for the one key that each haystack hides: `retrieve` with a single key.
+
+    Args:
+        model: See `retrieve`, as for the options.
+        tokenizer: The model's.
+        lengths: Of the prompts, in tokens.
+        haystacks: Answers per length.
+        **options: `seed`, `texts`, `chat`, `split`, `progress` and the like.
+
+    Raises:
+        RopepatchError: See `retrieve`.
+    """
+    return retrieve(
+        model, tokenizer, lengths=lengths, haystacks=haystacks, keys=1, kinds=("passkey",), **options
+    )
+
+
+def retrieve(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    lengths: Sequence[int],
+    haystacks: int = 10,
+    keys: int = 8,
+    kinds: Sequence[str] = ("number", "sentence"),
+    seed: int = 0,
+    texts: Sequence[str] | None = None,
+    chat: bool = False,
+    read_once: bool = True,
+    tokens_per_batch: int | None = None,
+    keep: Path | None = None,
+    split: bool = False,
+    progress: Callable[[int, int | None], None] | bool | None = None,
+) -> Retrieval:
+    """Ask for what stands in long texts, at several lengths and at all depths.
+
+    Each haystack is read once, up to the greatest length; at the stop of every length its questions are asked
+    on the cache, by teacher forcing: an answer is found if each of its tokens is the most probable one, which
+    is what greedy decoding gives. The first answer of a run is compared with that to a whole prompt, at the
+    least and at the greatest length (with one key, at every length); where they differ, and where frequencies
+    follow the length of the input (stock `dynamic`, `longrope` with two sets of factors), every prompt is
+    read whole, and a warning says so.
+
+    Args:
+        model: A causal language model of transformers, patched or not; put in eval mode and back.
+        tokenizer: The model's.
+        lengths: Of the prompts, in tokens, the answer included.
+        haystacks: How many, at least three for an interval.
+        keys: Questions of each kind, haystack and length.
+        kinds: Names from `ropepatch.data.haystack.KINDS`.
+        seed: From which all that is drawn follows.
+        texts: What stands around the needles; None for our own filler.
+        chat: Put haystack and question into the tokenizer's chat template.
+        read_once: Whether a haystack is read once; if not, every question is a prompt of its own.
+        tokens_per_batch: Tokens that the questions of a batch see, all together; None for 16,384 on a CPU and
+            262,144 elsewhere.
+        keep: A folder in which the answers to each haystack are kept as they come, and found by the next call
+            with the same arguments. It must belong to this model and these arguments alone.
+        split: Deal the haystacks to the processes of torch.distributed, if they are many; every process gives
+            the same arguments and is returned the same.
+        progress: Called as (tokens read, tokens to read), both by this process. True for a bar.
+
+    Raises:
+        RopepatchError: Arguments that fit no haystack (see `Haystacks`), or NaN logits.
+    """
+    plan = Haystacks(
+        lengths=lengths,
+        count=haystacks,
+        keys=keys,
+        kinds=tuple(kinds),
+        seed=seed,
+        texts=texts,
+        chat=chat_parts(tokenizer) if chat else ("", " "),
+    )
+    return ask(
+        model,
+        list(plan.make(tokenizer)),
+        read_once=read_once,
+        tokens_per_batch=tokens_per_batch,
+        keep=keep,
+        split=split,
+        progress=progress,
+    )
+
+
+def ask(
+    model: PreTrainedModel,
+    haystacks: Sequence[Haystack],
+    *,
+    read_once: bool = True,
+    tokens_per_batch: int | None = None,
+    keep: Path | None = None,
+    split: bool = False,
+    progress: Callable[[int, int | None], None] | bool | None = None,
+) -> Retrieval:
+    """Ask about haystacks that are made already; see `retrieve`."""
+    if tokens_per_batch is None:
+        tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
+    rank, ranks = rank_and_ranks(split)
+    done, total = 0, sum(len(haystack.ids) for haystack in haystacks[rank::ranks])
+    kept, file = _kept(keep), None
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        file = keep / f"answers-{rank}-of-{ranks}.jsonl"
+    _check_vocabulary(model, haystacks)
+
+    def answers(index: int) -> list[Answer]:
+        nonlocal done
+        if index not in kept:
+            kept[index] = [Answer(index, *answer) for answer in reader.answers(haystacks[index])]
+            if file is not None:
+                with file.open("a", encoding="utf-8") as opened:
+                    opened.write("\n" * (opened.tell() > 0) + json.dumps([index, kept[index]]))
+        done += len(haystacks[index].ids)
+        if advance is not None:
+            advance(done, total)
+        return kept[index]
+
+    with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
+        reader = _Reader(model, tokens_per_batch, read_once=read_once)
+        indices = list(range(len(haystacks)))
+        of_all = distribute(indices, answers, key=lambda i: str(haystacks[i].ids.tolist()), split=split)
+    return Retrieval(tuple(answer for of_one in of_all for answer in of_one))
 
 
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the tokenizer's chat template puts before what a user says, and between that and the answer.
+    """What the tokenizer's chat template puts before a user's message, and between that and the answer.
 
     Raises:
-        RopepatchError: There is no chat template, or one that does not say what a user says once.
+        RopepatchError: There is no chat template, or one that does not repeat the message once.
     """
     if not tokenizer.chat_template:
-        raise RopepatchError("the tokenizer has no chat template", hint="form: plain asks without one")
+        raise RopepatchError("the tokenizer has no chat template", hint="ask without one: chat=False")
     mark = "WHAT THE USER SAYS"
-    turn = [{"role": "user", "content": mark}]
-    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    parts = str(text).split(mark)
-    if len(parts) != 2:
+    message = [{"role": "user", "content": mark}]
+    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    before, *after = str(text).split(mark)
+    if len(after) != 1:
         raise RopepatchError(
-            f"the chat template says {len(parts) - 1} times what a user says, expected once",
-            hint="form: plain asks without it",
+            f"the chat template repeats the user's message {len(after)} times, expected once",
+            hint="ask without it: chat=False",
         )
-    return parts[0], parts[1]
+    return before, after[0]
 
 
-def answered(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    asked: Sequence[Asked],
-    *,
-    force: bool,
-    tokens_per_batch: int = 2048,
-    share_prefixes: bool = True,
-    split: bool = False,
-    advance: Callable[[list[int]], None] = lambda found: None,
-) -> list[int]:
-    """How much of what is wanted a model finds, of every question.
+class _Reader:
+    """Reads haystacks under one model and asks their questions."""
 
-    Args:
-        model: In eval mode.
-        tokenizer: The model's.
-        asked: Questions of one kind and length.
-        force: Whether answers are forced; else they are generated.
-        tokens_per_batch: How many tokens are read at once, at most, but for a single longer prompt.
-        share_prefixes: Whether what forced prompts have in common is read once where that is faster.
-        split: Whether the processes of torch.distributed share the work, as in `passkey`.
-        advance: Called with what this process found of each prompt of a batch.
-    """
-    prompts = [prompt for _, prompt in asked]
-    rows = max(1, tokens_per_batch // len(prompts[0].ids))
+    def __init__(self, model: PreTrainedModel, tokens_per_batch: int, *, read_once: bool) -> None:
+        self._model, self._tokens = model, tokens_per_batch
+        self._gives_positions = any(map(gives_positions, model.modules()))  # any: PEFT passes keywords on
+        self._cache = cache_keyword(model)
+        self._checked: set[int] = set()  # lengths
+        self._read_once = read_once
+        if read_once and (reason := self._reason()):
+            self._read_whole(reason)
 
-    def read(prompts: list[Prompt], places: list[int]) -> Iterator[dict[int, int]]:
-        if force:
-            return forced(model, prompts, rows, share=share_prefixes)
-        return generated(
-            model,
-            tokenizer,
-            prompts,
-            rows,
-            room=lambda row: len(prompts[row].ids) - prompts[row].answers[0][0] + SPARE,
-            count=lambda row, text: asked[places[row]].question.found(text),
+    def answers(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]]:
+        """Length, kind, depth, whether it is found, and log-probability of every answer."""
+        if self._read_once:
+            scored = self._cached(haystack)
+            if scored is not None:
+                return scored
+        return [
+            self._scored(haystack, length, question, self._whole(haystack.ids[:stop], question))
+            for length, stop in haystack.stops.items()
+            for question in haystack.asked[length]
+        ]
+
+    def _cached(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]] | None:
+        """The answers on the cache; None where the first ones are not those to whole prompts."""
+        pages = DynamicCache(config=self._model.config)
+        lengths = [length for length in haystack.stops if haystack.asked[length]]
+        scored, read = [], 0
+        for length in lengths:
+            stop, questions = haystack.stops[length], haystack.asked[length]
+            self._read(haystack.ids[read:stop], pages)
+            read = stop
+            rows = max(1, min(MOST_ROWS, self._tokens // stop))
+            ordered = sorted(range(len(questions)), key=lambda number: len(questions[number]))
+            logits: dict[int, Tensor] = {}
+            for first in range(0, len(ordered), rows):
+                batch = ordered[first : first + rows]
+                logits |= zip(batch, self._batch([questions[n] for n in batch], pages), strict=True)
+            if length in {lengths[0], lengths[-1]} - self._checked:
+                if not _same(logits[0], self._whole(haystack.ids[:stop], questions[0])):
+                    self._read_whole(f"its answers at {length} tokens are others than to whole prompts")
+                    return None
+                self._checked.add(length)
+            scored += [
+                self._scored(haystack, length, question, logits[number])
+                for number, question in enumerate(questions)
+            ]
+        return scored
+
+    def _read(self, ids: Tensor, pages: DynamicCache) -> None:
+        """Append tokens to the cache."""
+        chunk = 2048 if self._device.type == "cpu" else 8192
+        for begin in range(0, len(ids), chunk):
+            self._logits(ids[None, begin : begin + chunk], 1, pages)
+
+    def _batch(self, questions: Sequence[Question], pages: DynamicCache) -> Iterator[Tensor]:
+        """The logits [A, V] of the answers to each question, none of which sees another."""
+        width = max(map(len, questions))
+        rows = torch.stack(
+            [
+                # In a causal model no real token sees the padding behind it.
+                torch.cat([q.ids, q.answer, q.answer[-1:].expand(width - len(q))])
+                for q in questions
+            ]
         )
+        first = min(len(question.ids) for question in questions) - 1
+        logits = self._logits(rows, width - first, _beside(pages))
+        for row, question in zip(logits, questions, strict=True):
+            begin = len(question.ids) - 1 - first
+            yield _checked(row[begin : begin + len(question.answer)], self._model)
 
-    return dealt(prompts, read, advance, split=split)
+    def _whole(self, ids: Tensor, question: Question) -> Tensor:
+        """The logits [A, V] of an answer behind the whole prompt."""
+        row = torch.cat([ids, question.ids, question.answer])[None]
+        return _checked(self._logits(row, len(question.answer) + 1, None)[0, :-1], self._model)
+
+    def _logits(self, ids: Tensor, count: int, cache: DynamicCache | None) -> Tensor:
+        """The logits of the last so many tokens of rows [B, T]."""
+        options: dict[str, Any] = {"logits_to_keep": count} if self._gives_positions else {}
+        options |= {"use_cache": False} if cache is None else {"use_cache": True, str(self._cache): cache}
+        logits: Tensor = self._model(input_ids=ids.to(self._device), **options).logits[:, -count:]
+        return logits
+
+    def _scored(
+        self, haystack: Haystack, length: int, question: Question, logits: Tensor
+    ) -> tuple[int, str, float, bool, float]:
+        answer = question.answer.to(logits.device)
+        log_probs = logits.float().log_softmax(-1).gather(-1, answer[:, None])
+        found = bool((logits.argmax(-1) == answer).all())
+        depth = round(question.end / haystack.stops[length], 6)
+        return length, question.kind, depth, found, log_probs.mean().item()
+
+    @property
+    def _device(self) -> torch.device:
+        return input_device(self._model)
+
+    def _reason(self) -> str | None:
+        """Why a cache cannot be used; None if there is no reason known."""
+        if self._cache is None:
+            return "it takes no cache"
+        if follows_length(self._model):
+            return "its frequencies follow the length of the input"
+        try:
+            layers = {type(layer) for layer in DynamicCache(config=self._model.config).layers}
+        except AttributeError as error:  # of a model that is made of several, each with a cache of its own
+            return f"there is no cache for its config ({error})"
+        others = layers - {DynamicLayer, DynamicSlidingWindowLayer}
+        return f"its cache has layers of the kind {others.pop().__name__}" if others else None
+
+    def _read_whole(self, reason: str) -> None:
+        name = type(self._model).__name__
+        logger.warning("%s: every prompt is read whole, which takes longer: %s", name, reason)
+        self._read_once = False
 
 
-def share_row(found: Sequence[int], wanted: int) -> Row:
-    """The share found, RULER's: of every prompt the share of what is wanted, and their mean.
+class _Beside(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Gives the keys and values of another layer with new ones behind them, and keeps none."""
 
-    Wilson's interval is that of as many prompts that are found wholly or not at all: prompts differ least in
-    their shares where these are 0 and 1, so it is too wide rather than too narrow.
+    def __init__(self, layer: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layer = layer
+        self.is_sliding = layer.is_sliding
+        self.is_initialized = layer.is_initialized
+        self.keys, self.values = layer.keys, layer.values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        rows = len(key_states)
+        keys, values = (
+            torch.cat([kept.expand(rows, -1, -1, -1), new], dim=-2)  # [B, H, N + T, D]
+            for kept, new in ((self.layer.keys, key_states), (self.layer.values, value_states))
+        )
+        return keys, values
+
+    def get_mask_sizes(self, *args: Any) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.layer.get_mask_sizes(*args)
+        return sizes
+
+    def get_seq_length(self) -> int:
+        length: int = self.layer.get_seq_length()
+        return length
+
+
+def _beside(pages: DynamicCache) -> DynamicCache:
+    """A cache for questions on what another holds, which does not change."""
+    cache = DynamicCache()
+    cache.layers = [_Beside(layer) for layer in pages.layers]
+    return cache
+
+
+def _checked(logits: Tensor, model: PreTrainedModel) -> Tensor:
+    if logits.isnan().any():
+        raise RopepatchError(
+            f"{type(model).__name__} gave NaN logits",
+            hint="load the model in float32 or bfloat16; check its weights and its rope scaling",
+        )
+    return logits
+
+
+def _same(logits: Tensor, expected: Tensor) -> bool:
+    """Whether the two greatest logits of every token differ by rounding alone.
+
+    Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more. The
+    others are left out, as a model may forbid tokens with logits as low as the dtype allows.
     """
-    share = sum(found) / (wanted * len(found))
-    return {"share": share, "n": len(found), "interval": list(wilson(share * len(found), len(found)))}
+    greatest, tokens = expected.topk(2)
+    tolerance = max(4 * torch.finfo(expected.dtype).eps, 1e-3) * greatest.abs().max()
+    return bool((logits.gather(-1, tokens) - greatest).abs().max() <= tolerance)
 
 
-def mean_row(rows: Sequence[Row]) -> Row:
-    """The mean of the shares of several kinds, each of as many prompts as any other."""
-    share, n = fmean(row["share"] for row in rows), sum(row["n"] for row in rows)
-    return {"share": share, "n": n, "interval": list(wilson(share * n, n))}
+def _kept(folder: Path | None) -> dict[int, list[Answer]]:
+    """The answers by haystack that a folder holds; a line that was not written to its end is left out."""
+    kept: dict[int, list[Answer]] = {}
+    for file in sorted(folder.glob("answers-*.jsonl")) if folder is not None else ():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                index, answers = json.loads(line)
+            except ValueError:
+                continue
+            kept[index] = [Answer(*answer) for answer in answers]
+    return kept
 
 
-def effective_row(kind: str, rows: Iterable[Row]) -> Row:
-    """The greatest lengths that are read well enough: by RULER's threshold, and by the model's own.
-
-    Its own is `OWN` of its share at its shortest length; a model that finds nothing there has none.
-    """
-    shares = {row["length"]: row["share"] for row in rows}
-    own = OWN * shares[min(shares)]
-
-    def greatest(threshold: float) -> int | None:
-        reached = (length for length, share in shares.items() if share >= threshold > 0)
-        return max(reached, default=None)
-
-    return {"kind": kind, "length": greatest(THRESHOLD), "own": greatest(own), "shortest": min(shares)}
+def _check_vocabulary(model: PreTrainedModel, haystacks: Sequence[Haystack]) -> None:
+    embedding: Any = model.get_input_embeddings().weight
+    questions = [question for h in haystacks for asked in h.asked.values() for question in asked]
+    rows = [h.ids for h in haystacks] + [ids for q in questions for ids in (q.ids, q.answer)]
+    largest = max(int(ids.max()) for ids in rows)
+    if (vocabulary := len(embedding)) <= largest:
+        raise RopepatchError(
+            f"the tokenizer gives token {largest}, the model knows 0 to {vocabulary - 1}",
+            hint="use the tokenizer that belongs to the model",
+        )

@@ -99,7 +99,7 @@ WrittenTask: Any = reduce(or_, TASKS.values())
 
 
 class Suite(Settings):
-    """Jobs over models, methods, targets and tasks; every model is also measured as it is.
+    """Jobs over models, methods, targets and tasks; every model is also measured unscaled.
 
     Args:
         models: Folders, Hub ids or tiny; the command line's MODEL takes their place.
@@ -119,7 +119,7 @@ class Suite(Settings):
     ]
 
     def narrowed(self, limit: int | None, seed: int | None) -> Suite:
-        """The same with at most so many pieces, keys and documents (`Task.limited`), drawn from a seed.
+        """The same with at most so many pieces, haystacks and documents (`Task.limited`), drawn from a seed.
 
         Raises:
             RopepatchError: The limit is below 1, or nothing of the suite is drawn from a seed.
@@ -131,7 +131,7 @@ class Suite(Settings):
             if not any("seed" in type(task).model_fields for task in tasks):
                 raise RopepatchError(
                     "--seed where nothing is drawn",
-                    hint="passkeys are, no text is: leave it out",
+                    hint="haystacks are, no text is: leave it out",
                 )
             tasks = tuple(
                 task.model_copy(update={"seed": seed}) if "seed" in type(task).model_fields else task

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR, Comparison, comparisons
+from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.results import Result, as_read
 from ropepatch.evaluation.tasks import task_of
 
@@ -19,9 +19,8 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
     Returns:
         ``model``, ``trained`` and ``target`` (both in tokens), and ``tasks``: each with its settings and, by
-        label, of perplexity the mean loss in nats over the first ``trained`` and over the first ``target``
-        tokens, of passkeys those found in prompts of these lengths, all by length; of lm-eval the scores. A
-        length that was not measured gives way to the next below it.
+        label, the rows of every measure at the trained context and at the target, or the next length below
+        that was measured; of lm-eval all scores.
 
     Raises:
         RopepatchError: No results, or those of several models or targets.
@@ -39,6 +38,19 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 def _task(group: Comparison) -> dict[str, Any]:
     task = task_of(group.task)
     settings = {key: group.parameters[key] for key in task.identity if key in group.parameters}
-    floor = {} if group.floor is None else {FLOOR: group.floor}
-    results = {name: task.quotation(group, result) for name, result in (floor | dict(group.results)).items()}
-    return {"task": group.task, **settings, "results": results}
+    return {
+        "task": group.task,
+        **settings,
+        "results": {name: _quoted(group, result) for name, result in group.named().items()},
+    }
+
+
+def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
+    """At the trained context and at the target, or the next length below; and what has no length."""
+    quoted = [row for row in result.rows if "task" in row.at]
+    for measure in dict.fromkeys(row.measure for row in result.rows):
+        rows = {int(row.at["length"]): row for row in result.of(measure, "length")}
+        bounds = (group.trained, group.target)
+        places = {max(within) for bound in bounds if (within := [n for n in rows if n <= bound])}
+        quoted += [rows[length] for length in sorted(places)]
+    return [row.tidy() for row in quoted]

@@ -1,9 +1,9 @@
-"""What a task shows, as data: tables of cells, figures and metrics; `ropepatch.report` and cards print it."""
+"""Tables of cells, as data; `ropepatch.report` and cards print them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.errors import RopepatchError
 
@@ -69,39 +69,6 @@ class Table(NamedTuple):
             for number, name in enumerate(names, start=1)
         ]
         return Table(self.caption, heads, rows, across=True)
-
-
-class Drawing(NamedTuple):
-    """A figure that a comparison allows; `ropepatch.report.plots` draws it.
-
-    Args:
-        name: How its file is called.
-        kind: What is drawn, called as the table it is drawn from: perplexity against length, the loss or the
-            gain by position, or shares by length and depth (``cells``) or kind of question.
-        caption: What it shows.
-    """
-
-    name: str
-    kind: Literal["by_length", "by_position", "gain", "cells", "by_kind"]
-    caption: str
-
-
-class Metric(NamedTuple):
-    """One number as the Hub lists it.
-
-    Args:
-        dataset: What was read, and how people call it.
-        kind: The Hub's name of the metric.
-        name: What people call it.
-        value: The number.
-        settings: What else tells it from others.
-    """
-
-    dataset: tuple[str, str]
-    kind: str
-    name: str
-    value: float
-    settings: Mapping[str, Any]
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.evaluation.bootstrap import bootstrap_interval
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.course import Course, screened, starts_of
@@ -76,7 +76,7 @@ class FitBench:
             problem.examples = with_keys(problem.examples, far, near, settings.objective.keys)
 
     def own_window(self, examples: Examples) -> Tensor:
-        """The losses [N, T - 1] of the model as it is, read through its own window, half of it at a time."""
+        """The losses [N, T - 1] of the unscaled model, read through its own window, half of it at a time."""
         self.module.vector = Vector.unscaled(self.rope)
         protocol = Sliding(self.window, self.window // 2)
         curve = perplexity(self.model, None, list(examples.ids), protocol=protocol, split=True)
@@ -89,12 +89,13 @@ class FitBench:
         own = self.own_window(examples)
         gains = (before - after).double().sum(dim=1)
         count = before.shape[1]
+        gain = Mean.of([(nats, count) for nats in gains.tolist()])
         return {
             "windows": len(examples),
             "before": before.mean().item(),
             "after": after.mean().item(),
-            "gain": gains.mean().item() / count,
-            "gain_interval": list(bootstrap_interval([(gain, count) for gain in gains.tolist()])),
+            "gain": gain.value,
+            "gain_interval": None if gain.missing else list(gain.interval()),
             "short_before": before[:, : self.window - 1].mean().item(),
             "short_after": after[:, : self.window - 1].mean().item(),
             "own_window": own.mean().item(),

@@ -1,4 +1,4 @@
-"""Who takes part where scalings are measured against each other, and on what."""
+"""The methods that take part where scalings are measured against each other, and what is measured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ropepatch.attention import MAPS
-from ropepatch.data.templates import PasskeyTemplate
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask, Task, askable, check_text, doublings
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
 from ropepatch.extension.planning import plan
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
@@ -23,7 +22,7 @@ from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
 
 ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
-WINDOWS, TRIALS = 24, 4  # of text, and passkeys per length and depth
+WINDOWS = 24  # of text
 
 
 def candidates() -> tuple[str, ...]:
@@ -32,7 +31,7 @@ def candidates() -> tuple[str, ...]:
     A method that follows the length is held at the target where it is measured, and there it is its static
     twin, which takes part; let go, it contradicts the keys in the cache.
     """
-    return tuple(name for name in formulas() if name != "none")  # which is the model as it is
+    return tuple(name for name in formulas() if name != "none")  # the baseline
 
 
 def participants(
@@ -130,24 +129,27 @@ def ranking_suite(
     field: str = "text",
     split: str = "test",
     windows: int = WINDOWS,
-    trials: int = TRIALS,
+    haystacks: int | None = None,
+    keys: int | None = None,
     revision: str | None = None,
 ) -> tuple[Suite, RopepatchError | None]:
-    """What is measured for a ranking: the loss over windows of the target, and passkeys.
+    """The suite of a ranking: the loss over windows of the target, and retrieval.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
-        methods: What is ranked.
+        methods: The methods to rank.
         to: The target, in tokens.
         text: As in `PerplexityTask`, with `field`, `split` and `windows`.
         field: The column or key of a document's text.
         split: The split of a `datasets` id or a saved set.
         windows: So many windows of the target's length are read, if the text has them.
-        trials: Passkeys per length and depth; 0 for none.
+        haystacks: As in `RetrievalTask`; 0 for no retrieval.
+        keys: As in `RetrievalTask`.
         revision: The revision of a Hub id.
 
     Returns:
-        The suite, and why no passkeys are asked for where the tokenizer cannot write them.
+        The suite, and the reason for leaving retrieval out where the tokenizer cannot write the keys or no
+        length has room for them.
 
     Raises:
         RopepatchError: No such model, or no text for one that has none of its own.
@@ -155,11 +157,13 @@ def ranking_suite(
     check_text(text, str(model))
     tasks: list[Task] = [PerplexityTask(text=text, field=field, split=split, windows=windows)]
     reason = None
-    if trials:
+    if haystacks != 0:
         folder = find_source(model, revision, weights=True).folder
-        lengths = doublings(survey_folder(folder).rope.original_max_position_embeddings, to)
-        lengths, reason = askable(PasskeyTask(), PasskeyTemplate(), load_tokenizer(folder), lengths)
-        if lengths:
-            tasks.append(PasskeyTask(lengths=tuple(lengths), trials=trials))
-            reason = None
+        trained = survey_folder(folder).rope.original_max_position_embeddings
+        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(folder)
+        try:
+            retrieval.limited(1).prepare(str(model), tokenizer, trained=trained, to=to)
+            tasks.append(retrieval)
+        except RopepatchError as error:
+            reason = error
     return Suite(models=(str(model),), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ropepatch.data.haystack import Haystacks
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.templates import bundled
 from ropepatch.data.texts import digest, windows
 from ropepatch.data.tiny.corpus import Narrator
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.passkey import trial_prompt
 from ropepatch.fitting.objective import Objective
 from ropepatch.settings import seed_of
 
@@ -165,14 +164,12 @@ def needle_examples(tokenizer: PreTrainedTokenizerBase, *, length: int, count: i
     """Passkey prompts of a length, at evenly spread depths; only the answers' tokens count.
 
     Raises:
-        RopepatchError: If the tokenizer cannot write such a prompt.
+        RopepatchError: The tokenizer cannot write such a prompt, or the length has no room for one.
     """
-    words = bundled(distractors=0)
-    ids, weights = [], torch.zeros(count, length - 1)
-    for index in range(count):
-        depth = index / max(count - 1, 1)
-        prompt = trial_prompt(tokenizer, words, length=length, depth=depth, trial=index, seed=seed)
-        ids.append(prompt.ids)
-        for begin, end in prompt.answers:
-            weights[index, begin - 1 : end - 1] = 1.0
-    return Examples(torch.stack(ids), weights)
+    plan = Haystacks(lengths=[length], count=count, keys=1, kinds=("passkey",), seed=seed)
+    rows, weights = [], torch.zeros(count, length - 1)
+    for index, haystack in enumerate(plan.make(tokenizer)):
+        (question,) = haystack.asked[length]
+        rows.append(torch.cat([haystack.ids[: haystack.stops[length]], question.ids, question.answer]))
+        weights[index, -len(question.answer) :] = 1.0
+    return Examples(torch.stack(rows), weights)

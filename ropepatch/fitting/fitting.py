@@ -92,15 +92,18 @@ class Fitted:
 
     def __str__(self) -> str:
         held, window = self.record["held_out"], self.plan.rope.original_max_position_embeddings
-        (low, high), gain, behind = held["gain_interval"], held["gain"], held["after"] - held["own_window"]
+        gain, behind = held["gain"], held["after"] - held["own_window"]
+        doubt = f"{held['windows']} windows: no interval"
+        if held["gain_interval"] is not None:
+            doubt = "95 % {:.3f} to {:.3f}".format(*held["gain_interval"])
         methods = "the best published method" if self.record["init"] == "auto" else "the best of its starts"
         stopped = f", stopped after {self.record['minutes']:g} min" if self.record.get("stopped") else ""
         divisors = ", ".join(f"{divisor:.3g}" for divisor in self.scaling.divisors)
         return "\n".join(
             [
                 f"{self.plan.model}: {window} -> {self.plan.target} tokens",
-                f"{_better(gain)} than {methods} ({self.record['start']}), 95 % {low:.3f} to {high:.3f}; "
-                f"{_better(-behind)} than the model as it is, through its own window",
+                f"{_better(gain)} than {methods} ({self.record['start']}), {doubt}; "
+                f"{_better(-behind)} than the baseline through its own window",
                 "loss of held-out test windows, nats per token: "
                 f"{held['before']:.4f} -> {held['after']:.4f} ({held['windows']} windows); "
                 f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",

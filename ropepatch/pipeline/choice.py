@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR
-from ropepatch.evaluation.measuring import AS_IT_IS
+from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import check_text
@@ -20,7 +19,6 @@ from ropepatch.files import json_text
 from ropepatch.fitting.choosing import (
     ALL,
     EVERY_MAP,
-    TRIALS,
     WINDOWS,
     fit_beside,
     participants,
@@ -45,7 +43,7 @@ COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 
 
 class NothingHelpsError(RopepatchError):
-    """No scaling is seen to help the model as it is."""
+    """No scaling helps the model significantly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Choice:
 
     Attributes:
         ranking: All that took part, and why one was chosen.
-        method: A name from `METHODS` or `MAPS`, or a scaling file; None where nothing is seen to help.
+        method: A name from `METHODS` or `MAPS`, or a scaling file; None where nothing helps significantly.
         parameters: The parameters of that method that are not left at their defaults; those of an attention
             map follow from the model and the target.
         results: What was measured.
@@ -80,14 +78,15 @@ class Choice:
         Raises:
             RopepatchError: If pandas is not installed.
         """
-        return data_frame(asdict(row) for row in self.ranking.rows)
+        return data_frame(row.columns() for row in self.ranking.rows)
 
     def plot(self, name: str | None = None) -> Figure:
         """A figure of what was measured; see `Results.plot`."""
         return self.results.plot(name)
 
     def _repr_html_(self) -> str:
-        advice = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.ranking.advice)
+        warnings = (f"Warning: {line}." for line in self.ranking.warnings)
+        advice = "".join(f"<p>{escape(line)}</p>" for line in (*warnings, *self.ranking.advice))
         return html_table(ranking_table(self.ranking, self.results)) + advice
 
 
@@ -101,7 +100,8 @@ def choose(
     field: str = "text",
     split: str = "test",
     windows: int = WINDOWS,
-    trials: int = TRIALS,
+    haystacks: int | None = None,
+    keys: int | None = None,
     out: str | Path | None = None,
     report: str | Path | None = None,
     revision: str | None = None,
@@ -114,9 +114,8 @@ def choose(
 ) -> Choice:
     """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`.
 
-    The ranking is by what is found at the target, then by loss over the target, with 95 % intervals;
-    short-context loss decides between those that neither tells apart. The windows of text that rank are none
-    of those that the fit has seen, and the tales of tiny are others.
+    The ranking is by the log-probability of the answers at the target, then by loss over the target. The
+    windows of text that rank are none of those that the fit has seen, and the tales of tiny are others.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
@@ -130,14 +129,15 @@ def choose(
         field: The column or key of a document's text.
         split: Which part of a `datasets` id or a saved set is read.
         windows: So many windows of the target's length rank, if the text has them.
-        trials: Passkeys per length and depth; 0 for none.
+        haystacks: Long texts for retrieval; 0 for no retrieval, None for 10, or 20 where `keys` is 1.
+        keys: Questions of each kind, haystack and length; None for 8, or 1 for tiny.
         out: A folder for results and fit: what it holds already is not measured again.
         report: An HTML file to write, with tables and figures.
         revision: Branch, tag or commit of a Hub id.
         device: Where the model is put; None for the GPU, if there is one.
         dtype: The precision in which it is ranked, such as `bfloat16`; None for that of its weights, or
             float32 where a CPU reads that faster. A fit chooses its own.
-        seed: Passkeys are drawn from it.
+        seed: Haystacks are drawn from it.
         say: Takes lines that tell how far it is, and what takes no part.
         progress: See `ropepatch.pipeline.running.Feedback`.
         command: The command line that asked, for the report.
@@ -156,12 +156,13 @@ def choose(
     for candidate, refusal in left_out.items():
         say(f"warning: without {candidate}: {refusal}")
     reading: dict[str, Any] = {"text": text, "field": field, "split": split, "windows": windows}
-    suite, reason = ranking_suite(name, entrants, to=target, **reading, trials=trials, revision=revision)
+    asking: dict[str, Any] = {"haystacks": haystacks, "keys": keys}
+    suite, reason = ranking_suite(name, entrants, to=target, **reading, **asking, revision=revision)
     if seed is not None:
         suite = suite.narrowed(None, seed)
     if reason is not None:
-        left_out["passkeys"] = str(reason)
-        say(f"warning: no passkeys are asked for: {reason}")
+        left_out["retrieval"] = str(reason)
+        say(f"warning: no retrieval: {reason}")
     where: dict[str, Any] = {"revision": revision, "device": device or best_device()}
     fitted = None
     with TemporaryDirectory(prefix="ropepatch-") as place:
@@ -176,7 +177,7 @@ def choose(
                 left_out[FIT] = str(error)
                 say(f"warning: without {FIT}: {error}")
         results = measured(suite, out=out, report=report, **where, dtype=dtype, feedback=feedback)
-    ranking = rank(results, base=AS_IT_IS, ignored=[FLOOR])
+    ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
     best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()
     if fitted is not None and ranking.recommended == FIT:

@@ -12,9 +12,10 @@ from typing import Any
 from ropepatch.encodings.loading import check_device, known_dtype
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.results import Result, slug
+from ropepatch.evaluation.comparisons import few
+from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
-from ropepatch.evaluation.tasks import PerplexityTask, check_text, task_of
+from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.model.loading import AUTO
 from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
 from ropepatch.pipeline.results import Results
@@ -23,8 +24,6 @@ from ropepatch.pipeline.running import device as best_device
 from ropepatch.settings import Length
 
 WINDOWS = 24  # of text, if nothing else is said
-FEW = 5  # pieces of text, below which intervals are no good
-NOT_MUCH = "too little to tell models apart, whatever the intervals say; give more text, or shorter --lengths"
 
 
 def evaluate(
@@ -48,7 +47,7 @@ def evaluate(
     command: str | None = None,
     **task: Any,
 ) -> Results:
-    """Measure a model as it is and scaled: perplexity by length in one pass, or a whole suite.
+    """Measure a model unscaled and scaled: perplexity by length in one pass, or a whole suite.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`; None for the models of the suite.
@@ -68,8 +67,8 @@ def evaluate(
             they have no room, the machine's memory, by accelerate.
         dtype: The precision in which they are read, such as `bfloat16`; None for that of their weights, or
             float32 where a CPU reads that faster.
-        limit: At most so many pieces of text, keys per length and depth, and documents of each lm-eval task.
-        seed: Passkeys are drawn from it; None for the seed of the suite.
+        limit: At most so many pieces of text, haystacks, and documents of each lm-eval task.
+        seed: Haystacks are drawn from it; None for the seed of the suite.
         say: Takes a line for every result.
         progress: See `Feedback`.
         command: The command line that asked, for the report.
@@ -209,9 +208,9 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
     """All results, each announced as it comes, and their report."""
     measured: list[Result] = []
     for result in results:
-        pieces = result.parameters.get("pieces", FEW)
-        if pieces < FEW and not any("pieces" in other.parameters for other in measured):
-            feedback.say(f"warning: {pieces} piece{'s' * (pieces > 1)} of text: {NOT_MUCH}")
+        for warning in few(result):
+            if not any(other.task == result.task for other in measured):
+                feedback.say(f"warning: {warning}")
         measured.append(result)
         if result.seconds is not None:
             feedback.say(f"{result.task}, {result.label}, {result.target} tokens{_first_figure(result)}")
@@ -228,12 +227,13 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
 
 
 def _first_figure(result: Result) -> str:
-    """What a result's task shows first of its greatest length, with its interval."""
-    rows, columns = result.tables.get("by_length"), task_of(result.task).columns
-    if not rows or not columns:
+    """The first measure at its greatest length, with its interval."""
+    rows = [row for row in result.rows if row.at.keys() == {"length"}]
+    if not rows:
         return ""
-    caption, cell = next(iter(columns.items()))
-    return f": {caption.lower()} {cell(rows[-1]).line}"
+    last = max((row for row in rows if row.measure == rows[0].measure), key=lambda row: row.at["length"])
+    doubt = f" ({last.interval})" if last.interval else ""
+    return f": {measure_of(last.measure).title.lower()} {last.text}{doubt}"
 
 
 def _kept(results: Sequence[Result]) -> Path:

@@ -91,7 +91,7 @@ class Extension:
         """A figure of what was measured, see `Results.plot`; without results, of what was planned.
 
         Args:
-            name: Such as `perplexity`, `passkey` or `wavelengths-yarn`.
+            name: Such as `perplexity`, `retrieval` or `wavelengths-yarn`.
 
         Raises:
             RopepatchError: If there is no figure of that name, or no matplotlib.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import Result, Row, read_result
+from ropepatch.evaluation.results import Result, read_result
 from ropepatch.evaluation.table import data_frame
 from ropepatch.files import json_text
 from ropepatch.report import html_table, results_tables
@@ -16,9 +16,6 @@ from ropepatch.settings import refuse_unknown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-
-TABLES = ("by_length", "scores")  # what a frame holds if nothing else is asked for
 
 
 class Results(tuple[Result, ...]):
@@ -30,14 +27,11 @@ class Results(tuple[Result, ...]):
         """All of them as a JSON list."""
         return json_text([asdict(result) for result in self])
 
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """The rows of one table of every result, beside its model, target, task and label.
-
-        A row has one number in every column: an interval is its bounds, `lo` and `hi`.
+    def to_pandas(self, measure: str | None = None) -> DataFrame:
+        """A row for every number, beside its model, target, task and label.
 
         Args:
-            table: A name from `Result.tables`, such as `by_position`; None for what was read or found at
-                every length and for the scores of lm-eval.
+            measure: A name such as `loss`, `found` or `log_prob`; None for all.
 
         Raises:
             RopepatchError: If pandas is not installed.
@@ -45,17 +39,17 @@ class Results(tuple[Result, ...]):
         return data_frame(
             {"model": result.model["name"]}
             | {key: getattr(result, key) for key in ("target", "task", "label")}
-            | _tidy(row)
+            | row.tidy()
             for result in self
-            for name in (TABLES if table is None else (table,))
-            for row in result.tables.get(name, ())
+            for row in result.rows
+            if measure in (None, row.measure)
         )
 
     def plot(self, name: str | None = None) -> Figure:
         """A figure of the results.
 
         Args:
-            name: Such as `perplexity`, `positions` or `passkey`; None for the first that the results allow.
+            name: Such as `perplexity`, `positions` or `retrieval`; None for the first that the results allow.
 
         Raises:
             RopepatchError: If there are no results, no figure of that name, or no matplotlib.
@@ -77,11 +71,6 @@ class Results(tuple[Result, ...]):
 
     def _repr_html_(self) -> str:
         return "".join(map(html_table, results_tables(self)))
-
-
-def _tidy(row: Row) -> Row:
-    low_high = dict(zip(("lo", "hi"), row.get("interval", ()), strict=False))
-    return {key: value for key, value in row.items() if key != "interval"} | low_high
 
 
 def read_results(place: str | Path) -> Results:

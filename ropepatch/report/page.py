@@ -28,8 +28,8 @@ from ropepatch.report.plots import (
     pictures_of_results,
     rescalings,
 )
-from ropepatch.report.tables import summary_table
-from ropepatch.report.words import origin, outcome, provenance, variants, verdict
+from ropepatch.report.tables import summary_table, tables_of
+from ropepatch.report.words import origin, outcome, provenance, variants, verdict, warnings
 from ropepatch.settings import short_length
 
 
@@ -54,6 +54,7 @@ class Section(NamedTuple):
 
     title: str
     verdict: list[tuple[str, str]]
+    warnings: list[str]
     outcome: list[str]
     parts: list[ReportPart]
     distances: list[InlineFigure]
@@ -97,6 +98,7 @@ def _page(results: Sequence[Result], title: str | None, command: str | None) -> 
         Section(
             f"{model} to {short_length(target)}",
             verdict(groups),
+            warnings(groups),
             outcome(groups),
             [
                 _part(group, apart[id(group)], _drawn(pictures_of_results(group, look), numbers))
@@ -130,7 +132,7 @@ def _page(results: Sequence[Result], title: str | None, command: str | None) -> 
 def _part(group: Comparison, apart: str, figures: list[InlineFigure]) -> ReportPart:
     task = task_of(group.task)
     title = (task.title or group.task) + (f": {apart}" if apart else "")
-    return ReportPart(title, task.method(group.parameters), figures, task.tables(group))
+    return ReportPart(title, task.method(group.parameters), figures, tables_of(group))
 
 
 def _drawn(pictures: Sequence[Picture], numbers: Iterator[int]) -> list[InlineFigure]:

@@ -14,13 +14,8 @@ from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.ranking import RULE, Ranking
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import Cell, Table, aligned
-from ropepatch.evaluation.tasks import task_of
-from ropepatch.report.tables import ranking_table
-
-FRONT = (
-    "Pareto-optimal in loss, short-context loss and what is found, if the model can find it: no other is as "
-    "good in all and better in one."
-)
+from ropepatch.report.tables import ranking_table, tables_of
+from ropepatch.report.words import setup
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -45,8 +40,11 @@ def print_ranking(
     width = _width(stream)
     table = table_text(ranking_table(ranking, results), width)
     advice = [_folded(line, width) for line in ranking.advice]
-    notes = [_folded(line, width) for line in (f"* {FRONT}", f"Rule: {RULE}")]
-    _write("\n".join([table, "", *advice, *([f"  {command}"] if command else []), "", *notes]), stream)
+    warnings = [_folded(f"Warning: {line}", width) for line in ranking.warnings]
+    rule = _folded(f"Rule: {RULE}", width)
+    _write(
+        "\n".join([table, "", *warnings, *advice, *([f"  {command}"] if command else []), "", rule]), stream
+    )
 
 
 def table_text(table: Table, width: int | None = None) -> str:
@@ -95,8 +93,7 @@ def _text(rows: Sequence[Sequence[Cell]], left: int, width: int | None) -> str:
 
 def _comparison_text(comparison: Comparison, width: int | None) -> str:
     """What was measured, and its tables below each other in the same columns."""
-    task = task_of(comparison.task)
-    tables = [table.with_methods_across() for table in task.short_tables(comparison)]
+    tables = [table.with_methods_across() for table in tables_of(comparison)]
     names = list(comparison.named())
     rows = [[Cell(""), *map(Cell, names)]]
     for table in tables:
@@ -107,4 +104,5 @@ def _comparison_text(comparison: Comparison, width: int | None) -> str:
             cells = dict(zip(methods, row[table.labels :], strict=True))
             rows.append([Cell(f"  {label}"), *(cells.get(name, Cell("")) for name in names)])
     place = f"{comparison.model}, {comparison.history}"
-    return f"{place}: {task.setup(comparison)}\n{_text(rows, 1, width)}"
+    warnings = [f"Warning: {line}" for line in comparison.warnings()]
+    return "\n".join([f"{place}: {setup(comparison)}", _text(rows, 1, width), *warnings])

@@ -9,8 +9,9 @@ from typing import Any
 
 from ropepatch.attention import MAPS
 from ropepatch.evaluation.comparisons import Comparison, training_free
+from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.evaluation.ranking import Ranking, rank
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.results import Result, Row, measure_of
 from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
 
@@ -25,18 +26,52 @@ def outcome(groups: Sequence[Comparison]) -> list[str]:
     begin += f"Measured here: {_measured(results, target)}."
     sentences: list[str] = []
     named: list[str] = []  # the best of every task, the first of these first
-    worded = [group for group in groups if task_of(group.task).columns and group.lengths()]
-    first = {group.task: group for group in reversed(worded)}
-    for group in (group for group in worded if first[group.task] is group):
-        task, length = task_of(group.task), group.lengths()[-1]
-        rows = group.at(length)
-        named.append(task.best(rows))
-        names = [name for name in dict.fromkeys([*named, *_always_named(group)]) if name in rows]
-        called = {_called(name) if len(rows) > 1 else "it": rows[name] for name in names}
-        sentences.append(task.sentence(group, length, called, best=len(rows) > 1))
-        sentences += task.remarks(group, length)
+    first = {group.task: group for group in reversed(groups) if group.measure is not None}
+    for group in (group for group in groups if first.get(group.task) is group):
+        for measure in dict.fromkeys(m for m, keys in group.kinds_of_rows() if keys == ("length",)):
+            length = group.lengths(measure)[-1]
+            rows = group.at(measure, length=length)
+            named.append(_best(rows, measure))
+            names = [name for name in dict.fromkeys([*named, *_always_named(group)]) if name in rows]
+            sentences.append(sentence(group, measure, length, {name: rows[name] for name in names}))
+        sentences += _of_training(group)
     ranking = _ranking(list(first.values()))
     return [" ".join(part) for part in ([begin], sentences, ranking.advice if ranking else ()) if part]
+
+
+def sentence(group: Comparison, measure: str, length: int, rows: Mapping[str, Row]) -> str:
+    """A measure at a length of each method, by what it is called, the most important first."""
+    figures = []
+    for name, row in rows.items():
+        doubt = f"95 % interval {row.interval}" if row.interval else ""
+        also = (
+            f"perplexity {perplexity_text(row.value)}" if measure == "loss" and row.value is not None else ""
+        )
+        details = ", ".join(filter(None, [also, f"n = {row.n:,}" if measure == "found" else "", doubt]))
+        figures.append(f"{name} {row.text}" + (f" ({details})" if details else ""))
+    text = group.parameters.get("text")
+    of = f" of {text}" if text and measure == "loss" else ""
+    return f"{measure_of(measure).title} at {length:,} tokens{of}: {', '.join(figures)}."
+
+
+def perplexity_text(nats: float) -> str:
+    """exp(nats) as it is read: 1.702, 29.41, 1734, 1.3e6; ∞ where no number holds it."""
+    if nats < math.log(1e4):
+        value = math.exp(nats)
+        return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    return f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e") if nats < 700 else "∞"
+
+
+def setup(group: Comparison) -> str:
+    """What was measured, in a few words."""
+    of = group.parameters
+    if "pieces" in of:
+        protocol = "" if of["protocol"] == "one-pass" else f", {of['protocol']}"
+        return f"{of['text']}, {of['pieces']} x {of['read']} tokens{protocol}"
+    if "haystacks" in of:
+        kinds = ", ".join(of["kinds"])
+        return f"{of['haystacks']} haystacks, {of['keys']} question{'s' * (of['keys'] > 1)} of each kind: {kinds}"
+    return task_of(group.task).title or group.task
 
 
 def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
@@ -45,23 +80,55 @@ def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
     ranking = _ranking(list(first.values()))
     if ranking is None or ranking.recommended is None:
         return []
-    loss = next(group for group in first.values() if task_of(group.task).ranks == "loss")
-    base = next(label for label, result in loss.results.items() if result.scaling is None)
-    rows = {row.label: row for row in ranking.rows}
-    taken, plain = rows[ranking.recommended], rows[base]
-    low, high = taken.price_interval
-    doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if math.isfinite(low) else ""
+    target, trained = f"{groups[0].target:,}", f"{groups[0].trained:,}"
+    taken = next(row for row in ranking.rows if row.label == ranking.recommended)
     figures = [
         ("Take", taken.label),
         (
-            f"Loss over {loss.target:,} tokens",
-            f"{taken.nats:.3f}, {taken.nats - plain.nats:+.3f} nats against as it is",
+            f"Loss over {target} tokens",
+            f"{taken.loss.value:.3f}, gain over the baseline {_signed(taken.loss_gain)}",
         ),
-        (f"Short-context cost, {loss.trained:,} tokens", f"{taken.price:+.3f} nats{doubt}"),
+        (f"Short-context cost, {trained} tokens", f"{_signed(taken.short_context_cost)} nats"),
     ]
     if taken.found is not None:
-        figures.append((f"Found at {loss.target:,} tokens", f"{taken.found:.0%} of {taken.asked} questions"))
+        found = f"{taken.found.value:.0%} of {taken.found.weight:.0f} answers"
+        figures.append((f"Found at {target} tokens", found))
     return figures
+
+
+def warnings(groups: Sequence[Comparison]) -> list[str]:
+    """Every warning that belongs to the results of one model and target."""
+    return list(dict.fromkeys(warning for group in groups for warning in group.warnings()))
+
+
+def _signed(mean: Mean) -> str:
+    low, high = mean.interval()
+    return f"{mean.value:+.3f}" + ("" if mean.missing else f" (95 % interval {low:+.3f} to {high:+.3f})")
+
+
+def _best(rows: Mapping[str, Row], measure: str) -> str:
+    better = measure_of(measure).better
+    return max(rows, key=lambda name: -math.inf if (v := rows[name].value) is None else better * v)
+
+
+def _of_training(group: Comparison) -> list[str]:
+    """What every adaptation changed, document by document, and what no model can beat."""
+    sentences = []
+    for name, result in group.results.items():
+        before = training_free(group.results, result) if result.adapted else None
+        rows = (
+            []
+            if before is None
+            else [group.results[k].row("loss", length=group.target) for k in (before, name)]
+        )
+        if before is not None and all(row is not None and row.clusters for row in rows):
+            gain = difference(*(row.mean for row in rows if row is not None))
+            if not gain.missing:
+                low, high = gain.interval()
+                said = "" if low > 0 else ": it does harm" if high < 0 else ", which is not significant"
+                sentences.append(f"Training gains {name} {_signed(gain)} nats per token over {before}{said}.")
+    least = group.floor and group.floor.row("loss", length=group.lengths()[-1])
+    return [*sentences, *([f"No model can be below {least.text}."] if least else [])]
 
 
 def origin(results: Sequence[Result]) -> list[str]:
@@ -93,11 +160,11 @@ def _measured(results: Mapping[str, Result], target: str) -> str:
             words.append(f"{count} to {target} tokens{free}: {enumeration(names)}")
     if adapted:
         words.append(f"trained for {target} tokens: {enumeration(adapted)}")
-    return "; ".join(words) or f"the model as it is, to {target} tokens"
+    return "; ".join(words) or f"the baseline, to {target} tokens"
 
 
 def _always_named(group: Comparison) -> list[str]:
-    """The model as it is, and whatever was trained, before and after."""
+    """The baseline, and whatever was trained, before and after."""
     adapted = {name: result for name, result in group.results.items() if result.adapted}
     before = {training_free(group.results, result) for result in adapted.values()}
     return [
@@ -107,27 +174,18 @@ def _always_named(group: Comparison) -> list[str]:
     ]
 
 
-def _called(name: str) -> str:
-    return f"the model {name}" if name == "as it is" else name
-
-
 def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     """The advice that `ropepatch compare` gives, where the results hold what it needs."""
-    loss = next((group for group in groups if task_of(group.task).ranks == "loss"), None)
-    if loss is None:
+    results = [result for group in groups for result in group.results.values()]
+    loss = [result for result in results if result.of("loss", "begin", "end")]
+    base = [result.label for result in loss if result.scaling is None]
+    unique = len({result.label for result in loss}) == len(loss)
+    if len(base) != 1 or len(loss) < 2 or not unique:
         return None
-    results = list(loss.results.values())
-    base = [result.label for result in results if result.scaling is None]
-    whole = all(
-        "by_document" in result.tables
-        and any(row["end"] <= loss.trained for row in result.tables.get("by_position", ()))
-        for result in results
-    )
-    unique = len({result.label for result in results}) == len(results)
-    if len(base) != 1 or len(results) < 2 or not whole or not unique or "digest" not in loss.parameters:
+    needed = [(result, length) for result in loss for length in (result.target, result.model["trained"])]
+    if any((row := result.row("loss", length=n)) is None or not row.clusters for result, n in needed):
         return None
-    asking = (result for group in groups if group is not loss for result in group.results.values())
-    return rank([*results, *asking], base=base[0])
+    return rank(results, base=base[0])
 
 
 def variants(groups: Sequence[Comparison]) -> dict[int, str]:
@@ -157,8 +215,8 @@ def provenance(result: Result) -> list[tuple[str, str]]:
     lines |= {f"model {name}": value for name, value in result.model.items()}
     lines |= {f"scaling {name}": value for name, value in (result.scaling or {}).items()}
     lines |= dict(result.parameters)
-    rows = result.tables.get("by_length") or ()
-    lines |= {f"{name} read": rows[-1][name] for name in ("tokens", "documents") if rows and name in rows[-1]}
+    if rows := [row for row in result.rows if row.at.keys() == {"length"}]:
+        lines |= {"n": rows[-1].n, "clusters": len(rows[-1].clusters)}
     lines |= dict(result.env)
     lines |= {} if result.seconds is None else {"seconds": result.seconds}
     return [(name, _value(value)) for name, value in lines.items() if value is not None]

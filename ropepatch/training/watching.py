@@ -1,4 +1,4 @@
-"""What is measured while a model trains: its loss within the old context and at the target, and passkeys."""
+"""Measurements while a model trains: its loss within the old context and at the target, and passkeys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.evaluation.passkey import passkey
 from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.retrieval import passkey
 
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+DEPTHS = 5  # stretches of the target, each with as many passkeys
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Watcher:
         pieces: Held-out token ids, [target] or [L] each; of the latter no loss at the target is measured.
         trained: The old context L, in tokens.
         target: The new context, in tokens; None where nothing is read beyond the old one.
-        trials: Passkeys at each depth; 0 for none.
+        trials: Passkeys at each of five depths of the target; 0 for none.
         split: Whether the processes share the work; not where the model itself is split over them.
     """
 
@@ -45,15 +45,14 @@ class Watcher:
                 "target_loss": curve.between(self.target // 2, self.target).mean,
             }
         if self.target is not None and self.trials:
-            grid = passkey(
+            found = passkey(
                 model,
                 self.tokenizer,
                 lengths=[self.target],
-                depths=DEPTHS,
-                trials=self.trials,
+                haystacks=DEPTHS * self.trials,
                 split=self.split,
-            ).at(self.target)
-            measured["target_passkey"] = grid.correct / grid.n
+            )
+            measured["target_passkey"] = found.found(self.target).value
         return measured
 
     def short_loss(self, model: PreTrainedModel) -> float:

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import made_results
@@ -20,7 +19,7 @@ from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.cli.listing import pieces
 from ropepatch.evaluation.suites import Method, Suite, read_suite
-from ropepatch.evaluation.tasks import PasskeyTask, PerplexityTask
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.report.terminal import print_results
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -110,7 +109,7 @@ def test_eval_prints_before_and_after_by_length(checkpoint):
     headline, header = done.stdout.splitlines()[:2]
     assert "tiny-llama, trained on 64 tokens: " in headline
     assert headline.endswith("text.txt, 6 x 256 tokens")
-    assert header.split() == ["as", "it", "is", "linear", "yarn"]
+    assert header.split() == ["baseline", "linear", "yarn"]
     for length in (32, 64, 128, 256):
         assert f"{length} tokens" in done.stdout
 
@@ -120,8 +119,8 @@ def test_eval_as_json_is_a_list_of_results(checkpoint, run_here):
     done = run_here("eval", checkpoint, "--text", text, "--lengths", "32,128", "--windows", "3", "--json")
     (result,) = json.loads(done.stdout)
     assert result["parameters"]["pieces"] == 3
-    rows = {row["length"]: row["tokens"] for row in result["tables"]["by_length"]}
-    assert rows == {32: 3 * 31, 128: 3 * 127}
+    rows = {row["at"]["length"]: row["n"] for row in result["rows"] if row["at"].keys() == {"length"}}
+    assert rows == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}  # and the trained context
     assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= result["env"].keys()
 
 
@@ -130,7 +129,7 @@ methods: [linear, yarn]
 to: [2x]
 tasks:
   - {task: perplexity, windows: 2}
-  - {task: passkey, lengths: [0.5x], depths: [0.5], trials: 2}
+  - {task: retrieval, lengths: [0.5x], haystacks: 3}
 """
 
 
@@ -169,17 +168,26 @@ def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path):
 
 
 def test_compare_ranks_and_recommends(tmp_path, run_here):
-    words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", "--windows", "4", "--trials", "1")
+    words = (
+        "compare",
+        "tiny",
+        "--methods",
+        "linear,yarn",
+        "--to",
+        "512",
+        "--windows",
+        "4",
+        "--haystacks",
+        "3",
+    )
     done = ropepatch(*words, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
-    assert ranked == ["yarn", "as", "linear", "floor"]
-    assert (
-        "\n  ropepatch extend tiny --to 512 --method yarn\n\n* Pareto-optimal" in done.stdout
-    )  # before the rule
+    assert ranked == ["yarn", "baseline", "linear", "floor"]
+    assert "\n  ropepatch extend tiny --to 512 --method yarn\n\nRule: " in done.stdout
     record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
     assert record["ranking"]["recommended"] == "yarn"
-    assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "as it is", "linear"]
+    assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "baseline", "linear"]
 
 
 # What the options become
@@ -255,7 +263,7 @@ def suite_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "models: [own]\nto: [2x]\ntasks:\n  - {task: perplexity, text: own, field: own, windows: 3}\n"
-        "  - {task: passkey}\n  - {task: lm-eval, tasks: [mine]}\n"
+        "  - {task: retrieval}\n  - {task: lm-eval, tasks: [mine]}\n"
     )
     return file
 
@@ -266,7 +274,7 @@ def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_t
     reading, keys, harness = suite.tasks
     assert suite.models == ("some",)
     assert reading == PerplexityTask(text="books", field="body", split="train", windows=3)
-    assert keys == PasskeyTask()
+    assert keys == RetrievalTask()
     assert harness.metadata == {"text": "books"}
 
 
@@ -276,16 +284,15 @@ def test_a_suite_without_a_model_and_a_text_on_the_command_line_has_its_own(aske
 
 def test_compare_hands_on_every_option(asked):
     texts = ("--text", "books", "--field", "body", "--split", "train", "--windows", "3")
-    suite, options = asked(
-        "compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, "--trials", "2", "--seed", "9"
-    )
+    keys = ("--haystacks", "2", "--keys", "3", "--seed", "9")
+    suite, options = asked("compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, *keys)
     assert suite == Suite(
         models=("tiny",),
         methods=(Method(name="ntk"), Method(name="yarn")),
         to=(512,),
         tasks=(
             PerplexityTask(text="books", field="body", split="train", windows=3),
-            PasskeyTask(lengths=(128, 256, 512), trials=2, seed=9),
+            RetrievalTask(haystacks=2, keys=3, seed=9),
         ),
     )
     assert {options[place] for place in ("out", "report", "revision")} == {None}
@@ -301,58 +308,18 @@ def printed(capsys, *results):
 
 
 def test_results_stand_side_by_side_by_length_with_the_floor_last(capsys):
-    reading = partial(made_results.reading, documents=True)
-    labels = {"floor": (0.1, 0.2, 0.3), "as it is": (1.0, 2.0, 3.0), "yarn": (1.1, 1.2, 1.3)}
-    lines = printed(capsys, *(reading(label, nats) for label, nats in labels.items()))
-    assert lines[1][-1] == "floor"
-    assert [
-        "1,024",
-        "tokens",
-        "20.09",
-        "(18.17",
-        "to",
-        "22.20)",
-        "3.669",
-        "(3.320",
-        "to",
-        "4.055)",
-        "1.350",
-    ] in lines
+    labels = {"floor": [0.1, 0.2, 0.3], "baseline": [1.0, 2.0, 3.0], "yarn": [1.1, 1.2, 1.3]}
+    print_results([made_results.reading(label, nats) for label, nats in labels.items()])
+    heads, *lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert heads == ["baseline", "yarn", "floor"]
+    perplexity = " ".join(next(line for line in lines if "20.09" in line))
+    assert perplexity == "1,024 tokens 20.09 (18.17 to 22.20) 3.669 (3.320 to 4.055) 1.350"
 
 
-def test_the_loss_and_the_gain_are_printed_by_doublings_beyond_the_trained_context(capsys):
-    lines = printed(
-        capsys,
-        made_results.reading("as it is", (1.0, 2.0, 3.0, 4.0), lengths=(128, 256, 512, 1024)),
-    )
-    begin = lines.index(["Nats", "per", "token,", "positions"])
-    assert lines[begin + 1 :] == [
-        ["0", "to", "256", "1.500"],
-        ["256", "to", "512", "3.000"],
-        ["512", "to", "1,024", "4.000"],
-    ]
-    lines = printed(capsys, made_results.reading("as it is", (1.0, 2.0, 3.0), gain=(0.25, 0.5)))
-    begin = lines.index(["Nats", "gained", "from", "beyond", "the", "trained", "context"])
-    assert lines[begin + 1 :] == [["256", "to", "512", "0.250"], ["512", "to", "1,024", "0.500"]]
-
-
-@pytest.mark.parametrize(
-    ("protocol", "heading"),
-    [("one-pass", "Perplexity of the first"), ("truncated", "Perplexity with windows of")],
-)
-def test_another_protocol_than_one_pass_is_named(capsys, protocol, heading):
-    headline, _, words, *_ = printed(
-        capsys, made_results.reading("as it is", (1.0, 2.0, 3.0), protocol=protocol)
-    )
-    assert (headline[-1] == "truncated") == (protocol == "truncated")
-    assert " ".join(words) == heading
-
-
-def test_passkeys_are_printed_with_the_longest_length_that_is_read_and_other_keys_are_said(capsys):
-    asking = partial(made_results.asking, threshold=0.5, distractors=3)
-    lines = printed(capsys, asking("yarn", (4, 4, 4)), asking("as it is", (0, 0, 0)))
-    assert lines[-1] == ["Effective", "length", "at", "50.0%", "1,024", "none"]
-    assert "3 others in the text" in " ".join(lines[0])
+def test_another_protocol_than_one_pass_is_named(capsys):
+    for protocol, named in (("one-pass", ""), ("truncated", ", truncated")):
+        print_results([made_results.reading("baseline", [1.0, 2.0, 3.0], protocol=protocol)])
+        assert capsys.readouterr().out.splitlines()[0].endswith(f"books, 10 x 1024 tokens{named}")
 
 
 def test_methods_lists_every_method_and_describes_one(run_here):
@@ -515,7 +482,7 @@ def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):
 
 @pytest.mark.parametrize("columns", [40, 80, 400])
 def test_tables_fit_the_terminal_and_lose_nothing(columns, capsys, monkeypatch):
-    names = ["as it is", "linear", "llama3", "yarn"]
+    names = ["baseline", "linear", "llama3", "yarn"]
     results = [
         made_results.reading(name, [1.0, 2.0, 3.0], method=None if name == names[0] else name)
         for name in names

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 RESULT = README.parent / "eval" / "results" / "demo.json"
 NATS = 0.02  # what another processor may change
+LOG_PROB = 0.05  # the same, of the answers; relative
 KEYS = 2  # of 20
 
 
@@ -84,6 +85,7 @@ def test_the_demo_finds_again_what_the_result_file_says(record):
             expected = stated["results"][name]["passkey"][length]
             assert cell["n"] == expected["n"]
             assert abs(cell["correct"] - expected["correct"]) <= KEYS
+            assert cell["log_prob"] == pytest.approx(expected["log_prob"], rel=LOG_PROB, abs=LOG_PROB)
 
 
 def test_the_demo_shows_what_the_readme_claims(record):
@@ -115,7 +117,7 @@ def test_an_interrupted_demo_exits_130_and_leaves_nothing(tmp_path, monkeypatch,
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropepatch.evaluation.passkey.passkey", interrupt)
+    monkeypatch.setattr("ropepatch.evaluation.retrieval.passkey", interrupt)
     monkeypatch.setattr("ropepatch.evaluation.perplexity.perplexity", lambda *arguments, **options: None)
     monkeypatch.setattr("sys.argv", ["ropepatch", "demo", "--out", str(tmp_path / "new" / "out")])
     with pytest.raises(SystemExit) as stop:

@@ -76,6 +76,12 @@ def tensors_renamed(folder: Path) -> None:
     safetensors.torch.save_file(renamed, folder / "model.safetensors")
 
 
+def not_a_number(folder: Path) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def sharded(damage: Damage) -> Damage:
     def apply(folder: Path) -> None:
         shutil.rmtree(folder)
@@ -203,6 +209,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "rope factor missing": (EXTEND, rope(rope_type="linear", rope_theta=THETA)),
     "rope factor a string": (EXTEND, rope(**(LINEAR | {"factor": "2"}))),
     "rope factor zero": (EXTEND, rope(**(LINEAR | {"factor": 0.0}))),
+    "rope factor absurd": (EXTEND, rope(**(YARN | {"factor": 1e300}))),
     "rope parameters a list": (EXTEND, config(rope_parameters=[1])),
     "rope already dynamic": (EXTEND, rope(**(LINEAR | {"rope_type": "dynamic"}))),
     "rope already yarn": (f"{EXTEND} --set ramp=index", rope(**YARN)),
@@ -223,6 +230,8 @@ CASES: dict[str, tuple[str, Damage]] = {
     "weights of another width": (EXTEND, config(hidden_size=64)),
     "weights of fewer layers": (EXTEND, config(num_hidden_layers=3)),
     "weights of other names": (EXTEND, tensors_renamed),
+    "weights with a NaN": (EXTEND, not_a_number),
+    "weights that config.json names": (EXTEND, config(transformers_weights="other.safetensors")),
     "shard missing": (EXTEND, sharded(lambda folder: second_shard(folder).unlink())),
     "shard truncated": (EXTEND, sharded(lambda folder: second_shard(folder).write_bytes(b""))),
     "index no JSON": (EXTEND, sharded(file(INDEX, "{"))),

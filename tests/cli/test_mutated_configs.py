@@ -47,9 +47,29 @@ def test_every_damage_is_done_and_a_seed_makes_the_same_again():
             '"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16}',
         ),
         ("linear", '"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "x": ["a", 1, 2, 3, 4]}'),
+        # a ratio of windows that is infinite
+        (
+            "yarn",
+            '"rope_theta": 1e4, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4, '
+            '"original_max_position_embeddings": 5e-324}',
+        ),
     ],
-    ids=["control characters", "NaN", "negative zeros", "a long list"],
+    ids=["control characters", "NaN", "negative zeros", "a long list", "a tiny window"],
 )
 def test_what_the_mutants_found(method, rope, tmp_path):
     text = SOUND % rope
     assert Clinic(tmp_path / "clinic").ask(Mutant(0, "llama", (), text, method, 4096 * 4)).faults == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model_type": "gemma3"}',
+        '{"model_type": "fuyu", "text_config": null}',
+        '{"model_type": "mllama", "text_config": {"model_type": {"a": 1}}}',
+        '{"model_type": "llama4", "text_config": {"model_type": {"a": 1}}}',
+    ],
+)
+@pytest.mark.parametrize("method", ["yarn", "self-extend"])
+def test_what_the_mutants_found_in_parts_for_text(text, method, tmp_path):
+    assert Clinic(tmp_path / "clinic").ask(Mutant(0, "gemma3", (), text, method, "4x")).faults == ()

@@ -2,7 +2,7 @@
 
 import pytest
 from loss_models import build
-from passkey_cases import TOKENIZERS
+from tokenizer_makes import TOKENIZERS
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 

@@ -19,14 +19,13 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, subject
-from ropepatch.evaluation.comparisons import FLOOR
-from ropepatch.evaluation.grid import Passkey, PasskeyGrid
+from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.loss_reader import LossReader
-from ropepatch.evaluation.measuring import AS_IT_IS, measure
+from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
-from ropepatch.evaluation.results import as_read, read_result
+from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask, doublings
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask, doublings
 from ropepatch.model import source
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import TINY, find_source
@@ -34,7 +33,7 @@ from ropepatch.model.survey import survey_folder
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
-KEYS = PasskeyTask(lengths=("0.5x", "2x"), depths=(0.0, 1.0), trials=2)
+KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=3)
 SUITE = Suite(
     models=("tiny",), methods=(Method(name="yarn"), Method(name="ntk")), to=("2x",), tasks=(TALES, KEYS)
 )
@@ -52,20 +51,20 @@ def of(results, task, label):
     return found
 
 
-def tables(results):
-    return [(result.label, as_read(result.tables)) for result in results]
+def rows(results):
+    return [(result.label, result.rows) for result in results]
 
 
-def test_every_task_is_measured_as_it_is_and_scaled(results):
+def test_every_task_is_measured_of_the_baseline_and_scaled(results):
     labels = [(result.task, result.label) for result in results[0]]
     assert labels == [
         ("perplexity", FLOOR),
-        ("perplexity", AS_IT_IS),
+        ("perplexity", BASELINE),
         ("perplexity", "yarn"),
         ("perplexity", "ntk"),
-        ("passkey", AS_IT_IS),
-        ("passkey", "yarn"),
-        ("passkey", "ntk"),
+        ("retrieval", BASELINE),
+        ("retrieval", "yarn"),
+        ("retrieval", "ntk"),
     ]
 
 
@@ -74,25 +73,25 @@ def test_the_figures_are_those_of_the_patched_model(results, tiny):
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=3)]
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         curve = ropepatch.perplexity(model, None, tales)
-        grid = ropepatch.passkey(model, tokenizer, lengths=[128, 512], depths=[0.0, 1.0], trials=2)
-    rows = of(results[0], "perplexity", "yarn").tables["by_length"]
-    assert [row["length"] for row in rows] == [128, 256, 512]
-    for row in rows:
-        assert row["nats"] == curve.at(row["length"]).mean
-        assert (row["tokens"], row["documents"]) == (3 * (row["length"] - 1), 3)
-        assert row["interval"][0] < row["nats"] < row["interval"][1]
-    cells = of(results[0], "passkey", "yarn").tables["cells"]
-    assert {(row["length"], row["depth"]): row["correct"] for row in cells} == {
-        place: cell.correct for place, cell in grid.cells.items()
-    }
+        found = ropepatch.passkey(model, tokenizer, lengths=[128, 512], haystacks=3)
+    by_length = of(results[0], "perplexity", "yarn").of("loss", "length")
+    assert [row.at["length"] for row in by_length] == [128, 256, 512]
+    for row in by_length:
+        assert row.mean == curve.at(row.at["length"]).loss
+        assert (row.n, len(row.clusters)) == (3 * (row.at["length"] - 1), 3)
+        assert row.low < row.value < row.high
+    asked = of(results[0], "retrieval", "yarn")
+    for length in found.lengths:
+        assert asked.row("found", length=length).mean == found.found(length)
+        assert asked.row("log_prob", length=length).mean == found.log_prob(length)
 
 
 def test_the_floor_of_the_tales_is_exact(results, tiny):
     tales = held_out_tales(tiny[1], length=512, count=3)
-    floor = of(results[0], "perplexity", FLOOR).tables["by_length"][-1]["nats"]
+    floor = of(results[0], "perplexity", FLOOR).row("loss", length=512).value
     assert floor == pytest.approx(-sum(t.log_probs()[1:].sum().item() for t in tales) / (3 * 511))
     for label in ("yarn", "ntk"):
-        assert floor < of(results[0], "perplexity", label).tables["by_length"][-1]["nats"]
+        assert floor < of(results[0], "perplexity", label).row("loss", length=512).value
 
 
 def test_every_result_carries_its_provenance(results):
@@ -104,8 +103,8 @@ def test_every_result_carries_its_provenance(results):
     assert len(result.model["weights"]) == len(result.parameters["digest"]) == 64
     assert result.env["torch"] == torch.__version__
     assert result.seconds > 0
-    assert of(results[0], "passkey", "yarn").parameters["template"]["digits"] == 5
-    assert of(results[0], "passkey", AS_IT_IS).scaling is None
+    assert of(results[0], "retrieval", "yarn").parameters["kinds"] == ["passkey"]
+    assert of(results[0], "retrieval", BASELINE).scaling is None
 
 
 def test_every_result_is_a_file_that_reads_back(results):
@@ -113,9 +112,9 @@ def test_every_result_is_a_file_that_reads_back(results):
     files = sorted(out.iterdir())
     assert [file.name for file in files] == sorted(
         f"tiny-512-{task}-{label}.json"
-        for task in ("perplexity", "passkey")
-        for label in ("as-it-is", "yarn", "ntk", "floor")
-        if (task, label) != ("passkey", "floor")
+        for task in ("perplexity", "retrieval")
+        for label in ("baseline", "yarn", "ntk", "floor")
+        if (task, label) != ("retrieval", "floor")
     )
     read = {(result.task, result.label): result for result in map(read_result, files)}
     for result in measured:
@@ -127,7 +126,7 @@ def unmeasurable(name):
 
 
 def of_tiny(*tasks, to="2x", methods=(), **options):
-    """What these tasks give of tiny as it is, and scaled by these methods."""
+    """What these tasks give of tiny, unscaled and scaled by these methods."""
     return list(measure(Suite(models=("tiny",), methods=methods, to=(to,), tasks=tasks), **options))
 
 
@@ -153,7 +152,7 @@ def interrupted(suite, out, *, after=0):
 @pytest.mark.parametrize("after", [0, 3, 7])
 def test_a_suite_that_is_killed_ends_with_the_same_results(results, tmp_path, after):
     interrupted(SUITE, tmp_path, after=after)
-    assert tables(measure(SUITE, out=tmp_path)) == tables(results[0])
+    assert rows(measure(SUITE, out=tmp_path)) == rows(results[0])
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
 
 
@@ -175,7 +174,7 @@ def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results
             assert list(live[0].glob("*.safetensors"))
 
     first = list(measure(SUITE, out=tmp_path, progress=lambda name: nullcontext(advance)))
-    assert tables(first) == tables(others) == tables(results[0])
+    assert rows(first) == rows(others) == rows(results[0])
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
 
 
@@ -203,16 +202,15 @@ def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is
 def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):
     model, tokenizer = tiny
     task = PerplexityTask(windows=4, gain=True)
-    gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").tables["gain"]
+    gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").of("gain", "begin", "end")
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         full = ropepatch.perplexity(model, None, tales)
         limited = ropepatch.perplexity(model, None, tales, protocol=Sliding(256, 128))
-    assert (gain[0]["begin"], gain[-1]["end"]) == (256, 512)
-    brought = sum(row["nats"] * row["tokens"] for row in gain)
+    assert (gain[0].at["begin"], gain[-1].at["end"]) == (256, 512)
+    brought = sum(row.value * row.n for row in gain)
     expected = torch.stack(limited.nll)[:, 255:].sum() - torch.stack(full.nll)[:, 255:].sum()
     assert brought == pytest.approx(expected.item(), rel=1e-4)
-    assert "perplexity" not in gain[0]
 
 
 @pytest.mark.slow
@@ -230,10 +228,10 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("512 tokens") == 2  # the headline and one line
-    for label in (AS_IT_IS, "yarn"):
-        file = tmp_path / "out" / f"tiny-512-perplexity-{label.replace(' ', '-')}.json"
-        assert tables([read_result(file)]) == tables([of(results[0], "perplexity", label)])
+    assert done.stdout.count("trained on 256 tokens") == 1
+    for label in (BASELINE, "yarn"):
+        file = tmp_path / "out" / f"tiny-512-perplexity-{label}.json"
+        assert rows([read_result(file)]) == rows([of(results[0], "perplexity", label)])
 
 
 # What was measured before
@@ -242,7 +240,7 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("task", "passkey"),
+        ("task", "retrieval"),
         ("label", "ntk"),
         ("target", 256),
         ("scaling", {"method": "yarn", "factor": 4.0}),
@@ -281,7 +279,7 @@ def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
         task = PerplexityTask(text=str(text), windows=3)
         suites.append(Suite(models=(str(folder),), to=("1x",), tasks=(task,)))
     interrupted(suites[0], tmp_path / "out")
-    assert tables(measure(suites[1], out=tmp_path / "out")) == tables(measure(suites[1]))
+    assert rows(measure(suites[1], out=tmp_path / "out")) == rows(measure(suites[1]))
     assert not list((tmp_path / "out").glob("*.partial"))
 
 
@@ -301,7 +299,7 @@ def test_every_target_has_a_plan_of_its_own_and_its_jobs_are_announced():
     suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x", "4x"), tasks=(SHORT,))
     scaled = [result for result in measure(suite, progress=announced) if result.label == "yarn"]
     assert [(result.target, result.scaling["factor"]) for result in scaled] == [(512, 2.0), (1024, 4.0)]
-    assert named == [f"perplexity, {label}, {to}" for to in ("512", "1k") for label in (AS_IT_IS, "yarn")]
+    assert named == [f"perplexity, {label}, {to}" for to in ("512", "1k") for label in (BASELINE, "yarn")]
 
 
 def test_a_method_scales_with_the_parameters_that_it_is_given():
@@ -312,8 +310,8 @@ def test_a_method_scales_with_the_parameters_that_it_is_given():
 
 def test_two_tasks_of_one_kind_have_files_of_their_own(tmp_path):
     of_tiny(SHORT, SHORT.model_copy(update={"windows": 2}), out=tmp_path)
-    assert read_result(tmp_path / "tiny-512-perplexity-as-it-is.json").parameters["pieces"] == 1
-    assert read_result(tmp_path / "tiny-512-perplexity-2-as-it-is.json").parameters["pieces"] == 2
+    assert read_result(tmp_path / "tiny-512-perplexity-baseline.json").parameters["pieces"] == 1
+    assert read_result(tmp_path / "tiny-512-perplexity-2-baseline.json").parameters["pieces"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -369,23 +367,18 @@ def test_the_losses_by_window_are_those_of_its_protocol(tiny, options, protocol)
         ropepatch.perplexity(model, tokenizer, tales, protocol=protocol(window), bos=task.bos)
         for window in (128, 256)
     ]
-    assert [row["nats"] for row in result.tables["by_length"]] == [
-        curve.between(0, 256).mean for curve in curves
-    ]
-    assert [(row["nats"], row["tokens"]) for row in result.tables["by_document"]] == list(
-        curves[-1].between(0, 256).documents
-    )
+    assert [row.mean for row in result.rows] == [curve.between(0, 256).loss for curve in curves]
 
 
 def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
     (_, result) = of_tiny(PerplexityTask(windows=1))
-    begins = [row["begin"] for row in result.tables["by_position"]]
+    begins = [row.at["begin"] for row in result.of("loss", "begin", "end")]
     assert begins == [0, 32, 45, 64, 91, 128, 181, 256, 362]
 
 
 def test_no_gain_is_measured_within_the_trained_context():
     for result in of_tiny(PerplexityTask(windows=1, gain=True), to="1x"):
-        assert "gain" not in result.tables
+        assert {row.measure for row in result.rows} == {"loss"}
 
 
 def test_windows_no_longer_than_the_stride_are_left_out():
@@ -405,33 +398,9 @@ def handed(*args, **options):
     raise HandedError(*args, options)
 
 
-def test_every_setting_of_passkeys_is_handed_on(monkeypatch, tmp_path):
-    (tmp_path / "mine.yaml").write_text("needle: '{name} has {key}.'\nquestion: What has {name}? It has\n")
-    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey.passkey", handed)
-    given = {"depths": (0.5,), "trials": 3, "seed": 7, "distractors": 2, "queries": 2}
-    task = PasskeyTask(lengths=("2x",), template=str(tmp_path / "mine.yaml"), **given)
-    with pytest.raises(HandedError) as caught:
-        of_tiny(task)
-    options = caught.value.args[-1]
-    assert options.pop("progress")
-    assert options.pop("template").needle == "{name} has {key}."
-    assert options == given | {"lengths": [512], "split": True}
-
-
-def test_the_bundled_words_name_the_keys_where_there_are_several(tiny):
-    for distractors in (0, 2):
-        task = PasskeyTask(distractors=distractors)
-        material = task.prepare("tiny", tiny[1], trained=256, to=512)
-        assert ("{name}" in material.template.needle) == bool(distractors)
-
-
-def test_a_length_counts_as_read_from_the_threshold_of_the_task_on(monkeypatch):
-    half = PasskeyGrid({(512, 0.5): Passkey(1, 2)})
-    monkeypatch.setattr("ropepatch.evaluation.tasks.passkey.passkey", lambda *args, **options: half)
-    for threshold, length in ((0.5, 512), (0.51, None)):
-        task = PasskeyTask(lengths=("2x",), depths=(0.5,), trials=2, threshold=threshold)
-        (result,) = of_tiny(task)
-        assert result.tables["effective_length"] == [{"length": length, "threshold": threshold}]
+def test_the_loss_within_the_trained_context_is_always_measured():
+    for result in of_tiny(PerplexityTask(windows=1, lengths=("2x",))):
+        assert [row.at["length"] for row in result.of("loss", "length")] == [256, 512]
 
 
 @pytest.mark.parametrize("lengths", [[512], [64]], ids=["the target", "those it is given"])

@@ -9,12 +9,13 @@ import loss_models
 import pytest
 import torch
 from loss_models import LENGTHS, PROTOCOLS, build, tokens
-from split_questions import asked
 
+import ropepatch
 from ropepatch.evaluation import processes
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.processes import distribute
 
+ASKED = {"lengths": [128, 640], "haystacks": 3}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -23,10 +24,11 @@ import torch.distributed as dist
 from accelerate import PartialState
 sys.path.insert(0, {support!r})
 from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
-from split_questions import asked
+import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
 
+ASKED = {asked}
 torch.set_num_threads(1)
 PartialState(cpu=True)
 rank, out = dist.get_rank(), Path(sys.argv[1])
@@ -54,7 +56,10 @@ for documents, progress in ((tokens(*LENGTHS), failing), (tokens(9 + rank, 30), 
         perplexity(model, None, documents, split=True, progress=progress)
     except Exception as error:
         found["errors"].append(f"{{type(error).__name__}}: {{error}}")
-found |= asked(split=True)
+read = []
+found["answers"] = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny"), **ASKED, split=True,
+                                                 progress=lambda done, total: read.append(total)).answers)]
+found["tokens"] = read[-1]
 torch.save(found, out / f"{{rank}}.pt")
 dist.destroy_process_group()
 """
@@ -65,7 +70,7 @@ def launched(tmp_path_factory) -> list[dict]:
     """What each of two processes found, started by torchrun and joined by accelerate."""
     out = tmp_path_factory.mktemp("ranks")
     script = out / "script.py"
-    script.write_text(SCRIPT.format(support=str(Path(loss_models.__file__).parent)))
+    script.write_text(SCRIPT.format(support=str(Path(loss_models.__file__).parent), asked=ASKED))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launcher, str(script), str(out)],
@@ -110,19 +115,20 @@ def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_rea
 
 
 @pytest.mark.slow
-def test_every_rank_finds_of_passkeys_and_questions_what_one_process_does(launched):
+def test_every_rank_finds_the_answers_that_one_process_does(launched):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        alone = asked(split=False)
+        alone = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny"), **ASKED).answers)]
     finally:
         torch.set_num_threads(threads)
-    read = [found.pop("prompts") for found in (*launched, alone)]
-    assert max(read[:2]) < read[2]  # a share each
-    assert 0 < sum(alone["forced"]) < len(alone["forced"])  # some are found, and some are not
-    for name, verdicts in alone.items():
-        assert any(verdicts)
-        assert [found[name] for found in launched] == [verdicts, verdicts], name
+    assert len({answer[4] for answer in alone}) == 2  # some are found, and some are not
+    assert [found["answers"] for found in launched] == [alone, alone]
+    assert (
+        sum(found["tokens"] for found in launched)
+        < 2400
+        > 2 * max(found["tokens"] for found in launched) - 600
+    )
 
 
 @pytest.mark.slow

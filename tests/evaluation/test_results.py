@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import (
+    MEASURES,
     SCHEMA,
     Result,
-    by_document,
-    by_length,
-    by_position,
+    Row,
     environment,
-    loss_row,
-    mean_nats,
-    passkey_by_length,
-    passkey_cells,
+    joined,
+    measure_of,
     read_result,
+    rows_by_length,
+    rows_by_position,
+)
+
+ROW = Row(
+    measure="loss", at={"length": 256}, value=0.1 + 0.2, low=1e-300, high=None, n=3, clusters=[[0.9, 3]]
 )
 
 
@@ -36,7 +39,7 @@ def make_result(**changes: object) -> Result:
         scaling={"method": "yarn", "factor": 4.0},
         target=1024,
         parameters={"lengths": [256, 1024], "seed": 0},
-        tables={"by_length": [{"length": 256, "nats": 0.1 + 0.2, "interval": [None, 1e-300]}], "gain": []},
+        rows=[ROW, Row(measure="acc", at={"task": "t", "version": "1"}, value=None, n=0)],
         env={"torch": "2.13"},
         seconds=1.5,
     )
@@ -67,7 +70,7 @@ json_numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers() 
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
 def test_what_is_not_a_number_is_never_written(tmp_path, number):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        make_result(tables={"by_length": [{"nats": number}]}).write(tmp_path / "a.json")
+        make_result(rows=[replace(ROW, value=number)]).write(tmp_path / "a.json")
     assert not list(tmp_path.iterdir())
 
 
@@ -103,20 +106,20 @@ def test_a_damaged_or_foreign_file_is_one_error_that_names_it(tmp_path, content)
 @pytest.mark.parametrize("schema", [SCHEMA + 1, 0, "1", None, 1.5, [1]])
 def test_another_format_is_named_before_its_keys_are_looked_at(tmp_path, schema):
     file = write_content(tmp_path / "a.json", schema=schema, something="new")
-    with pytest.raises(RopepatchError, match=r"a\.json: a result of format .*, expected 1") as caught:
+    with pytest.raises(RopepatchError, match=r"a\.json: a result of format .*, expected 2") as caught:
         read_result(file)
     assert caught.value.hint == "measure again with this version"
 
 
 def test_a_result_of_another_format_cannot_be_made():
-    with pytest.raises(RopepatchError, match="a result of format 2, expected 1"):
-        make_result(schema=2)
+    with pytest.raises(RopepatchError, match="a result of format 1, expected 2"):
+        make_result(schema=1)
 
 
 def test_unknown_and_missing_keys_are_named(tmp_path):
-    with pytest.raises(RopepatchError, match="unknown result key 'table'") as caught:
-        read_result(write_content(tmp_path / "a.json", table={}))
-    assert caught.value.hint == "did you mean tables?"
+    with pytest.raises(RopepatchError, match="unknown result key 'row'") as caught:
+        read_result(write_content(tmp_path / "a.json", row=[]))
+    assert caught.value.hint == "did you mean rows?"
     content = json.loads(make_result().to_json())
     del content["parameters"]
     (tmp_path / "a.json").write_text(json.dumps(content))
@@ -146,12 +149,12 @@ def test_a_value_of_the_wrong_kind_is_named(tmp_path, key, value, wanted):
 
 
 @pytest.mark.parametrize(
-    ("table", "place"),
-    [({}, "by_length must be a list"), ([{"length": 1}, None], r"by_length\[1\] must be a mapping")],
+    ("rows", "place"),
+    [({}, "rows must be a list"), ([asdict(ROW), None], r"rows\[1\] must be"), ([{"at": {}}], r"rows\[0\]")],
 )
-def test_a_table_that_is_no_list_of_rows_is_named(tmp_path, table, place):
-    with pytest.raises(RopepatchError, match=rf"a\.json: tables\.{place}, got "):
-        read_result(write_content(tmp_path / "a.json", tables={"gain": [], "by_length": table}))
+def test_rows_that_are_none_are_named(tmp_path, rows, place):
+    with pytest.raises(RopepatchError, match=rf"a\.json: .*{place}"):
+        read_result(write_content(tmp_path / "a.json", rows=rows))
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -176,82 +179,70 @@ def test_arbitrary_values_give_a_result_that_can_be_written_or_one_error(tmp_pat
     assert json.loads(read.to_json()) == json.loads((tmp_path / "a.json").read_text())
 
 
-# rows of losses
+# rows
 
 
-def curve(*documents: list[float]) -> LossCurve:
-    return LossCurve(tuple(torch.tensor(nll) for nll in documents))
-
-
-CURVE = curve([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [0.5])
-
-
-def test_a_row_of_losses_has_mean_interval_perplexity_and_counts():
-    read = CURVE.at(4)  # 1, 2, 3 and 4, 5, 6
-    counts = {"tokens": 6, "documents": 2}
-    expected = {"nats": 3.5, "interval": [*read.interval], "perplexity": pytest.approx(math.exp(3.5))}
-    assert loss_row(read) == expected | counts
-    assert 2 <= read.interval[0] <= 3.5 <= read.interval[1] <= 5
-
-
-def test_what_no_float_holds_is_null():
-    unknown = loss_row(CURVE.at(5))  # of one document
-    assert (unknown["documents"], unknown["interval"]) == (1, [None, None])
-    infinite = loss_row(curve([1000.0], [1000.0]).at(2))
-    assert (infinite["nats"], infinite["perplexity"]) == (1000, None)
-
-
-def test_rows_by_length_are_those_of_the_first_tokens():
-    short, long = by_length(CURVE, [2, 4])
-    assert short == {"length": 2, **loss_row(CURVE.at(2))}
-    assert (long["length"], long["nats"], long["tokens"]) == (4, 3.5, 6)
-
-
-def test_rows_by_position_are_those_between_neighbouring_edges():
-    read = by_position(CURVE, [0, 2, 4, 5])
-    assert [(row["begin"], row["end"]) for row in read] == [(0, 2), (2, 4), (4, 5)]
-    assert [row["nats"] for row in read] == [5.5 / 3, 4.0, 7.0]
-    assert [row["tokens"] for row in read] == [3, 4, 1]
-    assert [row["documents"] for row in read] == [3, 2, 1]
-    assert by_position(CURVE, [3]) == []
-
-
-def test_rows_by_document_have_all_its_tokens_in_the_order_of_the_documents():
-    assert by_document(CURVE) == [
-        {"nats": 6.0, "tokens": 3},
-        {"nats": 22.0, "tokens": 4},
-        {"nats": 0.5, "tokens": 1},
-    ]
-
-
-def test_the_mean_over_rows_weighs_every_token_alike():
-    halves = by_position(CURVE, [0, 2, 5])
-    assert mean_nats(halves) == pytest.approx(28.5 / 8, rel=1e-15)
-    assert mean_nats(halves) != pytest.approx(sum(row["nats"] for row in halves) / 2)
-
-
-# rows of passkeys
-
-
-GRID = PasskeyGrid(
-    {
-        (256, 0.0): Passkey(8, 10),
-        (256, 0.5): Passkey(0, 10),
-        (512, 0.0): Passkey(10, 10),
-        (512, 0.5): Passkey(3, 20),
-    }
+CURVE = LossCurve(
+    tuple(torch.tensor(nll) for nll in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [0.5], [3.0, 3.0, 3.0, 3.0]))
 )
 
 
-def test_rows_of_passkeys_have_counts_and_intervals_by_cell_and_of_all_depths_of_a_length():
-    assert passkey_cells(GRID) == [
-        {"length": length, "depth": depth, "correct": cell.correct, "n": cell.n, "interval": [*cell.interval]}
-        for (length, depth), cell in GRID.cells.items()
-    ]
-    assert passkey_by_length(GRID) == [
-        {"length": 256, "correct": 8, "n": 20, "interval": [*Passkey(8, 20).interval]},
-        {"length": 512, "correct": 13, "n": 30, "interval": [*Passkey(13, 30).interval]},
-    ]
+def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
+    mean = CURVE.at(4).loss
+    row = Row.of("loss", {"length": 4}, mean)
+    assert (row.value, (row.low, row.high), row.n) == (mean.value, mean.interval(), 9)
+    assert row.clusters == [[6.0, 3], [15.0, 3], [9.0, 3]]
+    assert row.mean == mean
+    assert (row.text, row.interval) == ("3.333", f"{row.low:.3f} to {row.high:.3f}")
+    tidy = {"measure": "nats_per_token", "length": 4, "value": mean.value, "low": row.low, "high": row.high}
+    assert row.tidy() == tidy | {"n": 9, "clusters": 3}
+    found = Row.of("found", {"length": 4}, Mean(((1, 4), (3, 4), (4, 4)), share=True))
+    assert found.mean.share
+    assert found.text == "67%"
+
+
+@pytest.mark.parametrize("mean", [Mean(((1.0, 2.0),)), Mean(()), Mean(((math.nan, 1.0),) * 4)])
+def test_what_is_not_known_is_null_and_a_dash(mean):
+    row = Row.of("loss", {}, mean)
+    assert (row.low, row.high, row.interval) == (None, None, "")
+    assert row.text == ("0.500" if mean.weight == 2 else "–")
+
+
+def test_rows_by_length_and_by_position_are_those_of_the_curve():
+    short, long = rows_by_length(CURVE, [2, 4])
+    assert (short.at, short.mean) == ({"length": 2}, CURVE.at(2).loss)
+    assert (long.at, long.n) == ({"length": 4}, 9)
+    read = rows_by_position(CURVE, [0, 2, 4, 5], "gain")
+    assert [row.at for row in read] == [{"begin": b, "end": e} for b, e in ((0, 2), (2, 4), (4, 5))]
+    assert [row.value for row in read] == [8.5 / 4, 22 / 6, 5.0]
+    assert {row.measure for row in read} == {"gain"}
+    assert rows_by_position(CURVE, [3]) == []
+
+
+def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
+    rows = rows_by_position(LossCurve((CURVE.nll[1], CURVE.nll[3], CURVE.nll[1])), [0, 2, 5])
+    whole = joined(rows, {"length": 5})
+    assert (whole.at, whole.measure) == ({"length": 5}, "loss")
+    assert whole.clusters == [[22.0, 4], [12.0, 4], [22.0, 4]]
+    with pytest.raises(ValueError, match="shorter"):
+        joined([rows[0], replace(rows[1], clusters=rows[1].clusters[1:])], {})
+
+
+def test_a_result_finds_its_rows_by_measure_and_place():
+    rows = rows_by_length(CURVE, [2, 4]) + rows_by_position(CURVE, [0, 2, 4])
+    result = make_result(rows=rows)
+    assert result.of("loss", "length") == rows[:2]
+    assert result.of("loss", "end", "begin") == rows[2:]
+    assert result.row("loss", length=4) == rows[1]
+    assert result.row("loss", length=3) is None
+    assert result.of("loss") == result.of("gain", "length") == []
+
+
+def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():
+    assert measure_of("loss") is MEASURES["loss"]
+    acc, other = measure_of("acc"), measure_of("word_perplexity")
+    assert (acc.title, acc.hub, acc.text(0.25), acc.share) == ("acc", "accuracy", "0.25", False)
+    assert (other.hub, other.better) == ("word_perplexity", 0)
 
 
 # environment

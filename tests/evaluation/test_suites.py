@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite, read_suite
-from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
 
 SUITE = """
 models: [tiny]
@@ -14,7 +14,7 @@ methods: [ntk, {name: yarn, beta_fast: 16}]
 to: [1k, 4x]
 tasks:
   - {task: perplexity, windows: 3, lengths: [256, 1k, 4x]}
-  - {task: passkey, depths: [0, 0.5], trials: 2}
+  - {task: retrieval, kinds: [fact], haystacks: 2}
   - {task: lm-eval, tasks: [some_task], metadata: {seed: 3}}
 """
 
@@ -36,7 +36,7 @@ def test_a_suite_is_read_as_written(suite_file):
         to=("1k", "4x"),
         tasks=(
             PerplexityTask(windows=3, lengths=(256, "1k", "4x")),
-            PasskeyTask(depths=(0, 0.5), trials=2),
+            RetrievalTask(kinds=("fact",), haystacks=2),
             LmEvalTask(tasks=("some_task",), metadata={"seed": 3}),
         ),
     )
@@ -81,8 +81,8 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
         (("windows: 3", "read: 100"), "read needs the protocol sliding or disjoint"),
         (("windows: 3", "bos: window"), "bos window needs a protocol with windows"),
         (("windows: 3", "bos: none"), "bos none needs documents that are not joined"),
-        (("{task: passkey, depths: [0, 0.5], trials: 2}", "passkey"), "a task must be a mapping"),
-        (("trials: 2", "queries: 3, distractors: 1"), "3 queries need as many keys, got 2"),
+        (("{task: retrieval, kinds: [fact], haystacks: 2}", "retrieval"), "a task must be a mapping"),
+        (("[fact]", "[fact, fact]"), "kinds must differ"),
     ],
 )
 def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(suite_file, change, message):
@@ -95,10 +95,10 @@ def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(suite_file, change,
 
 
 def test_two_tasks_may_differ_in_their_settings_only(suite_file):
-    twice = SUITE + "  - {task: passkey, depths: [0, 0.5], trials: 3}\n"
+    twice = SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 3}\n"
     assert len(read_suite(suite_file(twice)).tasks) == 4
     with pytest.raises(RopepatchError, match="two tasks are the same"):
-        read_suite(suite_file(SUITE + "  - {task: passkey, depths: [0, 0.5], trials: 2}\n"))
+        read_suite(suite_file(SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 2}\n"))
 
 
 JSON = st.recursive(
@@ -112,7 +112,7 @@ JSON = st.recursive(
 @given(
     key=st.sampled_from(["models", "methods", "to", "tasks"]),
     value=JSON
-    | st.lists(st.fixed_dictionaries({"task": st.sampled_from(["perplexity", "passkey"])}), max_size=2),
+    | st.lists(st.fixed_dictionaries({"task": st.sampled_from(["perplexity", "retrieval"])}), max_size=2),
 )
 def test_whatever_a_suite_holds_is_a_suite_or_one_error(tmp_path_factory, key, value):
     import yaml

@@ -8,17 +8,16 @@ import os
 import re
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from passkey_cases import CHECKPOINT, TOKENIZERS
 from tiny_models import tiny_model
+from tokenizer_makes import CHECKPOINT, TOKENIZERS
 from tokenizers import decoders
 
 import ropepatch
-from ropepatch.data.prompts import passkey_prompt
+from ropepatch.data.haystack import Haystacks
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
@@ -64,22 +63,24 @@ def reader(name):
     from lm_eval.models.huggingface import HFLM
 
     tokenizer = copy.deepcopy(TOKENIZERS[name]())
-    tokenizer.eos_token = "<s>"
+    tokenizer.add_special_tokens({"eos_token": "<s>"})
     return tokenizer, HFLM(pretrained=tiny_model("llama"), tokenizer=tokenizer, max_length=1000)
 
 
 # Passkeys
 
 
-def test_every_cell_has_as_many_keys_found_as_ropepatch_passkey(tiny):
-    grid = {"depths": [0.0, 0.5, 1.0], "trials": 3, "seed": 7}
-    found = scores(tiny, "ropepatch_passkey", max_length=512, max_seq_lengths=[128, 288, 320], **grid)
-    expected = ropepatch.passkey(*tiny, lengths=[128, 288, 320], **grid)
-    cells = {f"acc_{length}_{depth:g}": cell for (length, depth), cell in expected.cells.items()}
-    assert {name: (row["value"] * row["n"], row["n"]) for name, row in found.items() if name != "acc"} == {
-        name: (pytest.approx(cell.correct), cell.n) for name, cell in cells.items()
+def test_every_length_has_as_many_keys_found_as_ropepatch_passkey(tiny):
+    given = {"haystacks": 9, "seed": 7}
+    found = scores(tiny, "ropepatch_passkey", max_length=512, max_seq_lengths=[128, 380, 400], **given)
+    expected = {
+        f"acc_{length}": ropepatch.passkey(*tiny, lengths=[length], **given).found(length)
+        for length in (128, 380, 400)
     }
-    correct = sum(cell.correct for cell in expected.cells.values())
+    assert {name: (row["value"], row["n"]) for name, row in found.items() if name != "acc"} == {
+        name: (pytest.approx(mean.value), mean.weight) for name, mean in expected.items()
+    }
+    correct = sum(mean.value * mean.weight for mean in expected.values())
     assert 9 < correct < 27  # some and not all, or equality would say little
     assert (found["acc"]["value"], found["acc"]["n"]) == (pytest.approx(correct / 27), 27)
 
@@ -87,27 +88,29 @@ def test_every_cell_has_as_many_keys_found_as_ropepatch_passkey(tiny):
 @pytest.mark.parametrize("name", ["bundled", "llama3", "gpt2", "single_bytes", "metaspace", "llama2"])
 def test_the_harness_reads_exactly_the_tokens_of_the_prompt(name, helpers):
     tokenizer, harness = reader(name)
-    for length, depth in product((700, 701, 733), (0.0, 0.4, 1.0)):
-        prompt = passkey_prompt(tokenizer, length=length, depth=depth, key="01234")
-        ids = prompt.ids.tolist()
-        read = harness._encode_pair(*helpers._written(tokenizer, prompt))
-        assert read == (ids[: -prompt.answer], ids[-prompt.answer :])
+    plan = Haystacks(lengths=[700, 701, 733], count=3, keys=1, kinds=("passkey",))
+    for haystack in plan.make(tokenizer):
+        ((length, (question,)),) = haystack.asked.items()
+        read = haystack.ids[: haystack.stops[length]].tolist() + question.ids.tolist()
+        answer = question.answer.tolist()
+        assert len(read) + len(answer) == length
+        assert harness._encode_pair(*helpers._written(tokenizer, read, answer)) == (read, answer)
 
 
 def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_path):
     tokenizer = copy.deepcopy(TOKENIZERS["llama3"]())
-    writes_less = [decoders.Replace("wheel", "heel"), decoders.ByteLevel()]
-    tokenizer.backend_tokenizer.decoder = decoders.Sequence(writes_less)
+    writes_others = [decoders.Replace(".", "!"), decoders.ByteLevel()]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(writes_others)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(RopepatchError, match="do not come back from its text"):
-        helpers.passkey_trials(max_seq_lengths=[256], tokenizer=str(tmp_path))
+        helpers.passkeys(max_seq_lengths=[256], tokenizer=str(tmp_path))
 
 
 def test_a_length_beyond_the_window_of_the_config_is_refused(helpers):
-    given = {"pretrained": str(CHECKPOINT), "trials": 1, "depths": [0.5]}
-    assert len(helpers.passkey_trials(max_seq_lengths=[256], **given)["test"]) == 1
+    given = {"pretrained": str(CHECKPOINT), "haystacks": 1}
+    assert len(helpers.passkeys(max_seq_lengths=[256], **given)["test"]) == 1
     with pytest.raises(RopepatchError, match="asks for 257 tokens, but the model's max_length is 256"):
-        helpers.passkey_trials(max_seq_lengths=[128, 257], **given)
+        helpers.passkeys(max_seq_lengths=[128, 257], **given)
 
 
 # Long documents
@@ -293,8 +296,8 @@ def test_documents_shorter_than_the_length_are_left_out(helpers, tiny, tales):
 @pytest.mark.parametrize(
     ("builder", "metadata", "message"),
     [
-        ("passkey_trials", {}, "ropepatch_passkey needs max_seq_lengths"),
-        ("passkey_trials", {"max_seq_lengths": [128]}, "needs the model's tokenizer"),
+        ("passkeys", {}, "ropepatch_passkey needs max_seq_lengths"),
+        ("passkeys", {"max_seq_lengths": [128]}, "needs the model's tokenizer"),
         ("long_documents", {"tokenizer": str(CHECKPOINT), "add_bos_token": False}, "needs a text"),
         ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
         ("key_spans", {"text": "x", "max_seq_lengths": [128], "short": 64}, "needs an evaluator"),
@@ -319,8 +322,7 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     tasks = ["ropepatch_passkey", "ropepatch_long_perplexity", "ropepatch_key_tokens"]
     metadata = {
         "max_seq_lengths": [128, 256],
-        "depths": [0.0, 1.0],
-        "trials": 2,
+        "haystacks": 4,
         "text": str(tales),
         "evaluator": "tiny",
         "short": 48,
@@ -335,12 +337,12 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     (file,) = tmp_path.rglob("results*.json")
     plain = json.loads(file.read_text())["results"]
     rows = run_tasks(*tiny, tasks, include_path=TASKS, metadata=metadata, max_length=256)
-    assert len(rows) == 5 + 3 + 2
+    assert len(rows) == 3 + 3 + 2
     for row in rows:
         assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(row["value"], rel=1e-5)
 
 
 def test_without_lengths_keys_are_asked_for_at_256_tokens_and_its_doublings_up_to_the_window(helpers):
     for window, lengths in ((200, [200]), (600, [256, 512, 600])):
-        given = {"tokenizer": str(CHECKPOINT), "max_length": window, "depths": [0.5], "trials": 1}
-        assert helpers.passkey_trials(**given)["test"]["length"] == lengths
+        given = {"tokenizer": str(CHECKPOINT), "max_length": window, "haystacks": 1}
+        assert helpers.passkeys(**given)["test"]["length"] == lengths

@@ -1,19 +1,18 @@
-"""A task is one class and one entry: it has its tables, sentences and numbers everywhere."""
+"""A task is one class and one entry, a measure another: its rows are shown everywhere."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from made_results import asking, reading
+from made_results import reading, result_of
 
 import ropepatch
 import ropepatch.evaluation.tasks as tasks
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.ranking import rank
+from ropepatch.evaluation.results import MEASURES, Measure, Row
 from ropepatch.evaluation.suites import Suite, read_suite
 from ropepatch.evaluation.summaries import summary
-from ropepatch.evaluation.table import Cell
 from ropepatch.extension.record import Record
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.writing import card_text
@@ -29,8 +28,6 @@ class Echo(tasks.Task):
 
     name: ClassVar[str] = "echo"
     title: ClassVar[str] = "Echo"
-    columns: ClassVar[Mapping[str, Any]] = {"Words": lambda row: Cell(str(row["words"]), value=row["words"])}
-    quoted: ClassVar[tuple[str, ...]] = ("words",)
     identity: ClassVar[tuple[str, ...]] = ("words",)
     words: int = 3
 
@@ -44,27 +41,33 @@ class Echoes:
     task: Echo
     parameters: dict[str, Any]
     lengths: list[int]
-    floor_tables = None
+    floor = None
 
-    def run(self, model, tokenizer, keep, advance, say):
-        return {"by_length": [{"length": n, "words": float(self.task.words)} for n in self.lengths]}
+    def run(self, model, tokenizer, keep, advance):
+        return rows_of(self.lengths, [self.task.words] * len(self.lengths))
+
+
+def rows_of(lengths: list[int], words: list[float]) -> list[Row]:
+    return [
+        Row(measure="words", at={"length": length}, value=float(said), n=1)
+        for length, said in zip(lengths, words, strict=True)
+    ]
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.setitem(tasks.TASKS, "echo", Echo)
+    monkeypatch.setitem(MEASURES, "words", Measure("Words", "{:.1f}".format, 1))
 
 
 @pytest.fixture
 def results():
-    """A model as it is and scaled; the second has its words by hand."""
+    """A baseline and a scaling."""
 
     def of(label, words, method=None):
-        by_length = [{"length": n, "words": w} for n, w in zip((256, 512, 1024), words, strict=True)]
-        result = asking(label, [4, 4, 4], method=method)
-        return replace(result, task="echo", parameters={"words": 3}, tables={"by_length": by_length})
+        return result_of("echo", label, rows_of([256, 512, 1024], words), {"words": 3}, method=method)
 
-    return [of("as it is", (3.0, 2.0, 0.0)), of("yarn", (3.0, 3.0, 2.5), "yarn")]
+    return [of("baseline", (3.0, 2.0, 0.0)), of("yarn", (3.0, 3.0, 2.5), "yarn")]
 
 
 def test_a_suite_names_it_and_measures_it(tmp_path):
@@ -74,14 +77,14 @@ def test_a_suite_names_it_and_measures_it(tmp_path):
     assert suite.tasks == (Echo(words=5),)
     (result,) = measure(Suite(models=("tiny",), to=suite.to, tasks=suite.tasks))
     assert (result.task, result.parameters) == ("echo", {"words": 5})
-    assert [row["words"] for row in result.tables["by_length"]] == [5.0, 5.0]
+    assert [row.value for row in result.of("words", "length")] == [5.0, 5.0]
 
 
 def test_it_has_a_table_in_the_terminal(results, capsys):
     print_results(results)
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["tiny,", "trained", "on", "256", "tokens:", "Echo", "at", "1,024", "tokens"],
-        ["as", "it", "is", "yarn"],
+        ["tiny,", "trained", "on", "256", "tokens:", "Echo"],
+        ["baseline", "yarn"],
         ["Words"],
         ["256", "tokens", "3.0", "3.0"],
         ["512", "tokens", "2.0", "3.0"],
@@ -94,13 +97,13 @@ def test_it_has_tables_and_a_sentence_in_the_report(results, tmp_path):
     page = write_report(results, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h3>Echo</h3>" in page
     assert '<td class="best" data-value="2.5">2.5</td>' in page
-    assert "Words at 1,024 tokens: yarn, 2.5; the model as it is, 0.0." in page
+    assert "Words at 1,024 tokens: yarn 2.5, baseline 0.0." in page
 
 
 def test_it_has_a_section_on_a_card(results):
     record = Record.of(ropepatch.plan("tiny", to=1024, method="yarn"))
     card = card_text(Extended("x", record, results, weights="sha256:0123"))
-    assert "Words at 1,024 tokens: this checkpoint, 2.5; the base model, 0.0." in card
+    assert "Words at 1,024 tokens: this checkpoint 2.5, the base model 0.0." in card
     section = card.partition("### Echo\n")[2].partition("###")[0]
     assert "| 1,024 tokens | 0.0 | 2.5 |" in section
     assert "- Words at 256 tokens: 3.0 before, 3.0 after." in card
@@ -109,19 +112,22 @@ def test_it_has_a_section_on_a_card(results):
 def test_it_has_its_numbers_in_a_summary(results):
     (task,) = summary(results)["tasks"]
     assert task["words"] == 3
-    assert task["results"]["yarn"] == {"256": {"words": 3.0}, "1024": {"words": 2.5}}
+    assert [(row["length"], row["value"]) for row in task["results"]["yarn"]] == [(256, 3.0), (1024, 2.5)]
 
 
 def test_a_ranking_does_without_it(results):
     losses = [
-        reading("as it is", [0.6, 2.0, 12.0], documents=True),
-        reading("yarn", [0.65, 0.6, 0.55], method="yarn", documents=True),
+        reading("baseline", [0.6, 2.0, 12.0]),
+        reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
     ]
-    assert rank([*losses, *results], base="as it is") == rank(losses, base="as it is")
+    assert rank([*losses, *results], base="baseline") == rank(losses, base="baseline")
 
 
-def test_a_result_of_a_task_that_is_not_known_shows_no_table(results, capsys, tmp_path, monkeypatch):
+def test_a_result_of_a_task_that_is_not_known_shows_its_rows_by_their_names(
+    results, capsys, tmp_path, monkeypatch
+):
     monkeypatch.delitem(tasks.TASKS, "echo")
+    monkeypatch.delitem(MEASURES, "words")
     print_results(results)
-    assert "2.5" not in capsys.readouterr().out
+    assert ["1,024", "tokens", "0", "2.5"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     assert "<h3>echo</h3>" in write_report(results, tmp_path / "r.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Who takes part where scalings are measured against each other, and on what."""
+"""The methods that take part where scalings are measured against each other, and what is measured."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from ropepatch.attention import MAPS
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.choosing import candidates, fit_beside, participants, ranking_suite
 from ropepatch.fitting.examples import read_material
 from ropepatch.scaling import METHODS
@@ -79,12 +80,18 @@ def test_of_the_maps_those_that_do_not_reach_the_target_are_left_out_with_the_re
         participants("tiny", ["maps", "string"], to=1024)
 
 
-def test_lengths_at_which_keys_can_be_asked_for_are_asked(monkeypatch):
-    monkeypatch.setattr(
-        "ropepatch.fitting.choosing.askable", lambda *words: ([256], RopepatchError("too short"))
-    )
-    suite, reason = ranking_suite("tiny", [Method(name="yarn")], to=512)
-    assert (suite.tasks[1].lengths, reason) == ((256,), None)
+def test_a_ranking_reads_the_target_and_asks_for_keys_as_they_are_named():
+    suite, reason = ranking_suite("tiny", [Method(name="yarn")], to=512, haystacks=3, keys=2)
+    assert [*suite.tasks] == [PerplexityTask(windows=24), RetrievalTask(haystacks=3, keys=2)]
+    assert reason is None
+    suite, reason = ranking_suite("tiny", [], to=512, haystacks=0)
+    assert ([task.name for task in suite.tasks], reason) == (["perplexity"], None)
+
+
+def test_keys_without_room_at_any_length_are_left_out_with_the_reason():
+    suite, reason = ranking_suite("tiny", [], to=512, keys=18)
+    assert [task.name for task in suite.tasks] == ["perplexity"]
+    assert "has no room for" in str(reason)
 
 
 # Nothing is ranked on what the fit has seen
@@ -100,7 +107,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     _, tokenizer = tiny
     text = tmp_path / "text.txt"
     text.write_text(" ".join(str(number) for number in range(6000)))
-    suite, _ = ranking_suite("tiny", [], to=512, text=str(text), windows=windows, trials=0)
+    suite, _ = ranking_suite("tiny", [], to=512, text=str(text), windows=windows, haystacks=0)
     ranked = suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).pieces
     fit_beside(suite, tmp_path)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}

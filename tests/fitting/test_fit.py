@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -77,8 +78,10 @@ def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, l
     assert first == "tiny: 256 -> 320 tokens"
     assert second.startswith(
         f"{held['gain']:.3f} nats/token better than the best published method ({fitted.record['start']}), "
-        f"95 % {held['gain_interval'][0]:.3f} to {held['gain_interval'][1]:.3f}; "
+        "2 windows: no interval; "
     )
+    more = replace(fitted, record=fitted.record | {"held_out": held | {"gain_interval": [0.1, 0.25]}})
+    assert "95 % 0.100 to 0.250; " in str(more)
 
 
 def test_no_published_method_reads_the_windows_that_decide_better(fitted, loss):

@@ -1,4 +1,4 @@
-"""What the explorer shows of eval/results is what stands there; ROPEPATCH_UPDATE=1 writes it anew."""
+"""Numbers of the explorer are those of eval/results, ROPEPATCH_UPDATE=1 writes them anew; and its prompts."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ropepatch.gallery.explorer.measured import FILE, measured_from
+from ropepatch.gallery.explorer.tiny import reading_once
 
 RESULTS = Path(__file__).parents[2] / "eval" / "results"
 
@@ -33,3 +34,19 @@ def test_a_loss_over_pieces_counts_tokens():
     ]
     mean = sum(nats for nats, _ in pieces) / sum(tokens for _, tokens in pieces)
     assert tiny["loss"]["yarn"][1] == pytest.approx(mean, abs=1e-4)
+
+
+def test_a_prompt_has_its_length_and_hides_near_its_depth_the_key_that_it_asks_for():
+    words, prompts = reading_once()["words"], reading_once()["prompts"]
+    assert len({(prompt["length"], prompt["depth"]) for prompt in prompts}) == 9
+    for prompt in prompts:
+        ids, key, (begin, end) = prompt["ids"], prompt["key"], prompt["needle"]
+
+        def text(first, last, ids=ids):
+            return "".join(words[token] for token in ids[first:last]).strip()
+
+        assert len(ids) == prompt["length"]
+        assert text(begin, end) == f"The pass key is {key}. Keep it well: {key} is the pass key."
+        assert text(prompt["question"], -prompt["answer"]) == "What is the pass key? The pass key is"
+        assert text(-prompt["answer"], None) == key
+        assert prompt["depth"] == pytest.approx((begin + end) / 2 / prompt["question"], abs=0.1)

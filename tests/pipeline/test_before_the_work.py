@@ -36,7 +36,7 @@ def unwritable(place: Path, monkeypatch) -> None:
         ("fit tiny --to 512 --out shut/x.json", "shut/x.json: Permission denied"),
         ("fit tiny --to 512 --out file/x.json", "file/x.json: Not a directory"),
         ("fit tiny --to 512 --out x.json --link-weights", "error: --link-weights beside a scaling file"),
-        ("eval tiny --suite s.yaml", "trials must be"),
+        ("eval tiny --suite s.yaml", "haystacks must be"),
         (
             "extend tiny --to 512 --text nofile.txt --dry-run",
             "error: --text beside --method yarn: nothing reads",
@@ -50,7 +50,9 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
 ):
     (tmp_path / "shut").mkdir()
     (tmp_path / "file").write_text("")
-    (tmp_path / "s.yaml").write_text("to: 1x\ntasks: [{task: perplexity}, {task: passkey, trials: null}]\n")
+    (tmp_path / "s.yaml").write_text(
+        "to: 1x\ntasks: [{task: perplexity}, {task: retrieval, haystacks: none}]\n"
+    )
     unwritable(tmp_path / "shut", monkeypatch)
     monkeypatch.setattr("ropepatch.encodings.loading.load_model", None)
     before = sorted(tmp_path.rglob("*"))
@@ -73,12 +75,12 @@ def test_a_report_that_fails_after_all_leaves_the_results(tmp_path, monkeypatch)
     assert {read_result(file).task for file in folder.glob("*.json")} == {"perplexity"}
 
 
-@pytest.mark.parametrize("table", ["nats", "interval", "length", "tokens"])
+@pytest.mark.parametrize("key", ["value", "low", "at", "length", "n", "clusters"])
 @pytest.mark.parametrize("value", ["null", "9e400", '"x"', "[]", '{"a": [1]}'])
-def test_a_result_that_was_edited_is_drawn_or_refused_in_a_line(table, value, tmp_path, run_here):
+def test_a_result_that_was_edited_is_drawn_or_refused_in_a_line(key, value, tmp_path, run_here):
     reading("yarn", [2.0, 1.9, 1.8]).write(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text()
-    edited = re.sub(rf'"{table}": (\[[^]]*\]|[^,\n}}]+)', f'"{table}": {value}', text)
+    edited = re.sub(rf'"{key}": (\[[^:]*\]|{{[^}}]*}}|[^,\n}}]+)(?=,?\n)', f'"{key}": {value}', text)
     assert edited != text
     (tmp_path / "a.json").write_text(edited)
     done = run_here("plot", "a.json", "--out", "figures", cwd=tmp_path)

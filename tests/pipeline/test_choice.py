@@ -1,34 +1,32 @@
 """The choice of a method by measuring: who takes part, on what, and what comes of it."""
 
 import json
+import shutil
 from dataclasses import replace
 
-import made_results
 import pytest
 from fake_fits import DIVISORS, fake_fits
+from made_results import asking, reading
+from tokenizer_makes import whole_words
 
 import ropepatch
 from ropepatch.cli import app
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.ranking import RULE, rank
-from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.evaluation.ranking import RULE
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.choosing import fit_beside, ranking_suite
+from ropepatch.model.source import find_source
 from ropepatch.pipeline.choice import choose
 from ropepatch.pipeline.results import Results
-from ropepatch.report.terminal import print_ranking
 from ropepatch.scaling.file import FIT
 
 
-def of(label, nats, *, inside=1.0):
-    """A loss over 1024 tokens, and `inside` in the first 256, in documents that differ alike for all."""
-    result = made_results.reading(label, [inside, nats, nats])
-    whole = [{"nats": (nats + k) * 100, "tokens": 100} for k in range(10)]
-    short = [{"nats": (inside + k) * 50, "tokens": 50} for k in range(10)]
-    tables = {**result.tables, "by_document": whole, "by_document_inside": short}
-    return replace(result, tables=tables)
+def of(label, nats):
+    """A loss over 1024 tokens, and of 1 nat in the first 256."""
+    return reading(label, [1.0, nats, nats])
 
 
-BASE = of("as it is", 9.0)
+BASE = of("baseline", 9.0)
 
 
 @pytest.fixture
@@ -68,11 +66,11 @@ def test_options_reach_the_measurement_and_the_fit(fits, measures, tmp_path):
     results += [BASE, of("yarn", 2.0)]
     texts = {"text": "books", "field": "body", "split": "dev"}
     out = tmp_path / "out"
-    choose("tiny", to=512, **texts, windows=7, trials=2, out=out, device="meta")
+    choose("tiny", to=512, **texts, windows=7, haystacks=2, keys=3, out=out, device="meta")
     ((suite, options, _),) = seen
     reading, asking = suite.tasks
     assert reading == PerplexityTask(**texts, windows=7)
-    assert (asking.lengths, asking.trials) == ((128, 256, 512), 2)
+    assert asking == RetrievalTask(haystacks=2, keys=3)
     assert (suite.models, suite.to, options["out"], options["device"]) == (("tiny",), (512,), out, "meta")
     (asked,) = fits
     wanted = {"model": "tiny", "to": 512, **texts, "spare": 7, "device": "meta", "work": out / FIT / "work"}
@@ -103,16 +101,19 @@ def test_several_processes_do_not_fit(monkeypatch, fits, measures):
     assert fits == []
 
 
-def test_passkeys_that_the_tokenizer_cannot_write_are_left_out_with_the_reason(monkeypatch, fits, measures):
-    monkeypatch.setattr(
-        "ropepatch.fitting.choosing.askable", lambda *words: ([], RopepatchError("no digits"))
-    )
+def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(fits, measures, tmp_path):
+    folder = shutil.copytree(find_source("tiny", None, weights=True).folder, tmp_path / "wordless")
+    whole_words(digits="").save_pretrained(folder)
+    (tmp_path / "text.txt").write_text("a bear went to find a ball. " * 2000)
     seen, results = measures
     results += [BASE, of("yarn", 2.0)]
     lines = []
-    assert choose("tiny", to=1024, say=lines.append).left_out == {"passkeys": "no digits"}
-    assert "warning: no passkeys are asked for: no digits" in lines
+    choice = choose(folder, to=1024, methods=["yarn"], text=str(tmp_path / "text.txt"), say=lines.append)
+    (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
+    assert "cannot write" in warning
+    assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}
     assert [task.name for task in seen[0][0].tasks] == ["perplexity"]
+    assert (choice.method, choice.ranking.rows[0].found) == ("yarn", None)
 
 
 # What is chosen
@@ -130,7 +131,7 @@ def test_passkeys_that_the_tokenizer_cannot_write_are_left_out_with_the_reason(m
 def test_the_best_is_chosen_or_nothing_where_nothing_helps(
     fits, measures, nats, recommended, method, parameters
 ):
-    measures[1].extend(map(of, ("as it is", "yarn", FIT, "floor"), (*nats, 0.1)))
+    measures[1].extend(map(of, ("baseline", "yarn", FIT, "floor"), (*nats, 0.1)))
     choice = choose("tiny", to=1024)
     assert (choice.ranking.recommended, choice.method, choice.parameters) == (recommended, method, parameters)
     assert choice.fitted.scaling.divisors == DIVISORS
@@ -150,15 +151,15 @@ def test_extend_with_auto_shows_why_on_stderr(fits, measures, run_here, tmp_path
         "--method auto is searched for before there is a plan; nothing of it is kept"
     )
     assert RULE in done.stderr
-    assert "Take fit: 8.000 nats per token less" in done.stderr
+    assert "Take fit: +8.000" in done.stderr
 
 
 def test_extend_with_auto_ends_with_exit_code_1_where_nothing_helps(fits, measures, run_here, tmp_path):
-    measures[1].extend([of("as it is", 1.0), of("yarn", 1.5)])
+    measures[1].extend([of("baseline", 1.0), of("yarn", 1.5)])
     done = run_here("extend", "tiny", "--to", "1k", "--method", "auto", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Do not extend" in done.stderr
-    assert "error" not in done.stderr
+    assert "error:" not in done.stderr
     with pytest.raises(RopepatchError, match="Do not extend"):
         ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 
@@ -191,50 +192,17 @@ def test_auto_chooses_a_map_only_where_its_code_is_allowed_and_puts_that_on_reco
     assert ropepatch.plan("tiny", to=1024, method=result.method) == chosen.plan
 
 
-TABLE = [BASE, of("yarn", 2.0, inside=1.25), of("linear", 2.5, inside=1.5), of("floor", 0.125)]
-
-
-def table(capsys, results):
-    """The words of each line of a ranking."""
-    print_ranking(rank(results, base="as it is", ignored=["floor"]), results)
-    return [line.split() for line in capsys.readouterr().out.splitlines()]
-
-
-def test_the_table_marks_the_front_and_shows_the_short_loss_with_its_interval_and_the_rule(capsys):
-    lines = table(capsys, TABLE)
-    yarn, linear, base, floor = lines[1:5]
-    assert yarn == ["yarn", "6.500", *yarn[2:5], "1.250", "+0.250", "(+0.250", "to", "+0.250)", "*"]
-    assert linear[:2] == ["linear", "7.000"]
-    assert linear[5:] == ["0.500", "(0.500", "to", "0.500)", "1.500", "+0.500", "(+0.500", "to", "+0.500)"]
-    assert (base[3], base[-1]) == ("13.500", "*")
-    assert floor == ["floor", "0.125"]
-    assert ["Rule:", *RULE.split()] in lines
-    assert not any("tied" in " ".join(line) for line in lines[1:5])
-
-
-def test_table_advice_and_rule_fit_the_screen(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    print_ranking(rank(TABLE, base="as it is", ignored=["floor"]), TABLE)
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    assert " ".join(printed.split()).endswith(f"Rule: {RULE}")
-
-
-def test_an_interval_that_is_not_known_is_left_out_of_the_table(capsys):
-    def old(result):
-        return replace(result, tables={k: v for k, v in result.tables.items() if k != "by_document_inside"})
-
-    yarn = table(capsys, list(map(old, TABLE)))[1]
-    assert yarn[5:] == ["1.250", "+0.250", "*"]
-
-
-def test_what_the_text_does_not_tell_apart_is_called_tied(capsys):
-    noisy = of("linear", 2.5)
-    nats = [row | {"nats": row["nats"] + 90 * (-1) ** k} for k, row in enumerate(noisy.tables["by_document"])]
-    noisy = replace(noisy, tables=noisy.tables | {"by_document": nats})
-    lines = table(capsys, [BASE, of("yarn", 2.25), noisy])
-    assert [line[0] for line in lines[1:4] if "tied" in " ".join(line)] == ["linear"]
+def test_a_notebook_shows_table_warnings_and_advice_and_a_frame_has_the_fields_words(measures):
+    few = [reading(label, [[nats] * 4] * 3) for label, nats in (("baseline", 2.0), ("yarn", 1.0))]
+    measures[1].extend([*few, asking("baseline", [4, 0, 0]), asking("yarn", [4, 4, 4])])
+    choice = choose("tiny", to=1024, methods=["yarn"])
+    shown = choice._repr_html_()
+    assert "<table" in shown
+    assert [shown.count(f"<p>Warning: 4 {unit}: ") for unit in ("documents", "haystacks")] == [1, 1]
+    assert "<p>Take yarn: " in shown
+    first = choice.to_pandas().iloc[0]
+    assert (first.label, first.nats_per_token, first.documents, first.haystacks) == ("yarn", 1.0, 4, 4)
+    assert (first.found_low < first.found == 1.0, first.short_context_cost) == (True, -1.0)
 
 
 @pytest.fixture
@@ -255,14 +223,20 @@ def compared(monkeypatch, capsys):
     return compare
 
 
-def test_compare_of_all_measures_the_candidates_once_each(compared, two):
-    ((suite, _),), _ = compared([BASE, of("yarn", 1.0)], "--methods", "yarn,all", "--trials", "0")
+def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retrieval(compared, two):
+    words = ("--methods", "yarn,all", "--haystacks", "0")
+    ((suite, _),), printed = compared([BASE, of("linear", 2.0), of("yarn", 1.0)], *words)
     assert [method.label for method in suite.methods] == ["yarn", "linear"]
     assert [task.name for task in suite.tasks] == ["perplexity"]
+    table, advice, rule = printed.out.partition("Take yarn: ")[0], *printed.out.split("\n\n")[1:]
+    assert [line.split()[0] for line in table.splitlines()[1:4]] == ["yarn", "linear", "baseline"]
+    assert rule.startswith("Rule: ")
+    for word in ("etriev", "answer", "found", "haystack"):
+        assert word not in table + advice + printed.err
 
 
 def test_compare_gives_no_command_where_nothing_helps(compared):
-    _, printed = compared([of("as it is", 1.0), of("yarn", 1.5)])
+    _, printed = compared([of("baseline", 1.0), of("yarn", 1.5)])
     assert "Do not extend" in printed.out
     assert "ropepatch extend" not in printed.out
 
@@ -292,7 +266,7 @@ def test_compare_refuses_an_unknown_method_before_it_fits(compared, fits):
 
 
 def test_compare_takes_a_scaling_file_for_a_method(compared, fits, tmp_path):
-    suite, _ = ranking_suite("tiny", [], to=1024, trials=0)
+    suite, _ = ranking_suite("tiny", [], to=1024, haystacks=0)
     method, _ = fit_beside(suite, tmp_path)
     words = ("--methods", f"yarn,{method.name}")
     ((measured, _),), printed = compared([BASE, of("yarn", 2.0), of(FIT, 1.0)], *words)

@@ -112,7 +112,7 @@ def test_an_extension_stands_for_its_folder(extension, place):
 
 def test_it_has_record_results_and_gate(extension, place):
     assert extension.record == read_json(place / "called" / "ropepatch.json")
-    assert {result.label for result in extension.results} == {"floor", "as it is", "yarn", "yarn + six"}
+    assert {result.label for result in extension.results} == {"floor", "baseline", "yarn", "yarn + six"}
     assert extension.gate.to_dict() == extension.record["adaptation"]["gate"]
     assert extension.pushed is None
 
@@ -126,19 +126,19 @@ def test_a_notebook_shows_what_was_done_and_measured(extension):
 
 
 def test_a_figure_shows_itself(extension):
-    figure = extension.plot("passkey")
+    figure = extension.plot("retrieval")
     assert figure._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(RopepatchError, match="unknown figure 'passkeys'"):
-        extension.plot("passkeys")
+    with pytest.raises(RopepatchError, match="unknown figure 'passkey'"):
+        extension.plot("passkey")
 
 
 def test_a_frame_holds_what_was_read_at_every_length(extension):
-    frame = extension.to_pandas()
-    rows = frame[(frame.task == "perplexity") & (frame.label == "yarn + six")]
-    assert list(rows.length) == [128, 512]
+    frame = extension.to_pandas("loss")
+    rows = frame[(frame.label == "yarn + six") & frame.length.notna()]
+    assert list(rows.length) == [128, 256, 512]
     (result,) = (r for r in extension.results if (r.task, r.label) == ("perplexity", "yarn + six"))
-    assert list(rows.nats) == [row["nats"] for row in result.tables["by_length"]]
-    assert set(extension.to_pandas("cells").task) == {"passkey"}
+    assert list(rows.value) == [row.value for row in result.of("loss", "length")]
+    assert set(extension.to_pandas("found").task) == {"retrieval"}
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def plain(tmp_path_factory):
     return ropepatch.extend(plan, tmp_path_factory.mktemp("plain") / "out", record={"why": "a test"})
 
 
-def test_a_plan_is_extended_as_it_is(plain):
+def test_a_plan_is_extended_without_training(plain):
     assert (plain.plan.target, plain.record["why"], plain.gate) == (512, "a test", None)
     assert len(plain.results) == 0
     assert plain.plot()._repr_png_().startswith(b"\x89PNG")
     far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
     titles = [extension.plot().axes[0].get_title(loc="left") for extension in (plain, far)]
-    assert titles == ["tokens per rotation", "as it is"]
+    assert titles == ["tokens per rotation", "baseline"]
     assert "logits equal" in plain._repr_html_()
 
 

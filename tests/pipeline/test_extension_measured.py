@@ -1,4 +1,4 @@
-"""An extension is measured before and after: as it is, patched and adapted, side by side."""
+"""An extension is measured before and after: the baseline, patched and adapted, side by side."""
 
 import gc
 import shutil
@@ -13,11 +13,11 @@ from tiny_checkpoint import tiny_llama_folder
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR, comparisons
-from ropepatch.evaluation.measuring import AS_IT_IS, measure, measure_extension
+from ropepatch.evaluation.comparisons import BASELINE, FLOOR, comparisons
+from ropepatch.evaluation.measuring import measure, measure_extension
 from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PasskeyTask, PerplexityTask
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.loading import load_model
 from ropepatch.model.weights import fingerprint, read_headers
@@ -25,7 +25,7 @@ from ropepatch.pipeline.evaluation import named_suite
 
 PLAN = ropepatch.plan("tiny", to=512)
 TALES = PerplexityTask(windows=2, gain=True)
-KEYS = PasskeyTask(lengths=("0.5x", "2x"), depths=(0.5, 1.0), trials=1)
+KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=1)
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 # Of a suite only the tasks count.
 SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
@@ -86,28 +86,27 @@ def of(results, task, label):
 def test_every_task_is_measured_as_it_is_patched_and_adapted(results):
     assert [(result.task, result.label) for result in results[0]] == [
         ("perplexity", FLOOR),
-        ("perplexity", AS_IT_IS),
+        ("perplexity", BASELINE),
         ("perplexity", "yarn"),
-        ("passkey", AS_IT_IS),
-        ("passkey", "yarn"),
+        ("retrieval", BASELINE),
+        ("retrieval", "yarn"),
         ("perplexity", "again"),
-        ("passkey", "again"),
+        ("retrieval", "again"),
     ]
 
 
-@pytest.mark.parametrize("task", ["perplexity", "passkey"])
+@pytest.mark.parametrize("task", ["perplexity", "retrieval"])
 def test_a_checkpoint_that_was_not_trained_measures_what_the_patched_model_does_to_the_bit(results, task):
     again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
-    assert as_read(again.tables) == as_read(patched.tables)
-    assert as_read(again.tables) != as_read(of(results[0], task, AS_IT_IS).tables)
+    assert again.rows == patched.rows != of(results[0], task, BASELINE).rows
 
 
 def test_before_and_after_meet_in_one_comparison_for_each_task(after):
     reading, asking = comparisons(after)
     for group in (reading, asking):
         assert (group.model, group.trained, group.target) == ("tiny", 256, 512)
-        assert list(group.results) == [AS_IT_IS, "yarn", "yarn + mine"]
-        assert len({len(result.tables["by_length"]) for result in group.results.values()}) == 1
+        assert list(group.results) == [BASELINE, "yarn", "yarn + mine"]
+        assert len({len(result.rows) for result in group.results.values()}) == 1
     assert reading.floor.label == FLOOR
     assert reading.lengths() == [128, 256, 512]
     assert asking.lengths() == [128, 512]
@@ -116,13 +115,13 @@ def test_before_and_after_meet_in_one_comparison_for_each_task(after):
 def test_the_adapted_model_is_what_stock_transformers_loads(after, trained, tiny):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(load_model(trained), None, tales)
-    found = of(after, "perplexity", "yarn + mine").tables["by_length"]
-    assert [row["nats"] for row in found] == [curve.at(length).mean for length in (128, 256, 512)]
-    assert found[-1]["nats"] != of(after, "perplexity", "yarn").tables["by_length"][-1]["nats"]
+    found = of(after, "perplexity", "yarn + mine").of("loss", "length")
+    assert [row.value for row in found] == [curve.at(length).mean for length in (128, 256, 512)]
+    assert found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
 
 
 def test_an_adapted_result_says_whose_weights_it_has_and_what_they_were_made_from(after, results, trained):
-    before, mine = (of(after, "passkey", label).model for label in ("yarn", "yarn + mine"))
+    before, mine = (of(after, "retrieval", label).model for label in ("yarn", "yarn + mine"))
     assert mine["weights"] == fingerprint(read_headers(trained)) != before["weights"]
     assert mine["adapted_from"] == before["weights"]
     assert {key: mine[key] for key in before if key != "weights"} == {
@@ -179,14 +178,14 @@ def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model
         suite = Suite(to=("1x",), tasks=(PerplexityTask(text=text, windows=2),))
         found = list(measure_extension(suite, made, adapted, out=tmp_path / "out"))
     (group,) = comparisons(found)
-    assert list(group.results) == [AS_IT_IS, "yarn", "adapted"]
+    assert list(group.results) == [BASELINE, "yarn", "adapted"]
     assert group.parameters["text"] == str(tmp_path / "text.txt")
 
 
 # What is refused, before anything is measured
 
 
-@pytest.mark.parametrize("label", ["yarn", AS_IT_IS, FLOOR, "as-it-is"])
+@pytest.mark.parametrize("label", ["yarn", BASELINE, FLOOR, "baseline -"])
 def test_a_label_that_is_taken_is_refused(label, extended):
     with pytest.raises(RopepatchError, match="two results would be called tiny-512-perplexity"):
         measure_extension(SUITE, PLAN, extended, label=label)
@@ -265,19 +264,17 @@ def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path,
     suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})
     found = list(measure_extension(suite, made, folder))
     (group,) = comparisons(found)
-    patched, saved = (group.at(512)[name]["nats"] for name in (method, "adapted"))
-    assert saved == pytest.approx(patched, abs=1e-3)
-    assert abs(group.at(512)[AS_IT_IS]["nats"] - patched) > 0.1
+    losses = {name: row.value for name, row in group.at("loss", length=512).items()}
+    assert losses["adapted"] == pytest.approx(losses[method], abs=1e-3)
+    assert abs(losses[BASELINE] - losses[method]) > 0.1
 
 
 def test_tasks_of_lm_eval_run_on_all_three(extended):
-    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"depths": [0.5], "trials": 2})
+    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"haystacks": 2})
     found = list(measure_extension(SUITE.model_copy(update={"tasks": (task,)}), PLAN, extended))
     (group,) = comparisons(found)
-    scores = {
-        name: {row["metric"]: row["value"] for row in rows} for name, rows in group.rows("scores").items()
-    }
-    assert scores[AS_IT_IS]["acc"] == 0
+    scores = {name: {row.measure: row.value for row in result.rows} for name, result in group.results.items()}
+    assert scores[BASELINE]["acc"] == 0
     assert scores["yarn"] == scores["adapted"]
     assert scores["adapted"]["acc"] == 1
 

@@ -18,7 +18,7 @@ CELLS = [
     "model, tokenizer = ropepatch.load('tiny', device='cpu', dtype='float32')\n"
     "curve = ropepatch.perplexity(model, tokenizer, ['Ann has a ball. ' * 40], length=200, progress=True)\n"
     "curve",
-    "ropepatch.passkey(model, tokenizer, lengths=[128], trials=1, progress=True)",
+    "ropepatch.passkey(model, tokenizer, lengths=[128], haystacks=1, progress=True)",
     "results = ropepatch.evaluate('tiny', methods=['yarn'], to=512, windows=1)\nresults",
     "results.plot()",
     "ropepatch.plan('tiny', to=1024, method='yarm')",
@@ -53,7 +53,7 @@ def test_a_notebook_shows_plans_tables_figures_bars_and_hints(tmp_path):
         assert "text/html" in shown[cell][-1]
         assert len(shown[cell][-1]["text/plain"]) < 300
     for cell in (3, 4):  # letters on stderr, or a widget
-        bar = [out for out in outputs[cell] if "tokens" in str(out) or "passkeys" in str(out)]
+        bar = [out for out in outputs[cell] if "tokens" in str(out) or "haystacks" in str(out)]
         assert bar, outputs[cell]
     assert shown[6][-1]["image/png"]
     (error,) = outputs[7]

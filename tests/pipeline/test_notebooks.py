@@ -78,8 +78,8 @@ def test_a_first_model_is_extended(place):
 def test_methods_are_compared_on_a_text():
     (_, choice, drawn, frame, mapped, best), names = shown("compare")
     assert frame.label.iloc[0] == choice.ranking.rows[0].label
-    assert {row.label for row in choice.ranking.rows} == {"as it is", *names["methods"]}
-    assert {row.label for row in mapped.ranking.rows} == {"as it is", *names["maps"]}
+    assert {row.label for row in choice.ranking.rows} == {"baseline", *names["methods"]}
+    assert {row.label for row in mapped.ranking.rows} == {"baseline", *names["maps"]}
     assert "<table" in choice._repr_html_()
     assert best == choice.method
     assert drawn._repr_png_().startswith(PNG)

@@ -6,7 +6,8 @@ import math
 import re
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from checkpoint_folders import edit_json
 from huggingface_hub import ModelCard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from made_results import adapted, asking, reading, scoring
+from made_results import adapted, asking, reading, row_of, scoring
 from transformers import LlamaConfig
 
 import ropepatch
@@ -25,14 +26,17 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension.record import Record, read, write
 from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.pipeline.results import Results
 from ropepatch.publishing.card import Extended, card_text, write_card
 from ropepatch.publishing.card.names import shown_command, shown_name
 from ropepatch.publishing.card.papers import address, bibtex, entries
 from ropepatch.publishing.card.writing import MARKER
+from ropepatch.report import print_results
+from ropepatch.report.tables import EFFECTIVE
 from ropepatch.scaling import METHODS
 
 GATE = {"base": 0.61237, "now": 0.61849, "increase": 0.009994, "most": 0.02, "passed": True}
-BASE = reading("as it is", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the adapted
+BASE = reading("baseline", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the adapted
 TRAINED_WEIGHTS = adapted(reading("yarn", [0.6, 2.0, 12.0])).model["weights"]
 ADAPTATION = {"recipe": {"save": "merged"}, "run": "0123456789abcdef", "steps": 600, "tokens": 1_234_567}
 ADAPTATION |= {"seconds": 1234.5, "device": "CPU, 2 threads", "gate": GATE}
@@ -51,15 +55,15 @@ def record(method="yarn", base_model="tiny", **more):
 
 TRAINED = [
     reading("floor", [0.41234, 0.39345, 0.38456]),
-    reading("as it is", [0.61111, 2.02222, 12.03333]),
+    reading("baseline", [0.61111, 2.02222, 12.03333]),
     reading("yarn", [0.65551, 0.60662, 0.55773], method="yarn"),
     adapted(reading("yarn + mine", [0.62884, 0.50995, 0.45006], method="yarn")),
-    asking("as it is", [4, 0, 0]),
+    asking("baseline", [4, 0, 0]),
     asking("yarn", [4, 3, 1], method="yarn"),
     adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
 ]
 SCORED = [
-    scoring("as it is", {("long_task", "acc"): 0.10123, ("short_task", "exact_match"): 0.5}),
+    scoring("baseline", {("long_task", "acc"): 0.10123, ("short_task", "exact_match"): 0.5}),
     scoring("yarn", {("long_task", "acc"): 0.40456}, method="yarn"),
 ]
 NAMED = {
@@ -125,10 +129,10 @@ def blocks(card, language):
 
 
 def tables(card):
-    """Every table as rows of cells, by the heading above it."""
+    """Every table as rows of cells, by the heading or caption above it."""
     found, heading = {}, ""
     for line in card.splitlines():
-        heading = line.lstrip("# ") if line.startswith("#") else heading
+        heading = line.strip("#* ") if line.startswith(("#", "**")) else heading
         if line.startswith("| "):
             found.setdefault(heading, []).append(re.split(r" ?(?<!\\)\| ?", line)[1:-1])
     return {name: [rows[0], *rows[2:]] for name, rows in found.items()}
@@ -137,8 +141,7 @@ def tables(card):
 # Every number comes from the record or the results
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)*(?:[eE][-+]?\d+)?(?:%|[km]\b)?")
-UNQUOTED = {"inv_freq", "inv_freq_before", "evaluation", "config_before", "by_document", "by_position"}
-UNQUOTED |= {"cells", "gain", "recipe"}
+UNQUOTED = {"inv_freq", "inv_freq_before", "evaluation", "config_before", "clusters", "recipe"}
 
 
 def numbers_of(text):
@@ -147,17 +150,19 @@ def numbers_of(text):
 
 def leaves(content):
     """Every number and text in JSON-like data that a card may quote."""
+    if isinstance(content, dict) and {"kind", "depth"} & content.get("at", {}).keys():
+        return []
     if isinstance(content, dict):
-        shares = [content["correct"] / content["n"]] if {"correct", "n"} <= content.keys() else []
-        losses = content.get("interval", ()) if "nats" in content else ()
-        shares += [math.exp(nats) for nats in losses if nats is not None]
+        losses = [content.get(key) for key in ("value", "low", "high")] * (content.get("measure") == "loss")
+        perplexities = [math.exp(nats) for nats in losses if nats is not None]
         kept = [part for key, value in content.items() if key not in UNQUOTED for part in leaves(value)]
-        return [*shares, *content, *kept]
+        return [*perplexities, *content, *kept]
     if isinstance(content, list | tuple):
         return [part for item in content for part in leaves(item)]
     return [] if content is None or isinstance(content, bool) else [content]
 
 
+@cache
 def agrees(shown, value):
     """Whether a number as printed is the value, rounded."""
     digits = shown.rstrip("%km").replace(",", "")
@@ -171,12 +176,12 @@ def agrees(shown, value):
 
 def unfounded(card, made):
     """The numbers of a card that are neither in the record nor in the results."""
-    told = [made.record.to_dict(), made.name, [vars(result) for result in made.results]]
+    told = [made.record.to_dict(), made.name, [asdict(result) for result in made.results]]
     known = leaves(as_read(told))
     texts = {number for part in known if isinstance(part, str) for number in numbers_of(part)}
-    values = [part for part in known if isinstance(part, int | float)]
+    values = {part for part in known if isinstance(part, int | float)}
     said = re.sub(r"^```bibtex.*?^```$", "", card, flags=re.MULTILINE | re.DOTALL)
-    said = re.sub(r"Intervals: (Wilson's, )?95 %|\(95 % interval|bands: 95 % intervals", "", said)
+    said = re.sub(rf"[Ii]ntervals: 95 %|95 % interval|{EFFECTIVE}", "", said)
     return [
         number
         for number in numbers_of(said)
@@ -208,42 +213,81 @@ def test_a_number_that_was_made_up_would_be_found():
 
 def test_the_tables_hold_what_the_results_say_at_every_length():
     shown = tables(card_text(MADE["trained"]))
-    heads = ["", "as it is", "yarn", "**yarn + mine** (this checkpoint)"]
-    assert shown["Perplexity"][0] == [*heads, "floor"]
-    assert shown["Passkeys"] == [
-        heads,
-        ["256 tokens", "12/12 (76% to 100%)", "12/12 (76% to 100%)", "12/12 (76% to 100%)"],
-        ["512 tokens", "0/12 (0% to 24%)", "9/12 (47% to 91%)", "12/12 (76% to 100%)"],
-        ["1,024 tokens", "0/12 (0% to 24%)", "3/12 (9% to 53%)", "9/12 (47% to 91%)"],
-        ["Effective length at 85.6%", "256", "256", "512"],
+    heads = ["", "baseline", "yarn", "**yarn + mine** (this checkpoint)"]
+    assert shown["Nats per token"] == [
+        [*heads, "floor"],
+        ["256 tokens", "0.611 (0.511 to 0.711)", "0.656 (0.556 to 0.756)", "0.629 (0.529 to 0.729)", "0.412"],
+        ["512 tokens", "2.022 (1.922 to 2.122)", "0.607 (0.507 to 0.707)", "0.510 (0.410 to 0.610)", "0.393"],
+        [
+            "1,024 tokens",
+            "12.033 (11.933 to 12.133)",
+            "0.558 (0.458 to 0.658)",
+            "0.450 (0.350 to 0.550)",
+            "0.385",
+        ],
     ]
+    assert shown["Perplexity"][-1][3] == "1.568 (1.419 to 1.733)"
+    found = [[cell.partition(" (")[0] for cell in row] for row in shown["Answers found"][1:]]
+    assert found == [
+        ["256 tokens", "100%", "100%", "100%"],
+        ["512 tokens", "0%", "75%", "100%"],
+        ["1,024 tokens", "0%", "25%", "75%"],
+        [EFFECTIVE, "256", "256", "512"],
+    ]
+    assert shown["Answers found"][0] == heads
 
 
 def test_scores_of_lm_eval_stand_beside_those_of_the_base():
-    assert tables(card_text(MADE["scored"]))["lm-eval"] == [
-        ["Task", "Metric", "as it is", "**yarn** (this checkpoint)"],
-        ["long\\_task", "acc", "0.1012 ± 0.02", "0.4046 ± 0.02"],
-        ["short\\_task", "exact\\_match", "0.5 ± 0.02", "–"],
+    assert tables(card_text(MADE["scored"]))["Scores"] == [
+        ["Task", "Version", "Metric", "baseline", "**yarn** (this checkpoint)"],
+        ["long\\_task", "1", "acc", "0.1012 (0.06123 to 0.1412)", "0.4046 (0.3646 to 0.4446)"],
+        ["short\\_task", "1", "exact\\_match", "0.5 (0.46 to 0.54)", "–"],
     ]
 
 
 def test_the_outcome_at_the_target_comes_first_and_the_old_context_is_told():
     card = card_text(MADE["trained"])
-    assert (
-        "Over 1,024 tokens of books, this checkpoint loses 0.450 nats per token (95 % interval 0.350 to "
-        "0.550), a perplexity of 1.568; the base model, 12.033, a perplexity of 1.7e5. "
-        "Of the passkeys at 1,024 tokens, this checkpoint finds 9 of 12 (95 % interval 47% to 91%) "
-        "and the base model finds 0 of 12 (95 % interval 0% to 24%)."
-    ) in card
-    assert card.partition("### Within the old context\n\n")[2].splitlines()[:3] == [
-        "- Nats per token at 256 tokens of books: 0.611 (0.511 to 0.711) before, "
-        "0.629 (0.529 to 0.729) after.",
-        "- Passkeys found at 256 tokens: 12/12 (76% to 100%) before, 12/12 (76% to 100%) after.",
-        "- Loss on the text that was watched during the training: 0.612 nats per token before, 0.618 after "
-        "(+1.00%), within the 2.00% allowed.",
-    ]
+    outcome = card.partition("## How to load it")[0]
+    assert re.search(
+        r"at 1,024 tokens of books: this checkpoint 0\.450 \(.*\), the base model 12\.033", outcome
+    )
+    assert re.search(
+        r"Answers found at 1,024 tokens: this checkpoint 75% \(.*\), the base model 0% \(", outcome
+    )
+    loss, found, watched, *_ = card.partition("### Within the old context\n\n")[2].splitlines()
+    assert loss.endswith("256 tokens of books: 0.611 (0.511 to 0.711) before, 0.629 (0.529 to 0.729) after.")
+    assert re.search(r"Answers found at 256 tokens: 100% \(.*\) before, 100% \(.*\) after\.$", found)
+    assert watched.endswith("0.612 nats per token before, 0.618 after (+1.00%), within the 2.00% allowed.")
     trained = ADAPTATION | {"gate": GATE | {"now": 0.7, "increase": 0.143, "passed": False}}
     assert "(+14.30%), **beyond** the 2.00% allowed" in card_text(Extended("x", record(adaptation=trained)))
+
+
+@pytest.mark.parametrize(("documents", "haystacks"), [(2, 4), (4, 2), (10, 10)])
+def test_every_warning_of_the_terminal_is_on_the_card(documents, haystacks, capsys):
+    results = [
+        reading("yarn", [[0.6] * documents] * 3, method="yarn"),
+        asking("yarn", [1, 1, 1], n=haystacks, method="yarn"),
+    ]
+    print_results(results)
+    printed = re.findall(r"^Warning: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(printed) == (documents < 5) + (haystacks < 5)
+    card = card_text(Extended("x", record(), results, weights=BASE))
+    assert re.findall(r"^> \*\*Warning:\*\* (.*)\.$", card, re.MULTILINE) == printed
+
+
+def test_a_measure_that_nobody_registered_has_its_table_its_metric_and_its_rows_in_a_frame():
+    result = TRAINED[2]
+    own = replace(result, rows=[row_of("brier", {"length": n}, [0.25, 0.5, 0.75]) for n in (256, 1024)])
+    card = card_text(Extended("x", record(), [own], weights=BASE))
+    rows = tables(card)["brier"][1:]
+    assert [(row[0], row[1][:5]) for row in rows] == [("256 tokens", "0.5 ("), ("1,024 tokens", "0.5 (")]
+    assert "brier at 1,024 tokens: this checkpoint 0.5 " in card
+    (metric,) = ModelCard(card).data.eval_results
+    assert (metric.metric_type, metric.metric_name) == ("brier", "brier at 1,024 tokens")
+    assert (metric.metric_value, metric.metric_args["n"]) == (0.5, 300)
+    (_, at_target) = Results([own]).to_pandas("brier").to_dict("records")
+    wanted = {"measure": "brier", "length": 1024, "value": 0.5, "n": 300, "clusters": 3}
+    assert {key: at_target[key] for key in wanted} == wanted
 
 
 def test_without_results_it_says_that_nothing_was_measured():
@@ -255,7 +299,7 @@ def test_without_results_it_says_that_nothing_was_measured():
 
 def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
     others = [
-        reading("as it is", [0.6, 2.0, 12.0]),
+        reading("baseline", [0.6, 2.0, 12.0]),
         reading("linear", [0.9, 0.8, 2.75], method="linear"),
         adapted(reading("yarn + mine", [0.6, 0.5, 0.45], method="yarn")),
     ]
@@ -288,14 +332,14 @@ def test_of_two_trainings_of_one_scaling_that_of_these_weights_is_quoted_in_what
 
 def test_weights_that_were_replaced_after_the_measurement_are_given_no_results(copied):
     write_card(copied)
-    assert "### Passkeys" in (copied / "README.md").read_text()
+    assert "### Retrieval" in (copied / "README.md").read_text()
     file = copied / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
     write_card(copied)
     card = (copied / "README.md").read_text()
-    assert "### Passkeys" not in card
+    assert "### Retrieval" not in card
     assert "model-index" not in card
 
 
@@ -310,23 +354,23 @@ def test_two_measurements_of_one_task_stand_apart():
     assert "![second](evaluation/perplexity-2.png)" in card
     assert "evaluation/perplexity-2.png" not in card_text(replace(made, captions={"perplexity": "first"}))
     found = ModelCard(card).data.eval_results
-    assert {(r.dataset_name, r.metric_value) for r in found} == {("books", 1.7467), ("plays", 1.7467)}
+    assert {(r.dataset_name, r.metric_value) for r in found} == {("books", 0.5577), ("plays", 0.5577)}
 
 
 def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
-    result = TRAINED[2]
-    *shorter, last = result.tables["by_length"]
-    beyond = replace(result, tables={"by_length": [*shorter, last | {"length": 4096}]})
-    card = card_text(Extended("x", record(), [beyond], weights=BASE))
-    assert "Over 512 tokens of books, this checkpoint loses 0.607" in card
+    rows = [
+        replace(row, at={"length": 4096}) if row.at == {"length": 1024} else row for row in TRAINED[2].rows
+    ]
+    card = card_text(Extended("x", record(), [replace(TRAINED[2], rows=rows)], weights=BASE))
+    assert "Nats per token at 512 tokens of books: this checkpoint 0.607" in card
     (metric,) = ModelCard(card).data.eval_results
-    assert (metric.metric_name, metric.metric_value) == ("perplexity at 512 tokens", 1.8342)
+    assert (metric.metric_name, metric.metric_value) == ("loss at 512 tokens", 0.6066)
 
 
 def test_a_perplexity_that_no_number_holds_is_infinite():
     endless = reading("yarn", [0.6, 0.7, 800.0], method="yarn", width=None)
     card = card_text(Extended("x", record(), [endless], weights=BASE))
-    assert tables(card)["Perplexity"][-1] == ["1,024 tokens", "800.000<br>∞"]
+    assert tables(card)["Perplexity"][-1] == ["1,024 tokens", "∞"]
     (result,) = ModelCard(card).data.eval_results
     assert (result.metric_type, result.metric_value) == ("loss", 800.0)
 
@@ -339,23 +383,28 @@ def test_the_hub_is_told_what_this_checkpoint_reads_and_finds():
     assert data.tags == ["ropepatch", "long-context", "rope-scaling", "yarn"]
     assert data.model_name == "tiny-1k"
     assert [(r.dataset_name, r.metric_type, r.metric_value) for r in data.eval_results] == [
-        ("books", "perplexity", 1.5684),
-        ("passkeys in generated text", "accuracy", 0.75),
+        ("books", "loss", 0.4501),
+        ("generated text", "accuracy", 0.75),
+        ("generated text", "log_prob", -0.825),
     ]
-    assert [r.metric_args["length"] for r in data.eval_results] == [1024, 1024]
+    assert [(r.metric_args["length"], r.metric_args["n"]) for r in data.eval_results] == [
+        (1024, 1000),
+        (1024, 12),
+        (1024, 12),
+    ]
     assert {r.task_type for r in data.eval_results} == {"text-generation"}
     (result,) = ModelCard(card_text(MADE["scored"])).data.eval_results
     stated = (result.dataset_name, result.metric_type, result.metric_name, result.metric_value)
-    assert stated == ("long_task", "accuracy", "acc", 0.4046)
-    assert result.metric_args == {"n": 20, "stderr": 0.02}
+    assert stated == ("long_task", "accuracy", "accuracy", 0.4046)
+    assert result.metric_args == {"task": "long_task", "version": "1", "n": 20}
 
 
 def test_a_score_that_is_none_is_left_out():
     scores = scoring("yarn", {("long_task", "acc"): 0.4, ("short_task", "acc"): 0.0}, method="yarn")
-    rows = [scores.tables["scores"][0], {**scores.tables["scores"][1], "value": None, "stderr": None}]
-    card = card_text(Extended("x", record(), [replace(scores, tables={"scores": rows})], weights=BASE))
+    rows = [scores.rows[0], replace(scores.rows[1], value=None, low=None, high=None)]
+    card = card_text(Extended("x", record(), [replace(scores, rows=rows)], weights=BASE))
     assert len(ModelCard(card).data.eval_results) == 1
-    assert tables(card)["lm-eval"][-1] == ["short\\_task", "acc", "–"]
+    assert tables(card)["Scores"][-1] == ["short\\_task", "1", "acc", "–"]
 
 
 @pytest.mark.parametrize(
@@ -622,7 +671,7 @@ def test_no_name_breaks_the_card(name):
 def test_a_card_and_its_figures_are_written_the_same_to_the_byte_again(copied, monkeypatch):
     files = write_card(copied, "me/tiny-1k")
     names = [str(file.relative_to(copied)) for file in files]
-    assert names == ["README.md", "evaluation/perplexity.png", "evaluation/passkey.png"]
+    assert names == ["README.md", "evaluation/perplexity.png", "evaluation/retrieval.png"]
     card = (copied / "README.md").read_text()
     for file in files[1:]:
         assert file.read_bytes().startswith(b"\x89PNG")
@@ -648,7 +697,7 @@ def test_a_card_of_the_user_is_never_touched(copied):
 
 def test_a_card_that_fails_leaves_everything_as_it_was(copied, monkeypatch):
     write_card(copied)
-    (copied / "evaluation" / "passkey.png").unlink()
+    (copied / "evaluation" / "retrieval.png").unlink()
     before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
     writing = import_module("ropepatch.publishing.card.writing")
 
@@ -667,7 +716,7 @@ def test_without_matplotlib_there_is_a_card_without_figures(copied, monkeypatch)
     assert write_card(copied) == [copied / "README.md"]
     card = (copied / "README.md").read_text()
     assert "![" not in card
-    assert "### Passkeys" in card
+    assert "### Retrieval" in card
 
 
 def test_a_folder_that_ropepatch_did_not_make_or_with_a_damaged_result_gets_no_card(copied, tmp_path):

@@ -43,7 +43,7 @@ CHANGES = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "li
 GATE = {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}
 ADAPTATION = RECORDS["trained"]["adaptation"] | {"gate": GATE}
 RECORD = RECORDS["trained"] | {"config_changes": CHANGES, "adaptation": ADAPTATION}
-OURS = f"{MARKER}\n![keys](evaluation/passkey.png)"  # a card that ropepatch wrote
+OURS = f"{MARKER}\n![keys](evaluation/retrieval.png)"  # a card that ropepatch wrote
 # The command line with a push that writes no card: torch, which takes two seconds, stays out.
 ALONE = """
 import sys
@@ -79,8 +79,8 @@ def folder(tmp_path) -> Path:
     write(folder / "tokenizer.json", {"version": "1.0"})
     write(folder / "merges.txt", "a b")
     write(folder / "evaluation.html", "<html>")
-    write(folder / "evaluation/passkey.json", {"found": 1.0})
-    write(folder / "evaluation/passkey.png", "drawn")
+    write(folder / "evaluation/retrieval.json", {"found": 1.0})
+    write(folder / "evaluation/retrieval.png", "drawn")
     write(folder / "adaptation/recipe.yaml", "to: 2k")
     prove(folder)
     return folder
@@ -166,7 +166,7 @@ def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_o
     pushed(folder)
     kept = {"README.md": b"mine", "notes.md": b"mine", "tiny.gguf": b"mine", "onnx/model.onnx": b"mine"}
     hub.change(NAME, **kept)
-    gone = {*SHARDS, INDEX, "adaptation/recipe.yaml", "evaluation/passkey.json", "evaluation/passkey.png"}
+    gone = {*SHARDS, INDEX, "adaptation/recipe.yaml", "evaluation/retrieval.json", "evaluation/retrieval.png"}
     for name in gone:
         (folder / name).unlink()
     save_file({"tensor": np.zeros(9, np.float32)}, folder / "model.safetensors")
@@ -254,7 +254,7 @@ def test_a_card_in_a_repository_that_ropepatch_never_wrote_stays(hub, folder):
 
 
 def test_a_record_that_no_card_can_be_written_from_leaves_nothing_on_the_hub(hub, folder):
-    with pytest.raises(RopepatchError, match=r"passkey\.json: unknown result key"):
+    with pytest.raises(RopepatchError, match=r"retrieval\.json: unknown result key"):
         push(folder, NAME)
     assert hub.models == {}
 
@@ -315,9 +315,9 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
 
 
 def test_figures_that_the_card_no_longer_shows_stay_behind(hub, folder):
-    write(folder / "evaluation/passkey-2.png", "drawn")
-    card = f"{MARKER}\n![keys](evaluation/passkey-2.png)"
-    for readme, missing in (("# mine", set()), (card, {"evaluation/passkey.png"})):
+    write(folder / "evaluation/retrieval-2.png", "drawn")
+    card = f"{MARKER}\n![keys](evaluation/retrieval-2.png)"
+    for readme, missing in (("# mine", set()), (card, {"evaluation/retrieval.png"})):
         write(folder / "README.md", readme)
         hub.models.clear()
         pushed(folder)
@@ -653,13 +653,13 @@ def test_a_dry_run_sends_and_writes_nothing(hub, folder, monkeypatch):
 
 def test_a_dry_run_foretells_the_push(hub, folder):
     pushed(folder)
-    (folder / "evaluation/passkey.json").unlink()
+    (folder / "evaluation/retrieval.json").unlink()
     write(folder / "merges.txt", "b c")
     would = pushed(folder, dry_run=True, revision="longer")
     assert "the branch longer would be made from main" in would.notes
     done = pushed(folder, revision="longer")
     assert (would.uploaded, would.deleted, would.unchanged) == (done.uploaded, done.deleted, done.unchanged)
-    assert ([*done.uploaded], done.deleted) == (["merges.txt"], ("evaluation/passkey.json",))
+    assert ([*done.uploaded], done.deleted) == (["merges.txt"], ("evaluation/retrieval.json",))
 
 
 def test_a_dry_run_without_a_token_compares_with_what_anybody_sees(hub, folder, monkeypatch):

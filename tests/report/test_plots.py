@@ -13,15 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import adapted, asking, model_record, reading, result_of, scoring
+from made_results import adapted, asking, model_record, reading, scoring
 from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
 from ropepatch.attention import MAPS, make_map
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.passkey import Passkey, PasskeyGrid
 from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.retrieval import Answer, Retrieval
 from ropepatch.report import plots
 from ropepatch.report.plots.losses import _perplexities
 from ropepatch.report.plots.style import COLOURS, PLAIN, Look, shown, spread
@@ -29,12 +29,13 @@ from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
 CURVE = LossCurve((torch.linspace(3.0, 1.0, 999), torch.linspace(4.0, 2.0, 999)))
-GRID = PasskeyGrid(
-    {
-        (length, depth): Passkey(length // 256 + int(4 * depth), 8)
-        for length in (256, 512)
-        for depth in (0.0, 1.0)
-    }
+FOUND = {(256, 0.1): 1, (512, 0.1): 2, (256, 0.95): 5, (512, 0.95): 6}  # of 8, by length and depth
+RETRIEVAL = Retrieval(
+    tuple(
+        Answer(number, length, "passkey", depth, number < count, -1.0)
+        for (length, depth), count in FOUND.items()
+        for number in range(8)
+    )
 )
 ROPE = Rope(16, 10_000.0, 256)
 
@@ -98,7 +99,7 @@ def test_perplexity_is_drawn_at_every_length_with_its_interval():
     axes = drawn(plots.plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25))
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
-    assert list(line.get_ydata()) == [2.0, 1.5, 1.0]
+    assert list(line.get_ydata()) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
     (band,) = axes.collections
     corners = {(round(x), round(y, 6)) for x, y in band.get_paths()[0].vertices}
     assert corners >= {(256, 1.75), (256, 2.25), (1024, 0.75), (1024, 1.25)}
@@ -125,21 +126,23 @@ def test_a_perplexity_axis_has_a_few_round_ticks_within_its_limits(low, high):
 
 def test_a_band_needs_the_interval_of_every_length():
     result = reading("yarn", [2.0, 1.5, 1.0], method="yarn")
-    result.tables["by_length"][1]["interval"] = [None, None]
-    assert not drawn(plots.plot_perplexity, result).collections
+    first, second, *others = result.rows
+    unknown = [first, replace(second, low=None, high=None), *others]
+    assert drawn(plots.plot_perplexity, result).collections
+    assert not drawn(plots.plot_perplexity, replace(result, rows=unknown)).collections
 
 
 def test_a_position_stands_in_the_middle_of_its_stretch():
     axes = drawn(plots.plot_positions, reading("yarn", [2.0, 1.5, 1.0], method="yarn"))
     places, nats = labelled(axes)["yarn"].get_data()
     assert list(places) == pytest.approx([128, (256 * 512) ** 0.5, (512 * 1024) ** 0.5])
-    assert list(nats) == [2.0, 1.5, 1.0]
+    assert list(nats) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
     assert axes.get_xlim()[1] == 1024
 
 
 def test_the_band_of_a_line_that_has_left_the_picture_leaves_it_too():
     results = [
-        reading("as it is", [9.0, 9.0, 9.0]),
+        reading("baseline", [9.0, 9.0, 9.0]),
         reading("yarn", [1.0, 1.0, 1.0], method="yarn", width=0.5),
     ]
     axes = plots.figures(results)["perplexity"].axes[0]
@@ -148,14 +151,14 @@ def test_the_band_of_a_line_that_has_left_the_picture_leaves_it_too():
 
 
 def test_what_is_far_above_the_best_leaves_the_picture_and_is_named_with_its_value():
-    base, yarn = reading("as it is", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
+    base, yarn = reading("baseline", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
     axes = drawn(plots.plot_perplexity, base, yarn)
     low, high = axes.get_ylim()
     assert low < 1.8
     assert 3.0 < high < 3.2
-    assert names(axes).keys() == {"as it is ↑ 8103", "yarn"}
+    assert names(axes).keys() == {"baseline ↑ 8103", "yarn"}
     axes = drawn(plots.plot_positions, base, yarn)
-    assert names(axes).keys() == {"as it is ↑ 9.00", "yarn"}
+    assert names(axes).keys() == {"baseline ↑ 9.00", "yarn"}
 
 
 def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
@@ -170,10 +173,10 @@ def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
 
 def test_a_gain_leaves_the_picture_downwards():
     good = reading("yarn", [1.0] * 3, method="yarn", gain=[1.0, 2.0])
-    bad = reading("as it is", [1.0] * 3, gain=[-0.1, -5.0])
+    bad = reading("baseline", [1.0] * 3, gain=[-0.1, -5.0])
     axes = drawn(plots.plot_gain, good, bad)
-    assert list(labelled(axes)["yarn"].get_ydata()) == [1.0, 2.0]
-    assert names(axes).keys() == {"yarn", "as it is ↓ −5.00"}
+    assert list(labelled(axes)["yarn"].get_ydata()) == pytest.approx([1.0, 2.0], rel=1e-12)
+    assert names(axes).keys() == {"yarn", "baseline ↓ −5.00"}
     assert -0.3 < axes.get_ylim()[0] < 0
     assert axes.get_ylim()[1] > 2.1
     assert [0, 0] in [list(line.get_ydata()) for line in axes.lines]
@@ -190,15 +193,16 @@ def test_the_trained_context_keeps_its_tick_among_many_lengths():
 
 @pytest.mark.parametrize("lengths", [[256], [512], [64, 128]])
 def test_few_lengths_are_drawn_too(lengths, tmp_path):
-    for name, figure in plots.figures([reading("as it is", [1.0] * len(lengths), lengths=lengths)]).items():
+    for name, figure in plots.figures([reading("baseline", [1.0] * len(lengths), lengths=lengths)]).items():
         plots.save_figure(figure, tmp_path / name)
 
 
-# Passkeys
+# Answers found
 
 
 def test_the_map_shows_the_share_of_every_cell_with_depth_downwards():
-    axes = plots.plot_passkey({"base": GRID, "yarn": GRID}, trained=256).axes[0]
+    figure = plots.plot_retrieval({"base": RETRIEVAL, "yarn": RETRIEVAL}, trained=256)
+    axes = figure.axes[0]
     assert axes.get_title(loc="left") == "base"
     written = {tuple(text.get_position()): text.get_text() for text in axes.texts}
     assert written == {(0, 0): "12%", (1, 0): "25%", (0, 1): "62%", (1, 1): "75%"}
@@ -206,50 +210,33 @@ def test_the_map_shows_the_share_of_every_cell_with_depth_downwards():
     assert sorted(alphas, key=lambda cell: alphas[cell]) == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     assert list(ticks(axes.xaxis).values()) == ["256", "512"]
-    assert list(ticks(axes.yaxis).values()) == ["0%", "100%"]
+    assert list(ticks(axes.yaxis).values()) == ["10%", "90%"]  # the middles of the fifths they lie in
+    assert "of 8 in each cell" in figure.get_suptitle()
 
 
-def test_the_trained_context_lies_between_the_lengths_inside_and_beyond():
-    axes = plots.plot_passkey({"base": GRID}, trained=256).axes[0]
-    assert list(axes.lines[0].get_xdata()) == [0.5, 0.5]
-    axes = plots.plot_passkey({"base": GRID}, trained=4096).axes[0]
-    assert list(axes.lines[0].get_xdata()) == [1.5, 1.5]
+@pytest.mark.parametrize(("trained", "place"), [(256, 0.5), (4096, 1.5)])
+def test_the_trained_context_lies_between_the_lengths_inside_and_beyond(trained, place):
+    axes = plots.plot_retrieval({"base": RETRIEVAL}, trained=trained).axes[0]
+    assert list(axes.lines[0].get_xdata()) == [place, place]
 
 
-def retrieval(label, shares, n=4):
-    """What is found of kinds of questions at 256 and 512 tokens: as much at a depth of 0, half of it at 1."""
-    rows = [
-        {"kind": kind, "length": length, "share": share, "n": n}
-        for kind, pair in shares.items()
-        for length, share in zip((256, 512), pair, strict=True)
-    ]
-    cells = [
-        row | {"depth": depth, "share": row["share"] / by} for row in rows for depth, by in ((0, 1), (1, 2))
-    ]
-    return result_of(
-        "retrieval", label, {"by_kind": rows, "cells": cells, "by_length": []}, {"kinds": [*shares]}
-    )
-
-
-def test_answers_are_mapped_by_kind_and_by_depth_as_the_mean_of_the_kinds():
-    results = [retrieval("base", {"vt": (1.0, 0.5), "fact": (0.5, 0.0)})]
-    drawn = plots.figures(results)
-    assert list(drawn) == ["retrieval", "retrieval-depth"]
-    found = {
-        name: {text.get_position(): text.get_text() for text in fig.axes[0].texts}
-        for name, fig in drawn.items()
+def test_answers_of_results_are_mapped_by_kind_and_over_all_kinds_by_depth():
+    of = {"number": [4, 2], "sentence": [2, 0]}
+    drawn = plots.figures([asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))])
+    assert list(drawn) == ["retrieval-kinds", "retrieval"]
+    written = {
+        name: {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+        for name, figure in drawn.items()
     }
-    assert found["retrieval"] == {(0, 0): "100%", (1, 0): "50%", (0, 1): "50%", (1, 1): "0%"}
-    assert found["retrieval-depth"] == {(0, 0): "75%", (1, 0): "25%", (0, 1): "38%", (1, 1): "12%"}
-    assert list(ticks(drawn["retrieval"].axes[0].yaxis).values()) == ["vt", "fact"]
-    assert "of 8 in each cell" in drawn["retrieval-depth"].get_suptitle()
-    assert list(drawn["retrieval"].axes[0].lines[0].get_xdata()) == [0.5, 0.5]
+    assert written["retrieval-kinds"] == {(0, 0): "100%", (1, 0): "50%", (0, 1): "50%", (1, 1): "0%"}
+    assert written["retrieval"] == {(0, 0): "75%", (1, 0): "25%", (0, 1): "75%", (1, 1): "25%"}
+    assert list(ticks(drawn["retrieval-kinds"].axes[0].yaxis).values()) == ["number", "sentence"]
 
 
 def test_cells_too_small_for_numbers_are_explained_by_a_key():
     many = [asking(f"m{k}", [4] * 14, lengths=range(256, 256 * 15, 256)) for k in range(2)]
     (comparison,) = comparisons(many)
-    figure = plots.plot_cells(comparison)
+    figure = plots.plot_depths(comparison)
     assert not figure.axes[0].texts
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["0%", "25%", "50%", "75%", "100%"]
 
@@ -326,7 +313,7 @@ def test_a_result_says_itself_what_its_scaling_did():
     assert torch.equal(change.after.inv_freq, made.inv_freq)
     assert (change.name, change.factor, change.target) == ("mine", 4.0, 1024)
     assert change.after.attention_factor == made.attention_factor
-    assert plots.Rescaling.measured(reading("as it is", [1.0] * 3)) is None
+    assert plots.Rescaling.measured(reading("baseline", [1.0] * 3)) is None
 
 
 def test_a_model_that_was_scaled_before_is_drawn_from_there():
@@ -360,7 +347,7 @@ def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_k
     parts = heat_maps(figure)
     expected = distances(ORACLE[name](**SMALL[name]), 44)
     np.testing.assert_allclose(parts[name], expected, atol=1e-9)
-    np.testing.assert_array_equal(parts["as it is"], distances(lambda m, n: m - n, 44))
+    np.testing.assert_array_equal(parts["baseline"], distances(lambda m, n: m - n, 44))
     assert not np.allclose(distances(SABOTAGE[name](**SMALL[name]), 44), parts[name], equal_nan=True)
     true, read = curves(figure)[name].get_data()
     np.testing.assert_allclose(read, expected[43, 43 - np.array(true)], atol=1e-9)
@@ -411,7 +398,7 @@ def test_a_map_is_drawn_by_its_distances_and_a_scaling_by_its_frequencies_too():
     results = [reading(name, [1.0] * 3, method=name) for name in ("self-extend", "yarn")]
     found = plots.figures(results)
     assert list(found)[2:] == ["distances", "wavelengths-yarn", "rotations-yarn"]
-    assert list(heat_maps(found["distances"])) == ["as it is", "self-extend", "yarn"]
+    assert list(heat_maps(found["distances"])) == ["baseline", "self-extend", "yarn"]
     expected = distances(ORACLE["self-extend"](window=64, group=11), 1024)[-1, ::-1]
     np.testing.assert_array_equal(curves(found["distances"])["self-extend"].get_ydata(), expected)
     drawn = plots.pictures_of_distances(plots.rescalings(comparisons(results[:1]), plots.looks_of(results)))
@@ -422,17 +409,17 @@ def test_a_map_is_drawn_by_its_distances_and_a_scaling_by_its_frequencies_too():
 
 
 def test_only_results_measured_alike_are_compared():
-    alike = [reading("as it is", [1.0] * 3), reading("yarn", [1.0] * 3, method="yarn")]
+    alike = [reading("baseline", [1.0] * 3), reading("yarn", [1.0] * 3, method="yarn")]
     other = [
-        reading("as it is", [1.0] * 3, protocol="sliding"),
-        reading("as it is", [1.0] * 3, digest="beef"),
-        reading("as it is", [1.0] * 3, model=model_record("other")),
-        reading("as it is", [1.0] * 3, lengths=[256, 512, 2048]),
+        reading("baseline", [1.0] * 3, protocol="sliding"),
+        reading("baseline", [1.0] * 3, digest="beef"),
+        reading("baseline", [1.0] * 3, model=model_record("other")),
+        reading("baseline", [1.0] * 3, lengths=[256, 512, 2048]),
         replace(alike[0], target=2048),
-        asking("as it is", [4, 4, 4]),
+        asking("baseline", [4, 4, 4]),
     ]
     groups = comparisons([*alike, *other])
-    assert list(groups[0].results) == ["as it is", "yarn"]
+    assert list(groups[0].results) == ["baseline", "yarn"]
     assert [len(group.results) for group in groups] == [2, 1, 1, 1, 1, 1, 1]
 
 
@@ -442,16 +429,16 @@ def test_results_of_one_label_get_names_of_their_own():
 
 
 def test_the_figures_are_those_that_the_results_allow():
-    assert plots.figures([scoring("as it is", {("passkey", "acc"): 0.5})]) == {}
+    assert plots.figures([scoring("baseline", {("task", "acc"): 0.5})]) == {}
     assert plots.figures([reading("floor", [0.5] * 3)]) == {}
-    assert list(plots.figures([reading("as it is", [1.0] * 3)])) == ["perplexity", "positions"]
+    assert list(plots.figures([reading("baseline", [1.0] * 3)])) == ["perplexity", "positions"]
     full = [
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
     drawn_of_all = plots.figures(full)
     assert " ".join(drawn_of_all) == (
-        "perplexity positions gain passkey distances wavelengths-yarn rotations-yarn"
+        "perplexity positions gain retrieval distances wavelengths-yarn rotations-yarn"
     )
     assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("tiny: gained")
 
@@ -459,10 +446,10 @@ def test_the_figures_are_those_that_the_results_allow():
 def test_names_of_figures_tell_models_targets_and_protocols_apart():
     found = plots.figures(
         [
-            reading("as it is", [1.0] * 3, model=model_record("a/b")),
-            reading("as it is", [1.0] * 3, model=model_record("c")),
-            reading("as it is", [1.0] * 3, model=model_record("c"), protocol="sliding"),
-            reading("as it is", [1.0] * 2, model=model_record("c"), lengths=[256, 512]),
+            reading("baseline", [1.0] * 3, model=model_record("a/b")),
+            reading("baseline", [1.0] * 3, model=model_record("c")),
+            reading("baseline", [1.0] * 3, model=model_record("c"), protocol="sliding"),
+            reading("baseline", [1.0] * 2, model=model_record("c"), lengths=[256, 512]),
         ]
     )
     kinds = [name for name in found if "perplexity" in name]
@@ -479,7 +466,7 @@ def test_a_name_of_a_figure_is_a_file_in_its_folder():
 
 def test_what_a_scaling_did_is_drawn_once_before_and_after_a_training():
     before, after = (reading(name, [1.0] * 3, method="yarn") for name in ("yarn", "yarn + mine"))
-    both = plots.figures([reading("as it is", [1.0] * 3), before, adapted(after)])
+    both = plots.figures([reading("baseline", [1.0] * 3), before, adapted(after)])
     assert [name for name in both if "waves" in name or "wavelengths" in name] == ["wavelengths-yarn"]
     assert "wavelengths-yarn-mine" in plots.figures([adapted(after)])
     other = plots.figures([reading("ntk", [1.0] * 3, method="ntk"), adapted(after)])
@@ -501,7 +488,7 @@ def test_the_trained_context_is_that_before_the_adaptation():
 
 def test_a_label_has_one_colour_in_every_figure():
     results = [
-        reading("as it is", [2.0] * 3),
+        reading("baseline", [2.0] * 3),
         reading("ntk", [1.0] * 3, method="ntk"),
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
@@ -518,7 +505,7 @@ def test_a_label_has_one_colour_in_every_figure():
     assert among_others["yarn"] == Look(COLOURS[0])
     assert among_others["yarn beta_fast=16"].colour == COLOURS[0]
     assert plots.looks(["ntk"])["ntk"] == among_others["ntk"]
-    assert labelled(found["perplexity"].axes[0])["as it is"].get_color() == PLAIN
+    assert labelled(found["perplexity"].axes[0])["baseline"].get_color() == PLAIN
 
 
 def test_thirty_names_are_told_apart_by_colour_and_dash_and_maps_have_their_own():
@@ -572,7 +559,7 @@ def test_any_label_can_be_drawn(label, tmp_path):
 
 def test_drawing_changes_no_setting(tmp_path):
     before = dict(matplotlib.rcParams)
-    plots.save_figure(plots.plot_passkey({"base": GRID}, trained=256), tmp_path / "a")
+    plots.save_figure(plots.plot_retrieval({"base": RETRIEVAL}, trained=256), tmp_path / "a")
     plots.figures([reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2])])
     assert dict(matplotlib.rcParams) == before
 

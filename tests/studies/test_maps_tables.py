@@ -13,8 +13,8 @@ RESULTS = ROOT / "eval" / "results" / "attention-maps.json"
 PAGE = ROOT / "eval" / "studies" / "maps" / "maps.md"
 
 
-def row(method, kind="loss", part=0, **more):
-    return {"method": method, "kind": kind, "part": part, "settings": None} | more
+def row(method, kind="loss", **more):
+    return {"method": method, "kind": kind, "settings": None} | more
 
 
 def test_the_page_has_the_table_of_the_results():
@@ -30,38 +30,44 @@ def test_the_page_has_the_table_of_costs():
     check_block("maps-cost", maps_tables.cost_table(result), PAGE)
 
 
-def test_the_excess_is_of_the_windows_that_both_have_read():
-    base = [row("own window", part=i, digest=str(i), all=[[10.0 * (i + 1), 10]]) for i in range(2)]
-    read = [
-        row("yarn", part=0, digest="0", all=[[12.0, 10]]),
-        row("yarn", part=1, digest="x", all=[[99.0, 10]]),
-    ]
-    mean, parts = maps_tables.difference(read, base, "all")
-    assert mean == pytest.approx(0.2)
-    assert parts == [(2.0, 10)]
+def test_an_excess_is_paired_by_document_and_of_the_same_windows_alone():
+    own = row("own window", digest="a", all=[[10.0, 10], [20.0, 10], [30.0, 10]])
+    read = row("yarn", digest="a", all=[[12.0, 10], [22.0, 10], [32.0, 10]])
+    mean = maps_tables.excess(read, own)
+    assert mean.value == pytest.approx(0.2)
+    assert mean.interval() == pytest.approx((0.2, 0.2))
+    with pytest.raises(ValueError, match="different windows"):
+        maps_tables.excess(read | {"digest": "b"}, own)
 
 
-def test_a_study_that_was_stopped_goes_on_with_what_is_missing(monkeypatch):
+def test_the_interval_of_keys_counts_each_as_a_haystack():
+    assert maps_tables.found({"correct": 40, "n": 40}) == "40/40 (91% to 100%)"
+
+
+def test_an_interrupted_study_resumes_with_what_is_missing(monkeypatch):
     case = maps_study.Case(
-        "tiny", "tiny", 2, windows=2, at_once=1, methods=("own window", "as it is", "rerope", "string")
+        "tiny", "tiny", 2, windows=3, methods=("own window", "baseline", "rerope", "string"), haystacks=3
     )
     rows, jobs = [], []
     measured = maps_study.losses
 
-    def stopped(case, method, part):
-        if len(jobs) == 3:
+    def stopped(case, method):
+        if len(jobs) == 2:
             raise KeyboardInterrupt
-        jobs.append((method, part))
-        return measured(case, method, part)
+        jobs.append(method)
+        return measured(case, method)
 
     monkeypatch.setattr(maps_study, "losses", stopped)
     with pytest.raises(KeyboardInterrupt):
         maps_study.measure(case, rows, lambda: None)
-    assert jobs == [("own window", 0), ("as it is", 0), ("rerope", 0)]
+    assert jobs == ["own window", "baseline"]
     monkeypatch.setattr(maps_study, "losses", measured)
     maps_study.measure(case, rows, lambda: None)
-    assert len({(r["method"], r["part"]) for r in rows}) == len(rows) == 8
-    own, plain, mapped = (maps_tables.of(rows, name, "loss") for name in ("own window", "as it is", "rerope"))
-    assert mapped[0]["settings"] == "window=128"
-    far, near = (maps_tables.difference(one, own, "all")[0] for one in (plain, mapped))
+    assert len({(one["method"], one["kind"]) for one in rows}) == len(rows) == 7
+    own, plain, mapped = (maps_tables.of(rows, name, "loss") for name in ("own window", "baseline", "rerope"))
+    assert mapped["settings"] == "window=128"
+    far, near = (maps_tables.excess(one, own).value for one in (plain, mapped))
     assert near < 0 < far
+    keys = maps_tables.of(rows, "rerope", "passkey")
+    assert keys["n"] == 3
+    assert keys["correct"] >= 2

@@ -20,6 +20,7 @@ from methods import NEED_MORE
 import ropepatch
 from ropepatch.data.texts import digest
 from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.model.survey import survey
 from ropepatch.scaling import METHODS, YaRN
 from ropepatch.scaling.rope import Rope
@@ -127,8 +128,9 @@ def test_excess_is_one_pass_less_the_own_window_half_a_window_at_a_time(case):
     assert row["short"] == pytest.approx(apart[:, : TRAINED - 1].mean().item(), abs=1e-5)
     assert abs(row["excess"]) > 1e-3
     assert abs(row["short"]) > 0.01
-    low, high = row["interval"]
+    low, high = Mean.of(row["clusters"]).interval()
     assert low < row["excess"] < high
+    assert Mean.of(row["clusters"]).value == row["excess"]
     assert row["settings"] == {"a": 1}
 
 
@@ -315,7 +317,7 @@ def test_adaptation_is_the_run_that_ended_lowest_less_the_base(make_case, tmp_pa
 
 def stub(excess):
     """A mean with a known result."""
-    return lambda case, rows: {"settings": {}, "excess": excess, "interval": [0, 1], "short": 0.0}
+    return lambda case, rows: {"settings": {}, "excess": excess, "clusters": [], "short": 0.0}
 
 
 @pytest.fixture

@@ -1,15 +1,18 @@
-"""Results that were never measured, for tests of what is drawn and written from them."""
+"""Results that were never measured, for tests of what is drawn, ranked and written from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+from scipy.special import stdtrit
+
 from ropepatch.attention import MAPS, make_map
-from ropepatch.evaluation.passkey import Passkey
-from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.results import MEASURES, Result, Row, joined
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -20,12 +23,7 @@ ENV = {
     "device": "cpu",
     "dtype": "torch.float32",
 }
-
-
-def loss(nats: float, width: float | None = 0.1) -> dict[str, Any]:
-    interval = [None, None] if width is None else [nats - width, nats + width]
-    ppl = math.exp(nats) if nats < 700 else None
-    return {"nats": nats, "interval": interval, "perplexity": ppl, "tokens": 1000, "documents": 10}
+Values = float | Sequence[float]  # a mean, or the value of every cluster
 
 
 def model_record(name: str = "tiny", trained: int = 256, rotary_dim: int = 16) -> dict[str, Any]:
@@ -52,7 +50,7 @@ def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str,
 def result_of(
     task: str,
     label: str,
-    tables: dict[str, Any],
+    rows: Sequence[Row],
     parameters: dict[str, Any],
     *,
     method: str | None = None,
@@ -69,40 +67,51 @@ def result_of(
         scaling=scaling,
         target=target,
         parameters=parameters,
-        tables=tables,
+        rows=list(rows),
         env=ENV,
         seconds=1.5,
     )
 
 
+def row_of(measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100) -> Row:
+    """The row whose clusters, each of this weight, have these means."""
+    share = measure in MEASURES and MEASURES[measure].share
+    return Row.of(measure, at, Mean(tuple((value * weight, weight) for value in values), share))
+
+
+def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:
+    """Clusters, an even number, whose 95 % interval is so far from the mean; without a width one alone."""
+    if width is None:
+        return [mean]
+    apart = width * math.sqrt(clusters - 1) / stdtrit(clusters - 1, 0.975)
+    return [mean + apart * (-1) ** number for number in range(clusters)]
+
+
 def reading(
     label: str,
-    nats: Sequence[float],
+    nats: Sequence[Values],
     *,
     lengths: Sequence[int] = (256, 512, 1024),
     method: str | None = None,
     model: dict[str, Any] | None = None,
     width: float | None = 0.1,
-    gain: Sequence[float] = (),
-    documents: bool = False,
+    gain: Sequence[Values] = (),
     **parameters: Any,
 ) -> Result:
-    """A perplexity result whose losses by length, and by the stretches between the lengths, are `nats`."""
-    edges = [0, *lengths]
-    tables: dict[str, Any] = {
-        "by_length": [{"length": n, **loss(x, width)} for n, x in zip(lengths, nats, strict=True)],
-        "by_position": [
-            {"begin": begin, "end": end, **loss(x, width)}
-            for begin, end, x in zip(edges, edges[1:], nats, strict=False)
-        ],
-    }
+    """A perplexity result whose losses by length, and by the stretches between the lengths, are `nats`.
+
+    Each is a mean over 10 documents of 100 tokens, with an interval as wide as stated, or without one that of
+    a single document; or the losses of all documents.
+    """
+
+    def rows(measure: str, places: Sequence[dict[str, Any]], values: Sequence[Values]) -> list[Row]:
+        each = [spread(value, width) if isinstance(value, float | int) else value for value in values]
+        return [row_of(measure, at, value) for at, value in zip(places, each, strict=True)]
+
+    stretches = [{"begin": begin, "end": end} for begin, end in pairwise([0, *lengths])]
+    made = rows("loss", [{"length": length} for length in lengths], nats) + rows("loss", stretches, nats)
     if gain:
-        tables["gain"] = [
-            {"begin": begin, "end": end, **{k: v for k, v in loss(x, width).items() if k != "perplexity"}}
-            for begin, end, x in zip(lengths, lengths[1:], gain, strict=False)
-        ]
-    if documents:
-        tables["by_document"] = [{"nats": 100 * nats[-1] + k, "tokens": 100} for k in range(10)]
+        made += rows("gain", stretches[1:], gain)
     given = {
         "protocol": "one-pass",
         "text": "books",
@@ -113,52 +122,75 @@ def reading(
         "bos": "none",
     }
     settings = given | {"lengths": list(lengths)} | parameters
-    return result_of("perplexity", label, tables, settings, method=method, model=model, target=lengths[-1])
+    return result_of("perplexity", label, made, settings, method=method, model=model, target=lengths[-1])
 
 
 def asking(
     label: str,
-    correct: Sequence[int],
+    correct: Sequence[int] | Mapping[str, Sequence[int]],
     *,
     n: int = 4,
     lengths: Sequence[int] = (256, 512, 1024),
-    depths: Sequence[float] = (0.0, 0.5, 1.0),
+    depths: Sequence[float] = (0.1, 0.5, 0.9),
+    log_prob: Sequence[Values] | None = None,
     method: str | None = None,
     model: dict[str, Any] | None = None,
     **parameters: Any,
 ) -> Result:
-    """A passkey result in which `correct` of n keys are found at every depth of each length."""
+    """A retrieval result in which `correct` of n haystacks give the answer at every depth of each length.
 
-    def count(found: int, of: int) -> dict[str, Any]:
-        return {"correct": found, "n": of, "interval": list(Passkey(found, of).interval)}
-
-    by_length = dict(zip(lengths, correct, strict=True))
-    read = max((length for length, found in by_length.items() if found >= 0.856 * n), default=None)
-    tables = {
-        "cells": [
-            {"length": length, "depth": depth, **count(found, n)}
-            for length, found in by_length.items()
-            for depth in depths
-        ],
-        "by_length": [
-            {"length": length, **count(found * len(depths), n * len(depths))}
-            for length, found in by_length.items()
-        ],
-        "effective_length": [{"length": read, "threshold": 0.856}],
-    }
-    given = {"trials": n, "seed": 0, "depths": list(depths), "distractors": 0, "threshold": 0.856}
-    settings = given | {"lengths": list(lengths)} | parameters
-    return result_of("passkey", label, tables, settings, method=method, model=model, target=lengths[-1])
+    Args:
+        label: See `Result`.
+        correct: By length, or by kind of question and length; of the kind passkey if none is named.
+        n: How many haystacks.
+        lengths: In tokens.
+        depths: At which there is one answer of each kind and haystack.
+        log_prob: By length, of all answers, or of all of each haystack; None for -0.1 nats where they are
+            found and -3 where not.
+        method: Of its scaling.
+        model: Its record.
+        **parameters: Of the result.
+    """
+    by_kind = correct if isinstance(correct, Mapping) else {"passkey": correct}
+    rows: list[Row] = []
+    for place, length in enumerate(lengths):
+        at_depth: dict[float, list[Row]] = {depth: [] for depth in depths}
+        of_kind: dict[str, list[Row]] = {"found": [], "log_prob": []}
+        for kind, counts in by_kind.items():
+            right = [[(i + d) % n < counts[place] for i in range(n)] for d in range(len(depths))]
+            for depth, found in zip(depths, right, strict=True):
+                at_depth[depth].append(row_of("found", {"length": length, "depth": depth}, found, 1))
+            means = [sum(each) / len(depths) for each in zip(*right, strict=True)]
+            logs: Sequence[float] = [-0.1 * mean - 3 * (1 - mean) for mean in means]
+            if log_prob is not None:
+                stated = log_prob[place]
+                logs = [stated] * n if isinstance(stated, float | int) else stated
+            at = {"kind": kind, "length": length}
+            of_kind["found"].append(row_of("found", dict(at), means, len(depths)))
+            of_kind["log_prob"].append(row_of("log_prob", dict(at), logs, len(depths)))
+        rows += [joined(each, {"length": length}) for each in of_kind.values()]
+        rows += [row for each in of_kind.values() for row in each]
+        rows += [joined(each, {"length": length, "depth": depth}) for depth, each in at_depth.items()]
+    given = {"kinds": list(by_kind), "haystacks": n, "keys": 1, "seed": 0, "text": None, "form": "plain"}
+    settings = given | {"digest": "cafe", "lengths": list(lengths)} | parameters
+    return result_of("retrieval", label, rows, settings, method=method, model=model, target=lengths[-1])
 
 
 def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | None = None) -> Result:
-    """An lm-eval result."""
+    """An lm-eval result: by task and metric the score, each ± 0.04 over 20 documents."""
     rows = [
-        {"task": task, "metric": metric, "value": value, "stderr": 0.02, "n": 20}
+        Row(
+            measure=metric,
+            at={"task": task, "version": "1"},
+            value=value,
+            low=value - 0.04,
+            high=value + 0.04,
+            n=20,
+        )
         for (task, metric), value in scores.items()
     ]
     parameters = {"tasks": ["long_task", "short_task"], "limit": 20}
-    return result_of("lm-eval", label, {"scores": rows}, parameters, method=method)
+    return result_of("lm-eval", label, rows, parameters, method=method)
 
 
 def adapted(result: Result) -> Result:

@@ -22,7 +22,7 @@ SUITE = """
 to: [2x]
 tasks:
   - {task: perplexity, windows: 2, lengths: [128, 512]}
-  - {task: passkey, trials: 1, lengths: [128], depths: [0.5]}
+  - {task: retrieval, haystacks: 3, lengths: [128]}
 """
 
 

@@ -9,7 +9,7 @@ Each run trains by the recipe `tiny` with what RUNS changes, and is then measure
 beside the floor that no model can beat, and by passkeys. `babyllama` trains on real stories (../shared).
 `--starts` adapts it at 4 x, by the same steps on the same rows, from YaRN, from fitted frequencies, and with
 frequencies that are trained with the weights; without `--fitted` it is fitted first, on what is trained on.
-Restartable: a run that is in the file is not made again, and one that was interrupted goes on.
+Restartable: a run that is in the file is not made again, and one that was interrupted resumes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ropepatch.training.supply import RecipeReader
 
 TARGET, TRAINED = 2048, 256
 SPANS = [(0, 256), (256, 512), (512, 1024), (1024, 2048), (0, 2048)]
-LENGTHS, TRIALS = [128, 256, 512, 1024, 2048], 20
+LENGTHS, HAYSTACKS = [128, 256, 512, 1024, 2048], 100
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
 BABYLLAMA = SHARED / "checkpoints" / "babyllama-361"
@@ -139,12 +139,11 @@ def judge_scaled(method: str) -> dict[str, Any]:
 def judge(model: Any, tokenizer: Any) -> dict[str, Any]:
     """The losses and the passkeys of a model."""
     tales = held_out_tales(tokenizer, length=TARGET, count=24)
-    grid = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, trials=TRIALS)
+    answers = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, haystacks=HAYSTACKS)
+    found = {length: answers.found(length).clusters for length in LENGTHS}
     return {
         "nats": curve_of(model, [tale.ids for tale in tales]),
-        "keys": {f"{n} at {depth}": f"{cell.correct}/{cell.n}" for (n, depth), cell in grid.cells.items()},
-        "keys_by_length": {str(n): grid.at(n).correct / grid.at(n).n for n in LENGTHS},
-        "keys_least": min(cell.correct / cell.n for cell in grid.cells.values()),
+        "keys": {str(n): [sum(int(one) for one, _ in each), len(each)] for n, each in found.items()},
     }
 
 
@@ -246,11 +245,10 @@ def fitted_on_stories(out: Path) -> Path:
 
 
 def spans_of(curve: LossCurve) -> dict[str, Any]:
-    """Nats per token by stretch of positions with 95 % intervals; and by window, for paired differences."""
-    read = {f"{begin} to {end}": curve.between(begin, end) for begin, end in STORY_SPANS}
+    """Nats per token by stretch of positions; and by window, for paired differences."""
     return {
-        "nats": {span: {"mean": part.mean, "interval": list(part.interval)} for span, part in read.items()},
-        "by_window": [nats / tokens for nats, tokens in curve.between(0, STORY_TARGET).documents],
+        "nats": {f"{begin} to {end}": curve.between(begin, end).mean for begin, end in STORY_SPANS},
+        "by_window": [nats / tokens for nats, tokens in curve.between(0, STORY_TARGET).loss.clusters],
     }
 
 

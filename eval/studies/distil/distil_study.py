@@ -4,10 +4,10 @@
 
 A checkpoint is extended, trained on rows of one kind by the same recipe but for the loss, and judged on what
 it was made from and no row is from: over the whole target, within the first L tokens, and in the last
-quarter. That is stories for those that were trained on TinyStories, and tales for tiny, whose floor is known
-and which is asked for passkeys, too. Beside it stand the base through its own window (or the floor), the base
-under the teacher's map, and the scaling without training. What `--json` holds already is not trained again;
-a training that was stopped goes on from its folder in `--work`.
+quarter. That is stories for those that were trained on TinyStories, and tales for tiny, whose floor is known.
+Beside it stand the base through its own window (or the floor), the base under the teacher's map, and the
+scaling without training. What `--json` holds already is not trained again; an interrupted training resumes
+from its folder in `--work`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 import ropepatch
 from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import digest, windows
+from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
@@ -52,7 +52,6 @@ SUITED = ("fairy tales", SELF)  # for tiny: what is like no generator of its row
 OWN, FLOOR, TEACHER, UNTRAINED = "own window", "floor", "teacher", "untrained"
 DISTILLED, CROSS_ENTROPY = "distillation", "cross-entropy"
 WINDOWS, STEPS = 24, 300
-KEYS = 8  # passkeys at each of five depths
 FIT_MINUTES = 3
 Row = dict[str, Any]
 
@@ -143,12 +142,12 @@ class Case:
         return held_out_tales(self.base[1], length=self.target, count=WINDOWS)
 
     @cached_property
-    def pieces(self) -> list[list[int]]:
-        """Windows that no row is from, of stories or tales."""
+    def pieces(self) -> list[tuple[int, list[int]]]:
+        """Windows that no row is from, each with the index of the story or tale in which it begins."""
         if self.name == "tiny":
-            return [tale.ids.tolist() for tale in self.tales]
+            return list(enumerate(tale.ids.tolist() for tale in self.tales))
         documents = list(stream_documents(STORIES))
-        return windows(self.base[1], documents[_kept(documents) :], length=self.target, count=WINDOWS)
+        return cut_windows(self.base[1], documents[_kept(documents) :], length=self.target, count=WINDOWS)
 
     def texts(self, work: Path) -> dict[str, Path]:
         """The texts of the trials; those of the work folder are written."""
@@ -235,28 +234,22 @@ def _kept(documents: list[Any]) -> int:
 
 
 def measured(case: Case, model: Any, **how: Any) -> Row:
-    """Nats and tokens of each window: over the target, within the first L tokens, in the last quarter.
-
-    Of tiny, how many passkeys are found at the target, too.
-    """
-    curve = ropepatch.perplexity(model, None, case.pieces, **how)
-    row: Row = {
-        "all": curve.at(case.target).documents,
-        "short": curve.at(case.trained).documents,
-        "last": curve.between(case.target * 3 // 4, case.target).documents,
-        "digest": digest(case.pieces),
+    """Nats and tokens of each document: over the target, within the first L tokens, in the last quarter."""
+    documents, pieces = zip(*case.pieces, strict=True)
+    curve = ropepatch.perplexity(model, None, pieces, **how).of_documents(documents)
+    return {
+        "all": curve.at(case.target).loss.clusters,
+        "short": curve.at(case.trained).loss.clusters,
+        "last": curve.between(case.target * 3 // 4, case.target).loss.clusters,
+        "digest": digest(pieces),
     }
-    if case.name == "tiny":
-        found = ropepatch.passkey(model, case.base[1], lengths=[case.target], trials=KEYS).at(case.target)
-        row["passkeys"] = [found.correct, found.n]
-    return row
 
 
 def floor(case: Case) -> Row:
     """The loss of tales that no model beats, as `measured` has it."""
     nats = [-tale.log_probs()[1:] for tale in case.tales]
     spans = {"all": (0, case.target), "short": (0, case.trained), "last": (case.target * 3 // 4, case.target)}
-    row: Row = {"of": FLOOR, "digest": digest(case.pieces)}
+    row: Row = {"of": FLOOR, "digest": digest(ids for _, ids in case.pieces)}
     for name, (begin, end) in spans.items():
         row[name] = [[one[max(begin - 1, 0) : end - 1].sum().item(), end - max(begin, 1)] for one in nats]
     return row

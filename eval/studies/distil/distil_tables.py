@@ -12,7 +12,7 @@ from typing import Any
 
 from distil_study import DISTILLED, FLOOR, OWN, TEACHER, UNTRAINED
 
-from ropepatch.evaluation.bootstrap import bootstrap_interval
+from ropepatch.evaluation.intervals import Mean, difference
 
 Row = dict[str, Any]
 HEADS = (
@@ -26,16 +26,15 @@ HEADS = (
 )
 
 
-def excess(row: Row, own: Row, span: str = "all") -> tuple[float, tuple[float, float]]:
-    """Nats per token above the base through its own window, and the 95 % interval, window by window."""
-    parts = [(nats - least, count) for (nats, count), (least, _) in zip(row[span], own[span], strict=True)]
-    return sum(part for part, _ in parts) / sum(count for _, count in parts), bootstrap_interval(parts)
+def excess(row: Row, own: Row, span: str = "all") -> Mean:
+    """Nats per token above the base through its own window, document by document."""
+    return difference(Mean.of(row[span]), Mean.of(own[span]))
 
 
-def shown(value: tuple[float, tuple[float, float]]) -> str:
+def shown(mean: Mean) -> str:
     """A difference with its interval."""
-    mean, (low, high) = value
-    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+    low, high = mean.interval()
+    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def line(row: Row, own: Row, untrained: Row | None) -> str:
@@ -52,19 +51,12 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
     else:
         names = {TEACHER: "– (the base under the teacher's map)", UNTRAINED: f"– ({row.get('method')})"}
         what, loss, cost = names[row["of"]], "–", "–"
-    share = "–" if untrained is None else f"{excess(row, own)[0] / excess(untrained, own)[0]:.0%}"
+    share = "–" if untrained is None else f"{excess(row, own).value / excess(untrained, own).value:.0%}"
     spans = [shown(excess(row, own, span)) for span in ("all", "short", "last")]
     cells = [what, loss, spans[0], share, *spans[1:], cost]
     if own["of"] == FLOOR:
-        found, asked = row["passkeys"]
-        cells[2] += f", {excess(row, own)[0] / mean(own['all']):.1%}"
-        cells.append(f"{found} of {asked}")
+        cells[2] += f", {excess(row, own).value / Mean.of(own['all']).value:.1%}"
     return f"| {' | '.join(cells)} |"
-
-
-def mean(parts: list[list[float]]) -> float:
-    """Nats per token."""
-    return sum(nats for nats, _ in parts) / sum(count for _, count in parts)
 
 
 def distil_table(rows: list[Row]) -> str:
@@ -74,13 +66,13 @@ def distil_table(rows: list[Row]) -> str:
         here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
         (own,) = (row for row in here if row["of"] in (OWN, FLOOR))
         untrained = {row["method"]: row for row in here if row["of"] == UNTRAINED}
-        others = sorted((row for row in here if row is not own), key=lambda row: excess(row, own)[0])
+        others = sorted((row for row in here if row is not own), key=lambda row: excess(row, own).value)
         least, heads = "through its own window", list(HEADS)
         if own["of"] == FLOOR:
-            least, heads = "the floor is", [*HEADS[:2], "above the floor", *HEADS[3:], "passkeys"]
+            least, heads = "the floor is", [*HEADS[:2], "above the floor", *HEADS[3:]]
         title = (
             f"**{model}, {target // factor:,} to {target:,} tokens**: {least} "
-            f"{mean(own['all']):.4f} nats per token; {len(own['all'])} windows."
+            f"{Mean.of(own['all']).value:.4f} nats per token; {len(own['all'])} windows."
         )
         table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         table += [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]

@@ -98,24 +98,6 @@ def recalibration_table(rows: Sequence[Row]) -> str:
     )
 
 
-def text_table(rows: Sequence[Row]) -> str:
-    """The loss on real text by length, in nats per token, as Markdown."""
-    found = [row for row in rows if row["study"] == "text"]
-    return _table(
-        ["encoding", *(f"{length} tokens" for length in lengths(rows))],
-        [
-            [
-                f"`{row['encoding']}`",
-                *(
-                    f"{row['nats'][length]:.3f} [{low:.3f}, {high:.3f}]"
-                    for length, (low, high) in row["interval"].items()
-                ),
-            ]
-            for row in found
-        ],
-    )
-
-
 def cost_table(result: dict[str, Any]) -> str:
     """Time and memory of each encoding against the stock rope, as Markdown."""
     cells = {(cell["encoding"], cell["tokens"]): cell for cell in result["cells"]}
@@ -162,7 +144,7 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="a folder")
     arguments = parser.parse_args()
     rows = json.loads(arguments.results.read_text(encoding="utf-8"))["rows"]
-    print(*(make(rows) for make in (loss_table, recall_table, recalibration_table, text_table)), sep="\n\n")
+    print(*(make(rows) for make in (loss_table, recall_table, recalibration_table)), sep="\n\n")
     if arguments.figures:
         means, floor = mean_curves(rows)
         save_figure(plot_extrapolation(means, TRAINED, floor), arguments.figures / "encodings-extrapolation")

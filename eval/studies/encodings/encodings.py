@@ -3,15 +3,13 @@
     python eval/studies/encodings/encodings.py --out RUNS --json eval/results/encodings.json \
         [--only "alibi;rope"] [--seeds 1]
     python eval/studies/encodings/encodings.py --recalibrate --out RUNS --json eval/results/encodings.json
-    python eval/studies/encodings/encodings.py --text novels/ --out RUNS --json eval/results/encodings.json
 
 Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
 tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
 told before, and by passkeys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
 1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short and in
-rows of its target. `--text` trains the main runs on with real text within the window, all documents but the
-last tenth, and reads windows of that tenth.
-Restartable: a row in the file is not measured again, and a run that was interrupted goes on.
+rows of its target.
+Restartable: a row in the file is not measured again, and a run that was interrupted resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from typing import Any
 import torch
 
 import ropepatch
-from ropepatch.data.texts import read_documents, windows
 from ropepatch.data.tiny.mixture import Stock
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
@@ -44,7 +41,7 @@ from pretraining import Rows, pretrain, train  # noqa: E402
 from pretraining_recipe import Recipe, Stage, read_recipe  # noqa: E402
 
 RECIPE = PRETRAINING / "encodings.yaml"
-FACTOR, TALES, TRIALS = 16, 32, 4
+FACTOR, TALES, HAYSTACKS = 16, 32, 20
 MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
 # Rows beyond the window are there, and are not trained; the text's length is that of training throughout.
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -61,8 +58,6 @@ RECALIBRATION: dict[str, Any] = {
     "learning_rate": 1e-3,
     "lr_scheduler_type": "cosine",
 }
-
-ON_TEXT: dict[str, Any] = {**RECALIBRATION, "steps": 400}
 
 Row = dict[str, Any]
 
@@ -100,26 +95,18 @@ class Measure:
                 found = nll[(distance >= least) & (distance < below)]
                 mean = found.mean().item() if len(found) else None
                 told[span][str(length)] = {"nats": mean, "tokens": len(found)}
-        return {**means(curve, self.lengths), "told": told}
+        nats = {str(length): curve.at(length).mean for length in self.lengths}
+        return {"nats": nats, "told": told}
 
     def of(self, model: Any) -> Row:
         """The losses of a model, and the passkeys that it finds, of so many."""
         curve = ropepatch.perplexity(model, None, self.pieces)
-        grid = ropepatch.passkey(model, self.tokenizer, lengths=self.lengths, trials=TRIALS)
-        found: dict[str, list[int]] = {str(length): [0, 0] for length in self.lengths}
-        for (length, _), cell in grid.cells.items():
-            found[str(length)][0] += cell.correct
-            found[str(length)][1] += cell.n
-        return {**self.losses(curve), "keys": found, "floor": self.losses(self.least)}
-
-
-def means(curve: LossCurve, lengths: list[int]) -> Row:
-    """Nats per token before each length, with 95 % intervals."""
-    read = {str(length): curve.at(length) for length in lengths}
-    return {
-        "nats": {length: found.mean for length, found in read.items()},
-        "interval": {length: found.interval for length, found in read.items()},
-    }
+        answers = ropepatch.passkey(model, self.tokenizer, lengths=self.lengths, haystacks=HAYSTACKS)
+        keys = {}
+        for length in self.lengths:
+            found = answers.found(length).clusters
+            keys[str(length)] = [sum(int(one) for one, _ in found), len(found)]
+        return {**self.losses(curve), "keys": keys, "floor": self.losses(self.least)}
 
 
 def scratch(
@@ -186,34 +173,6 @@ def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
         }
 
 
-def on_text(
-    recipe: Recipe, out: Path, text: Path, only: list[str]
-) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What names each run on real text, and how it is made."""
-    for name in MAIN:
-        if not only or name in only:
-            run = {"study": "text", "text": text.name, "encoding": name, "seed": recipe.seed}
-            yield run, partial(trained_on_text, recipe, out, name, text)
-
-
-def trained_on_text(recipe: Recipe, out: Path, name: str, text: Path) -> Row:
-    """Train a run on with real text, and read what it has not seen of it."""
-    base = pretrain(asked(recipe, name, recipe.seed), out / f"{name}-{recipe.seed}")
-    model, tokenizer = ropepatch.load(base)
-    loaded: Any = model.float()
-    documents = read_documents(text)
-    unseen = max(1, len(documents) // 10)
-    trained = recipe.model["max_position_embeddings"]
-    stage = Stage(name=f"{text.stem}-{name}", mixture={"stories": 1.0}, windows=[trained], **ON_TEXT)
-    rows = Rows(stage, Stock.of(tokenizer, documents[:-unseen]), recipe.seed)
-    train(loaded, stage, rows, recipe.seed, out / stage.name)
-    loaded.eval()
-    lengths = lengths_of(trained)
-    pieces = windows(tokenizer, documents[-unseen:], length=lengths[-1], count=TALES)
-    curve = ropepatch.perplexity(loaded, None, [torch.tensor(piece) for piece in pieces])
-    return {**means(curve, lengths), "windows": len(pieces), "env": environment(loaded)}
-
-
 def put_into(model: Any, name: str) -> AbstractContextManager[Any]:
     """The encoding, or YaRN at the target."""
     if name == "yarn":
@@ -231,16 +190,13 @@ def main() -> None:
     parser.add_argument("--only", help='encodings, separated by ";"')
     parser.add_argument("--seeds", type=int, default=3, help="of the main ones")
     parser.add_argument("--recalibrate", action="store_true")
-    parser.add_argument("--text", type=Path, help="train the main runs on with it")
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     recipe = read_recipe(arguments.recipe)
     only = arguments.only.split(";") if arguments.only else []
-    if arguments.text:
-        wanted = on_text(recipe, arguments.out, arguments.text, only)
-    elif arguments.recalibrate:
+    if arguments.recalibrate:
         wanted = recalibrations(recipe, arguments.out, only)
     else:
         wanted = scratch(recipe, arguments.out, arguments.seeds, only)

@@ -4,9 +4,9 @@
 
 For every checkpoint, text, factor and seed a vector is fitted on the first 70 % of the documents and read,
 like every published training-free method, on 24 windows of the last 15 %. The excess is the loss over the
-whole target, less that of the model as it is on the same tokens through its own window, half a window at a
-time. Searches are given the forward tokens of the descent. `--bound` goes on from the best of every seed on
-the test windows themselves: how much lower a vector could be there. Restartable: rows in the file are kept.
+whole target, less that of the baseline on the same tokens through its own window, half a window at a time.
+Searches are given the forward tokens of the descent. `--bound` descends further, from the best of every seed
+on the test windows themselves: how much lower a vector could be there. Rows in the file are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 import ropepatch
 from ropepatch.data.sources import SEPARATOR, stream_documents
-from ropepatch.data.texts import windows
+from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
@@ -108,7 +108,7 @@ class Cell:
         found = list(known)
         model, tokenizer = ropepatch.load(self.model)
         with tempfile.TemporaryDirectory() as place:
-            learned, pieces, floor = self.texts(tokenizer, Path(place))
+            learned, pieces, documents, floor = self.texts(tokenizer, Path(place))
             own = ropepatch.perplexity(model, None, pieces, protocol=Sliding(self.window, self.window // 2))
             for label, seed in missing:
                 row = {
@@ -121,7 +121,7 @@ class Cell:
                 if seed is None:
                     scaling = ropepatch.make_scaling(label, factor=float(self.factor))
                     if label == "none":
-                        row |= {"env": environment(model)}
+                        row |= {"env": environment(model), "documents": documents}
                 elif label == BOUND:
                     learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
                     scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
@@ -184,19 +184,24 @@ class Cell:
 
     def texts(
         self, tokenizer: Any, place: Path
-    ) -> tuple[Path | None, list[torch.Tensor], list[float] | None]:
-        """The file to learn from, None for the tales of tiny; the windows to test on; their least loss."""
+    ) -> tuple[Path | None, list[torch.Tensor], list[int], list[float] | None]:
+        """What is learned from and tested on.
+
+        Returns:
+            The file to learn from, None for the tales of tiny; the windows to test on; for each the index of
+            the document in which it begins; their least loss, where that is known.
+        """
         if self.path is None:
             tales = held_out_tales(tokenizer, length=self.to, count=WINDOWS)
             floor = [round(-tale.log_probs()[1:].mean().item(), 6) for tale in tales]
-            return None, [tale.ids for tale in tales], floor
+            return None, [tale.ids for tale in tales], list(range(WINDOWS)), floor
         documents = [str(document) for document in stream_documents(self.path)]
         learned = place / "learned.txt"
         first = documents[: int(LEARNED_FROM * len(documents))]
         learned.write_text(SEPARATOR.decode().join(first), encoding="utf-8")
         last = documents[int(TESTED_FROM * len(documents)) :]
-        cut = windows(tokenizer, last, length=self.to, count=WINDOWS)
-        return learned, [torch.tensor(window) for window in cut], None
+        cut = cut_windows(tokenizer, last, length=self.to, count=WINDOWS)
+        return learned, [torch.tensor(ids) for _, ids in cut], [index for index, _ in cut], None
 
 
 if __name__ == "__main__":

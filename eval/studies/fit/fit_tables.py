@@ -2,13 +2,15 @@
 
     python eval/studies/fit/fit_tables.py eval/results/fit.json --figures eval/results
 
-The means are over seeds; the 95 % intervals are of the test windows, resampled in pairs.
+The means are over seeds; the 95 % intervals are of the documents in which the test windows begin, by paired
+differences.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,14 +19,13 @@ from typing import Any
 
 from divisors import LearnedDivisors, plot_divisors
 
-from ropepatch.evaluation.bootstrap import bootstrap_interval
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.report.plots import save_figure
 from ropepatch.scaling import METHODS
 
 BOUND = "on the test windows"  # the label of fit_study.py
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +36,18 @@ class Summary:
         model: Its name.
         text: What was read.
         factor: s.
-        own: The model as it is through its own window, nats per token.
+        own: The baseline through its own window, nats per token.
         published: The published method that reads the test windows best.
         published_excess: Its loss less `own`.
         learned: The search.
         seeds: Of it.
         excess: Its loss less `own`, mean over the seeds.
         by_seed: The same for each seed.
-        behind: Its loss less that of `published`, and the interval of that.
-        behind_interval: 95 %.
+        behind: Its loss less that of `published`.
         share: Of the published excess, what is left; of the loss above the least possible one where that is
             known. None where one of the two is not above 0.
-        share_interval: 95 %.
         bound: The share that the best vector leaves which was fitted on the test windows themselves.
         short: Its loss within the trained context less that of `published`.
-        short_interval: 95 %.
         forward_tokens: Of a fit, mean.
     """
 
@@ -63,13 +61,10 @@ class Summary:
     seeds: int
     excess: float
     by_seed: tuple[float, ...]
-    behind: float
-    behind_interval: Interval
-    share: float | None
-    share_interval: Interval | None
+    behind: Mean
+    share: Mean | None
     bound: float | None
-    short: float
-    short_interval: Interval
+    short: Mean
     forward_tokens: float
 
 
@@ -83,10 +78,11 @@ def summaries(rows: Sequence[dict[str, Any]]) -> Iterator[Summary]:
         known = [row for row in of_cell if row["label"] in METHODS and row["label"] != "none"]
         best = min(known, key=lambda row: _mean(row["nats"]))
         bound = min((_mean(row["nats"]) for row in of_cell if row["label"] == BOUND), default=None)
+        documents = next((row["documents"] for row in of_cell if "documents" in row), None)
         for label in dict.fromkeys(row["label"] for row in of_cell if row["seed"] is not None):
             if label != BOUND:
                 fits = [row for row in of_cell if row["label"] == label]
-                yield _summary(model, text, factor, best, label, fits, bound)
+                yield _summary(model, text, factor, best, label, fits, bound, documents)
 
 
 def _summary(
@@ -97,6 +93,7 @@ def _summary(
     label: str,
     fits: list[dict[str, Any]],
     bound: float | None,
+    documents: list[int] | None,
 ) -> Summary:
     own, published = best["own"], best["nats"]
     learned, short = (
@@ -119,13 +116,10 @@ def _summary(
         seeds=len(fits),
         excess=_mean(left),
         by_seed=tuple(_mean(_less(row["nats"], own)) for row in fits),
-        behind=_mean(behind),
-        behind_interval=_interval(behind),
-        share=_mean(remaining) / _mean(above) if positive else None,
-        share_interval=bootstrap_interval(list(zip(remaining, above, strict=True))) if positive else None,
+        behind=_by_document(behind, documents),
+        share=_by_document(remaining, documents, above) if positive else None,
         bound=(bound - _mean(least)) / _mean(above) if positive and bound is not None else None,
-        short=_mean(nearby),
-        short_interval=_interval(nearby),
+        short=_by_document(nearby, documents),
         forward_tokens=_mean([row["forward_tokens"] for row in fits]),
     )
 
@@ -139,13 +133,12 @@ def table(found: Sequence[Summary]) -> str:
     ]
     for one in found:
         seeds = f"{one.excess:.4f} ({', '.join(f'{value:.4f}' for value in one.by_seed)})"
-        share = (
-            ""
-            if one.share is None or one.share_interval is None
-            else f"{one.share:.0%} [{one.share_interval[0]:.0%}, {one.share_interval[1]:.0%}]"
-        )
+        share = ""
+        if one.share is not None:
+            low, high = one.share.interval()
+            share = f"{one.share.value:.0%} [{low:.0%}, {high:.0%}]"
         bound = "" if one.bound is None else f"{one.bound:.0%}"
-        learned = f"{_signed(one.behind, one.behind_interval)} | {_signed(one.short, one.short_interval)}"
+        learned = f"{_signed(one.behind)} | {_signed(one.short)}"
         lines.append(
             f"| {one.model}, {one.text} | {one.factor} | {one.published} | {one.published_excess:.4f} "
             f"| {seeds} | {share} | {bound} | {learned} | {one.forward_tokens / 1e6:.1f} M |"
@@ -178,7 +171,7 @@ def means_table(rows: Sequence[dict[str, Any]]) -> str:
         share = "" if row["share_of_published"] is None else f"{row['share_of_published']:.0%}"
         lines.append(
             f"| {row['model']} | {row['factor']} | {row['mean']} | {', '.join(kept)} "
-            f"| {_signed(row['excess'], row['interval'])} | {share} | {row['short']:+.4f} |"
+            f"| {_excess(row)} | {share} | {row['short']:+.4f} |"
         )
     return "\n".join(lines)
 
@@ -193,27 +186,15 @@ def starts_table(found: dict[str, Any]) -> str:
     for name, row in found["base"].items():
         lines.append(_start_row(name, "0", row))
     for name, row in found["runs"].items():
-        less = _less(row["by_window"], reference)
-        told = "" if name == "yarn, seed 0" else _signed(_mean(less), _interval(less))
-        lines.append(_start_row(name, f"{row['steps']}", row, told))
-    return "\n".join(lines)
-
-
-def objectives_table(rows: Sequence[dict[str, Any]]) -> str:
-    """What the options of a fit change, as Markdown."""
-    lines = [
-        "| checkpoint | options | nats up to L | up to 2 L | up to 4 L | passkeys at 4 L |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        nats = " | ".join(f"{value:.4f}" for value in row["nats"].values())
-        label = f"`{row['label']}`" if row["label"].startswith("--") else row["label"]
-        lines.append(f"| {row['model']} | {label} | {nats} | {row.get('keys', '')} |")
+        less = _by_document(_less(row["by_window"], reference))
+        lines.append(
+            _start_row(name, f"{row['steps']}", row, "" if name == "yarn, seed 0" else _signed(less))
+        )
     return "\n".join(lines)
 
 
 def _start_row(name: str, steps: str, row: dict[str, Any], less: str = "") -> str:
-    nats = [f"{row['nats'][span]['mean']:.4f}" for span in ("0 to 256", "768 to 1024", "0 to 1024")]
+    nats = [f"{row['nats'][span]:.4f}" for span in ("0 to 256", "768 to 1024", "0 to 1024")]
     return f"| {name} | {steps} | {' | '.join(nats)} | {less} |"
 
 
@@ -246,12 +227,25 @@ def _less(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(one, other, strict=True)]
 
 
-def _interval(values: Sequence[float]) -> Interval:
-    return bootstrap_interval([(value, 1) for value in values])
+def _by_document(
+    values: Sequence[float], documents: Sequence[int] | None = None, weights: Sequence[float] | None = None
+) -> Mean:
+    """The mean of values of windows, each 1 or a weight, clustered by document; windows are their own."""
+    sums: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for index, value in enumerate(values):
+        cluster = sums[documents[index] if documents else index]
+        cluster[0] += value
+        cluster[1] += weights[index] if weights else 1
+    return Mean.of(list(sums.values()))
 
 
-def _signed(mean: float, interval: Interval | None) -> str:
-    return f"{mean:+.4f}" if interval is None else f"{mean:+.4f} [{interval[0]:+.4f}, {interval[1]:+.4f}]"
+def _excess(row: dict[str, Any]) -> str:
+    return _signed(Mean.of(row["clusters"])) if row["clusters"] else f"{row['excess']:+.4f}"
+
+
+def _signed(mean: Mean) -> str:
+    low, high = mean.interval()
+    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import ropepatch
 from ropepatch.attention import make_map
-from ropepatch.evaluation.curves import LossCurve, difference
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.vectors import Vector
 from ropepatch.scaling import CustomDivisors, LongRoPESwitch, Scaling, YaRN, required_parameters
@@ -33,9 +34,9 @@ class Reading:
     """A model and the windows that it reads.
 
     Attributes:
-        model: As it is.
+        model: The baseline.
         trained: L, in tokens.
-        pieces: Token ids of windows, all of one length.
+        pieces: Token ids of windows, all of one length, each of another document.
     """
 
     model: Any
@@ -58,13 +59,9 @@ class Reading:
         with within():
             return ropepatch.perplexity(self.model, None, self.pieces, length=length)
 
-    def excess(self, curve: LossCurve) -> tuple[float, tuple[float, float]]:
-        """Nats per token above the base, over whole windows, and their 95 % interval."""
-        return difference(curve.at(self.length), self.base.at(self.length))
-
-    def short(self, curve: LossCurve) -> float:
-        """Nats per token above the base over the first L tokens."""
-        return difference(curve.at(self.trained), self.base.at(self.trained))[0]
+    def excess(self, curve: LossCurve, length: int) -> Mean:
+        """Nats per token above the base, over the first tokens of every window."""
+        return difference(curve.at(length).loss, self.base.at(length).loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +91,12 @@ class Case:
     def row(self, settings: Mapping[str, Any], within: Within) -> Row:
         """What the windows to test on say."""
         curve = self.testing.curve(within)
-        excess, interval = self.testing.excess(curve)
+        excess = self.testing.excess(curve, self.testing.length)
         return {
             "settings": dict(settings),
-            "excess": excess,
-            "interval": list(interval),
-            "short": self.testing.short(curve),
+            "excess": excess.value,
+            "clusters": [list(cluster) for cluster in excess.clusters],
+            "short": self.testing.excess(curve, self.testing.trained).value,
         }
 
     def custom(self, frequencies: Frequencies, attention_factor: float | None = None) -> CustomDivisors:
@@ -156,7 +153,8 @@ def pair(case: Case, rows: Mapping[str, Row]) -> Row:
     settings = {"method": method, "attention_factor": long.attention_factor}
     row = case.row(settings, case.scaled(switch))
     trained = case.testing.trained
-    return row | {"short": case.testing.short(case.testing.curve(case.scaled(switch, trained), trained))}
+    short = case.testing.curve(case.scaled(switch, trained), trained)
+    return row | {"short": case.testing.excess(short, trained).value}
 
 
 def attention_map(name: str, case: Case, rows: Mapping[str, Row]) -> Row:
@@ -269,7 +267,7 @@ def adaptation(case: Case, rows: Mapping[str, Row]) -> Row | None:
     return {
         "settings": {"run": best, "steps": runs[best]["steps"], "tokens": runs[best]["tokens"]},
         "excess": nats["0 to 2048"] - base.at(2048).mean,
-        "interval": None,
+        "clusters": [],
         "short": nats["0 to 256"] - base.at(256).mean,
     }
 

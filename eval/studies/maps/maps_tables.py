@@ -11,62 +11,71 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from maps_study import AS_IT_IS, OWN
+from maps_study import OWN
 
-from ropepatch.evaluation.bootstrap import bootstrap_interval
-from ropepatch.evaluation.grid import Passkey
+from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.intervals import Mean, difference
 
-Parts = list[tuple[float, int]]
+Row = dict[str, Any]
 HEADS = ("method", "settings", "excess", "first L", "passkeys at the target")
 
 
-def of(rows: Iterable[dict[str, Any]], method: str, kind: str) -> list[dict[str, Any]]:
-    """The parts of one method, in order."""
-    mine = [row for row in rows if (row["method"], row["kind"]) == (method, kind) and "refused" not in row]
-    return sorted(mine, key=lambda row: row["part"])
+def of(rows: Iterable[Row], method: str, kind: str) -> Row | None:
+    """The row of one method, if it was measured."""
+    mine = (row for row in rows if (row["method"], row["kind"]) == (method, kind) and "refused" not in row)
+    return next(mine, None)
 
 
-def difference(rows: list[dict[str, Any]], base: list[dict[str, Any]], span: str) -> tuple[float, Parts]:
-    """Nats per token above the base, and what each window adds to it; of the windows that both have read."""
-    digests = {row["part"]: row["digest"] for row in base}
-    rows = [row for row in rows if digests.get(row["part"]) == row["digest"]]
-    others = {row["part"]: row[span] for row in base}
-    pairs = [(one, other) for row in rows for one, other in zip(row[span], others[row["part"]], strict=True)]
-    parts = [(nats - least, count) for (nats, count), (least, _) in pairs]
-    return sum(part for part, _ in parts) / sum(count for _, count in parts), parts
+def excess(row: Row, base: Row, span: str = "all") -> Mean:
+    """Nats per token above the base, document by document.
+
+    Raises:
+        ValueError: They have read different windows.
+    """
+    if row["digest"] != base["digest"]:
+        raise ValueError(f"{row['method']} and {base['method']} have read different windows")
+    return difference(Mean.of(row[span]), Mean.of(base[span]))
 
 
-def cells(rows: list[dict[str, Any]], method: str) -> Iterator[str]:
+def signed(mean: Mean) -> str:
+    """A difference with its interval."""
+    low, high = mean.interval()
+    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def found(row: Row | None) -> str:
+    """How many keys were found of how many, with the interval; each stood in a haystack of its own."""
+    if row is None:
+        return "–"
+    correct, n = row["correct"], row["n"]
+    low, high = Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True).interval()
+    return f"{correct}/{n} ({low:.0%} to {high:.0%})"
+
+
+def cells(rows: list[Row], method: str) -> Iterator[str]:
     """A row of the table."""
-    read, base, asked = of(rows, method, "loss"), of(rows, OWN, "loss"), of(rows, method, "passkey")
+    read, base = of(rows, method, "loss"), of(rows, OWN, "loss")
+    assert read is not None
+    assert base is not None
     yield method
-    yield (read[0]["settings"] or "–") if method not in (OWN, AS_IT_IS) else "–"
-    for span in ("all", "short"):
-        mean, parts = difference(read, base, span)
-        low, high = bootstrap_interval(parts)
-        yield f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-    if not asked:
-        yield "–"
-        return
-    keys = Passkey(*(sum(row[key] for row in asked) for key in ("correct", "n")))
-    low, high = keys.interval
-    yield f"{keys.correct}/{keys.n} ({low:.0%} to {high:.0%})"
+    yield read["settings"] or "–"
+    yield from (signed(excess(read, base, span)) for span in ("all", "short"))
+    yield found(of(rows, method, "passkey"))
 
 
-def maps_table(rows: list[dict[str, Any]]) -> str:
+def maps_table(rows: list[Row]) -> str:
     """For each checkpoint and factor, the methods by what they add to the loss through the own window."""
     places = dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows)
     blocks = []
     for model, factor, target in places:
         here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
         base = of(here, OWN, "loss")
-        nats, tokens = (sum(part[i] for row in base for part in row["all"]) for i in (0, 1))
-        count = sum(len(row["all"]) for row in base)
-        names = dict.fromkeys(row["method"] for row in here if row["method"] != OWN and "digest" in row)
-        ordered = sorted(names, key=lambda name: difference(of(here, name, "loss"), base, "all")[0])
+        assert base is not None
+        read = {row["method"]: row for row in here if row["method"] != OWN and "digest" in row}
+        ordered = sorted(read, key=lambda name: excess(read[name], base).value)
         lines = [
             f"**{model}, {target // factor:,} to {target:,} tokens**: through its own window "
-            f"{nats / tokens:.4f} nats per token; {count} windows.",
+            f"{Mean.of(base['all']).value:.4f} nats per token; {len(base['all'])} windows.",
             "",
         ]
         lines += [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
@@ -77,23 +86,22 @@ def maps_table(rows: list[dict[str, Any]]) -> str:
     return "\n\n".join(blocks)
 
 
-SHORT = (AS_IT_IS, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "dca", "lampe", "lambda")
+SHORT = (BASELINE, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "dca", "lampe", "lambda")
 
 
-def short_table(rows: list[dict[str, Any]]) -> str:
+def short_table(rows: list[Row]) -> str:
     """What each method adds to the loss through the own window, and the passkeys, by checkpoint."""
     cases = dict.fromkeys((row["model"], row["factor"]) for row in rows)
     asked = {(row["model"], row["factor"]) for row in rows if row["kind"] == "passkey"}
     heads = [f"{model}, {factor} x{', keys' * ((model, factor) in asked)}" for model, factor in cases]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for method in SHORT:
-        line = [f"`{method}`" if method != AS_IT_IS else method]
+        line = [f"`{method}`" if method != BASELINE else method]
         for case in cases:
             here = [row for row in rows if (row["model"], row["factor"]) == case]
-            read, keys = of(here, method, "loss"), of(here, method, "passkey")
-            loss = f"{difference(read, of(here, OWN, 'loss'), 'all')[0]:+.3f}" if read else "–"
-            found, n = (sum(row[key] for row in keys) for key in ("correct", "n"))
-            line.append(f"{loss}, {found}/{n}" if n else loss)
+            read, base, keys = of(here, method, "loss"), of(here, OWN, "loss"), of(here, method, "passkey")
+            loss = f"{excess(read, base).value:+.3f}" if read and base else "–"
+            line.append(f"{loss}, {keys['correct']}/{keys['n']}" if keys else loss)
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 

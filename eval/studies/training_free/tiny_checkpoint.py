@@ -18,7 +18,8 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.results import environment
 
-SEED = 1  # of the keys
+SEED = 1  # of the haystacks
+FIFTHS = ("earliest", "early", "middle", "late", "latest")  # of the keys, by their depth
 INSIDE, BEYOND = (96, 128, 192, 256), (512, 1024, 2048)
 
 
@@ -52,17 +53,20 @@ def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
     }
 
 
-def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], trials: int) -> dict[str, Any]:
-    """Passkeys found by length and depth."""
-    grid = ropepatch.passkey(model, tokenizer, lengths=lengths, trials=trials, seed=SEED)
-    return {
-        str(length): {
-            str(depth): {"correct": cell.correct, "n": cell.n}
-            for (n, depth), cell in grid.cells.items()
-            if n == length
+def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int) -> dict[str, Any]:
+    """Passkeys found by length and by fifth of the keys, ordered by their depth."""
+    asked = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=haystacks, seed=SEED)
+    cells: dict[str, Any] = {}
+    for length in lengths:
+        answers = [answer for answer in asked.answers if answer.length == length]
+        answers.sort(key=lambda answer: answer.depth)
+        size = len(answers) // len(FIFTHS)
+        parts = (answers[first : first + size] for first in range(0, len(answers), size))
+        cells[str(length)] = {
+            name: {"correct": sum(answer.found for answer in part), "n": len(part)}
+            for name, part in zip(FIFTHS, parts, strict=True)
         }
-        for length in lengths
-    }
+    return cells
 
 
 def main() -> None:
@@ -79,7 +83,7 @@ def main() -> None:
         "tales": tales(model, tokenizer, length=256, count=400),
         "worth": worth(tokenizer, length=2048, count=100),
         "passkey_seed": SEED,
-        "passkey": retrieval(model, tokenizer, INSIDE, 40) | retrieval(model, tokenizer, BEYOND, 20),
+        "passkey": retrieval(model, tokenizer, INSIDE, 200) | retrieval(model, tokenizer, BEYOND, 100),
         "env": environment(model),
     }
     out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -23,12 +23,7 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment
 
 FACTORS = (2, 4, 8)
-SETTINGS: dict[str, Any] = {
-    "tales": 32,
-    "passkey_trials": 8,
-    "passkey_seed": 0,
-    "depths": [0.0, 0.25, 0.5, 0.75, 1.0],
-}
+SETTINGS: dict[str, Any] = {"tales": 32, "haystacks": 40, "seed": 0}
 
 # A method whose parameters must be given; the others are measured with their defaults. Lists of factors are
 # what a search finds, and none was made for this checkpoint.
@@ -63,17 +58,15 @@ def measure(model: Any, tokenizer: Any, trained: int, target: int) -> dict[str, 
     tales = held_out_tales(tokenizer, length=target, count=SETTINGS["tales"])
     curve = ropepatch.perplexity(model, None, [tale.ids for tale in tales])
     lengths = [end for _, end in stretches(trained, target)]
-    grid = ropepatch.passkey(
-        model,
-        tokenizer,
-        lengths=lengths,
-        depths=SETTINGS["depths"],
-        trials=SETTINGS["passkey_trials"],
-        seed=SETTINGS["passkey_seed"],
-    )
+    keys = {name: SETTINGS[name] for name in ("haystacks", "seed")}
+    answers = ropepatch.passkey(model, tokenizer, lengths=lengths, **keys)
+    found = {str(length): answers.found(length).clusters for length in lengths}
     return {
         "nats": losses(curve, trained, target),
-        "passkey": {str(n): {"correct": grid.at(n).correct, "n": grid.at(n).n} for n in lengths},
+        "passkey": {
+            length: {"correct": sum(int(one) for one, _ in clusters), "n": len(clusters)}
+            for length, clusters in found.items()
+        },
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ropepatch.evaluation.tasks.lm_eval import LmEvalTask
-from ropepatch.evaluation.tasks.passkey import PasskeyTask, askable
 from ropepatch.evaluation.tasks.perplexity import PerplexityTask, check_text
 from ropepatch.evaluation.tasks.retrieval import RetrievalTask
 from ropepatch.evaluation.tasks.task import Measurement, Task, doublings
@@ -12,19 +11,15 @@ __all__ = [
     "TASKS",
     "LmEvalTask",
     "Measurement",
-    "PasskeyTask",
     "PerplexityTask",
     "RetrievalTask",
     "Task",
-    "askable",
     "check_text",
     "doublings",
     "task_of",
 ]
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (PerplexityTask, PasskeyTask, RetrievalTask, LmEvalTask)
-}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (PerplexityTask, RetrievalTask, LmEvalTask)}
 
 
 def task_of(name: str) -> type[Task]:

@@ -14,23 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, token_ids
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import Comparison
-from ropepatch.evaluation.results import Result, Row
-from ropepatch.evaluation.table import MISSING, Cell, Metric, Table
-from ropepatch.evaluation.tasks.task import Advance, Say, Tables, Task
+from ropepatch.evaluation.results import Row
+from ropepatch.evaluation.tasks.task import Advance, Task
 from ropepatch.files import shipped
 from ropepatch.settings import Count, Several, Text
 
-HUB_METRICS = {"acc": "accuracy"}  # what the Hub calls a metric of lm-eval, where it has another name for it
-
-
-def score_cell(row: Row) -> Cell:
-    """A score with its standard error."""
-    if row["value"] is None:
-        return MISSING
-    error = row.get("stderr")
-    detail = f"± {error:.2g}" if isinstance(error, int | float) else ""
-    return Cell(f"{row['value']:.4g}", detail, float(row["value"]))
+NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 
 
 class LmEvalTask(Task):
@@ -45,7 +34,6 @@ class LmEvalTask(Task):
     name: ClassVar[str] = "lm-eval"
     title: ClassVar[str] = "lm-eval"
     identity: ClassVar[tuple[str, ...]] = ("tasks", "limit", "max_length")
-    quoted: ClassVar[tuple[str, ...]] = ("task", "metric", "value", "stderr", "n")
     derived: ClassVar[tuple[str, ...]] = ("digest", "metadata", "max_length")
 
     tasks: Several[Text]
@@ -80,41 +68,7 @@ class LmEvalTask(Task):
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """How many documents."""
         limit = f", {parameters['limit']:,} documents each" if parameters.get("limit") else ""
-        return f"Tasks of lm-eval{limit}; value ± standard error."
-
-    @classmethod
-    def tables(cls, comparison: Comparison) -> list[Table]:
-        """A row per task and metric."""
-        scores = {
-            name: {(row["task"], row["metric"]): row for row in rows}
-            for name, rows in comparison.rows("scores").items()
-        }
-        keys = list(dict.fromkeys(key for rows in scores.values() for key in rows))
-        rows = [
-            [
-                *(Cell(part, value=part) for part in key),
-                *(score_cell(rows[key]) if key in rows else MISSING for rows in scores.values()),
-            ]
-            for key in keys
-        ]
-        heads = [("Task", ""), ("Metric", ""), *((name, "") for name in scores)]
-        return [Table("Scores", heads, rows, labels=2, across=True)] if rows else []
-
-    @classmethod
-    def quotation(cls, comparison: Comparison, result: Result) -> list[Row]:
-        """All scores."""
-        return [cls.quote(row) for row in result.tables["scores"]]
-
-    @classmethod
-    def metrics(cls, comparison: Comparison, name: str) -> list[Metric]:
-        """Every score that is a number."""
-        metrics = []
-        for row in comparison.results[name].tables["scores"]:
-            if row["value"] is not None:
-                settings = {key: row[key] for key in ("version", "n", "stderr") if row.get(key) is not None}
-                kind = str(HUB_METRICS.get(row["metric"], row["metric"]))
-                metrics.append(Metric((row["task"],) * 2, kind, row["metric"], row["value"], settings))
-        return metrics
+        return f"Tasks of lm-eval{limit}; intervals: 95 %, from its standard errors."
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +78,7 @@ class LmEvalMeasurement:
     task: LmEvalTask
     to: int
     parameters: Mapping[str, Any]
-    floor_tables = None
+    floor = None
 
     def run(
         self,
@@ -132,9 +86,8 @@ class LmEvalMeasurement:
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say = lambda line: None,
-    ) -> Tables:
-        """Their scores."""
+    ) -> list[Row]:
+        """Their scores, with the interval of lm-eval's standard error."""
         from ropepatch.evaluation.harness import run_tasks
 
         scores = run_tasks(
@@ -146,4 +99,17 @@ class LmEvalMeasurement:
             limit=self.task.limit,
             max_length=self.to,
         )
-        return {"scores": scores}
+        return [_row(score) for score in scores]
+
+
+def _row(score: Mapping[str, Any]) -> Row:
+    value, error = score["value"], score["stderr"]
+    reach = None if value is None or error is None else NORMAL * error
+    return Row(
+        measure=score["metric"],
+        at={"task": score["task"], "version": score["version"]},
+        value=value,
+        low=None if reach is None else value - reach,
+        high=None if reach is None else value + reach,
+        n=score["n"] or 0,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,17 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import digest, first_documents, windows
+from ropepatch.data.texts import cut_windows, digest, first_documents
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
-from ropepatch.evaluation.results import Row, by_document, by_length, by_position, loss_row
-from ropepatch.evaluation.table import Drawing, Metric, Table
-from ropepatch.evaluation.tasks.losses import nats_cell, perplexity_cell, stretch_table, training_sentences
-from ropepatch.evaluation.tasks.task import Advance, Column, Say, Tables, Task, resolved
+from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
+from ropepatch.evaluation.tasks.task import Advance, Task, resolved
 from ropepatch.settings import Count, Length, OneOf, Several, Text, relative_length
 
 TALES = "held-out tales"  # what tiny reads where no text is given
@@ -65,11 +62,7 @@ class PerplexityTask(Task):
 
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
-    columns: ClassVar[Mapping[str, Column]] = {"Nats per token": nats_cell, "Perplexity": perplexity_cell}
-    greater_is_better: ClassVar[bool] = False
-    ranks: ClassVar[Literal["loss", "retrieval"] | None] = "loss"
     identity: ClassVar[tuple[str, ...]] = ("protocol", "stride", "bos", "text", "digest", "pieces", "read")
-    quoted: ClassVar[tuple[str, ...]] = ("nats", "interval")
     derived: ClassVar[tuple[str, ...]] = ("lengths", "digest", "tokens", "pieces")
 
     text: Text | None = None
@@ -121,20 +114,21 @@ class PerplexityTask(Task):
         floor = None
         if self.text is None:
             tales = self._tales(model, tokenizer, read)
-            pieces = [tale.ids for tale in tales]
+            pieces = list(enumerate(tale.ids for tale in tales))
             if self.protocol == "one-pass":
                 floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         else:
             pieces = self._pieces(self.text, tokenizer, read)
+        sources, ids = (list(part) for part in zip(*pieces, strict=True))
         parameters = self.model_dump() | {
             "text": self.text or TALES,
             "lengths": lengths,
             "read": read,
-            "pieces": len(pieces),
-            "tokens": sum(map(len, pieces)),
-            "digest": digest(pieces),
+            "pieces": len(ids),
+            "tokens": sum(map(len, ids)),
+            "digest": digest(ids),
         }
-        return PerplexityMeasurement(self, pieces, lengths, trained, parameters, floor)
+        return PerplexityMeasurement(self, ids, sources, lengths, trained, parameters, floor)
 
     def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
         """The same on another text."""
@@ -153,18 +147,17 @@ class PerplexityTask(Task):
             )
         return held_out_tales(tokenizer, length=read, count=self.documents or self.windows or 24)
 
-    def _pieces(self, text: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[Tensor]:
-        """Pieces of a text, all of the same length, which counts the token that `bos` puts before them."""
+    def _pieces(self, text: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[tuple[int, Tensor]]:
+        """Of each piece its document, and its tokens: all of one length, which counts that of `bos`."""
         documents = stream_documents(text, field=self.field, split=self.split)
         if self.documents is None:
-            joined = windows(tokenizer, documents, length=read, count=self.windows)
-            return [torch.tensor(window) for window in joined]
+            joined = cut_windows(tokenizer, documents, length=read, count=self.windows)
+            return [(document, torch.tensor(window)) for document, window in joined]
         own = self.bos == "document"
         pieces = first_documents(tokenizer, documents, length=read, count=self.documents, bos=own)
         first = tokenizer.bos_token_id if self.bos == "window" else None
-        if first is None:
-            return pieces
-        return [piece if piece[0] == first else piece[: read - 1] for piece in pieces]
+        cut = [piece if first is None or piece[0] == first else piece[: read - 1] for piece in pieces]
+        return list(enumerate(cut))
 
     @classmethod
     def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
@@ -173,13 +166,6 @@ class PerplexityTask(Task):
         if parameters["protocol"] in ("one-pass", "truncated"):
             return {read: pieces}
         return {length: pieces * read / (stride or length) for length in parameters["lengths"]}
-
-    @classmethod
-    def setup(cls, comparison: Comparison) -> str:
-        """The text, its pieces and the protocol."""
-        of = comparison.parameters
-        protocol = "" if of["protocol"] == "one-pass" else f", {of['protocol']}"
-        return f"{of['text']}, {of['pieces']} x {of['read']} tokens{protocol}"
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -191,74 +177,9 @@ class PerplexityTask(Task):
             f"{pieces} {parameters.get('text', 'text')}{tokens}.",
             PROTOCOLS.get(protocol, protocol).format(stride=parameters.get("stride")),
             BOS.get(str(parameters.get("bos", "")), ""),
-            "Intervals: 95 %, from drawing whole documents again with replacement.",
+            "Intervals: 95 %, Student's t over the documents from which the pieces are.",
         ]
         return " ".join(filter(None, words))
-
-    @classmethod
-    def short_tables(cls, comparison: Comparison) -> list[Table]:
-        """Perplexity by length; in one pass also the loss, and what was gained, by stretch of positions."""
-        one_pass = comparison.parameters["protocol"] == "one-pass"
-        caption = "Perplexity of the first" if one_pass else "Perplexity with windows of"
-        tables = [cls.by_length(comparison, caption, perplexity_cell)]
-        if one_pass:
-            trained, end = comparison.trained, comparison.lengths()[-1]
-            spans = [(0, min(trained, end))]
-            while spans[-1][1] < end:
-                spans.append((spans[-1][1], min(2 * spans[-1][1], end)))
-            tables.append(stretch_table(comparison, "Nats per token, positions", "by_position", spans))
-            gained = "Nats gained from beyond the trained context"
-            if comparison.rows("gain"):
-                tables.append(stretch_table(comparison, gained, "gain", spans[1:]))
-        return tables
-
-    @classmethod
-    def drawings(cls, comparison: Comparison) -> list[Drawing]:
-        """Perplexity by length, the loss and the gain by position."""
-        bands = "bands: 95 % intervals"
-        drawings = [
-            Drawing("perplexity", "by_length", f"Perplexity by length, on a logarithmic axis; {bands}"),
-            Drawing("positions", "by_position", f"Mean loss of the tokens at these positions; {bands}"),
-            Drawing(
-                "gain",
-                "gain",
-                "What a token gains from the context beyond the trained one; below 0 that context does harm",
-            ),
-        ]
-        return [drawing for drawing in drawings if comparison.rows(drawing.kind)]
-
-    @classmethod
-    def sentence(cls, comparison: Comparison, length: int, rows: Mapping[str, Row], *, best: bool) -> str:
-        """The loss and the perplexity of each."""
-        (first, row), *others = rows.items()
-        nats, ppl = nats_cell(row), perplexity_cell(row)
-        doubt = f" (95 % interval {nats.detail})" if nats.detail else ""
-        reads = f"{first} reads best:" if best else f"{first} loses"
-        figures = [
-            f"{reads} {nats.text} nats per token{doubt}, a perplexity of {ppl.text}",
-            *(
-                f"{name}, {nats_cell(row).text}, a perplexity of {perplexity_cell(row).text}"
-                for name, row in others
-            ),
-        ]
-        text = comparison.parameters.get("text", "text")
-        return f"Over {length:,} tokens of {text}, {'; '.join(figures)}."
-
-    @classmethod
-    def remarks(cls, comparison: Comparison, length: int) -> list[str]:
-        """What every adaptation brought, document by document, and what no model can beat."""
-        floor = () if comparison.floor is None else comparison.floor.tables["by_length"]
-        bounds = [f"No model can be below {row['nats']:.3f}." for row in floor if row["length"] == length]
-        return [*training_sentences(comparison), *bounds]
-
-    @classmethod
-    def metric(cls, parameters: Mapping[str, Any], length: int, row: Row) -> Metric:
-        """The perplexity, or the loss where no number holds it."""
-        text, keys = str(parameters.get("text", "text")), ("protocol", "stride", "bos")
-        settings = {key: parameters[key] for key in keys if parameters.get(key) is not None}
-        kind, key = ("loss", "nats") if row["perplexity"] is None else ("perplexity", "perplexity")
-        name = f"{kind} at {length:,} tokens"
-        return Metric((text, text), kind, name, row[key], {"length": length} | settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,10 +188,11 @@ class PerplexityMeasurement:
 
     task: PerplexityTask
     pieces: Sequence[Tensor]  # of the same length
+    sources: Sequence[int]  # of each piece the index of its document
     lengths: Sequence[int]
     trained: int
     parameters: Mapping[str, Any]
-    floor: LossCurve | None
+    floor_curve: LossCurve | None
 
     def run(
         self,
@@ -278,33 +200,35 @@ class PerplexityMeasurement:
         tokenizer: PreTrainedTokenizerBase,
         keep: Path | None,
         advance: Advance,
-        say: Say = lambda line: None,
-    ) -> Tables:
-        """The losses by length, position and document."""
-        options: dict[str, Any] = {"bos": self.task.bos, "split": True}
+    ) -> list[Row]:
+        """The losses by length and position."""
 
         def read(protocol: Protocol) -> LossCurve:
-            return perplexity(
-                model, tokenizer, self.pieces, protocol=protocol, keep=keep, progress=advance, **options
+            curve = perplexity(
+                model,
+                tokenizer,
+                self.pieces,
+                protocol=protocol,
+                bos=self.task.bos,  # type: ignore[arg-type]  # checked by its settings
+                keep=keep,
+                split=True,
+                progress=advance,
             )
+            return curve.of_documents(self.sources)
 
         if self.task.protocol == "one-pass":
             curve = read(OnePass())
-            tables = self.tables(curve)
+            rows = self._rows(curve)
             if self.task.gain and self.lengths[-1] > self.trained:
                 limited = read(Sliding(self.trained, max(1, self.trained // 2)))
                 beyond = [edge for edge in self.edges if edge >= self.trained]
-                rows = by_position(curve.gain_over(limited), beyond)
-                tables["gain"] = [{k: v for k, v in row.items() if k != "perplexity"} for row in rows]
-            return tables
-        curves = {length: read(self._protocol(length)) for length in self.lengths}
-        return {
-            "by_length": [
-                {"length": length, **loss_row(curve.between(0, len(self.pieces[0]) + 1))}
-                for length, curve in curves.items()
-            ],
-            "by_document": by_document(curves[self.lengths[-1]]),
-        }
+                rows += rows_by_position(curve.gain_over(limited), beyond, "gain")
+            return rows
+        end = len(self.pieces[0]) + 1
+        return [
+            Row.of("loss", {"length": length}, read(self._protocol(length)).between(0, end).loss)
+            for length in self.lengths
+        ]
 
     def _protocol(self, window: int) -> Sliding | Truncated | Disjoint:
         if self.task.protocol == "sliding":
@@ -312,19 +236,15 @@ class PerplexityMeasurement:
             return Sliding(window, self.task.stride)
         return Truncated(window) if self.task.protocol == "truncated" else Disjoint(window)
 
-    def tables(self, curve: LossCurve) -> Tables:
-        """What one pass tells."""
-        return {
-            "by_length": by_length(curve, self.lengths),
-            "by_position": by_position(curve, self.edges),
-            "by_document": by_document(curve),
-            "by_document_inside": by_document(curve, self.trained),
-        }
+    def _rows(self, curve: LossCurve) -> list[Row]:
+        """What one pass gives; the trained context is among the lengths, for the short-context cost."""
+        lengths = sorted({*self.lengths, *([self.trained] if self.trained < self.lengths[-1] else [])})
+        return rows_by_length(curve, lengths) + rows_by_position(curve, self.edges)
 
     @property
-    def floor_tables(self) -> Tables | None:
+    def floor(self) -> list[Row] | None:
         """What no model can beat, where that is known."""
-        return None if self.floor is None else self.tables(self.floor)
+        return None if self.floor_curve is None else self._rows(self.floor_curve)
 
     @property
     def edges(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What was measured and is drawn on the page: `measured.json`, made from eval/results."""
+"""The measurements that the page draws: `measured.json`, made from eval/results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.files import read_json, read_text
 
 FILE = Path(__file__).with_name("measured.json")
@@ -49,26 +50,27 @@ def _training_free(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
 
 
 def _perplexities(path: Path) -> dict[str, Any]:
-    """Perplexities by position of one model, as `ropepatch eval` writes them."""
-    runs = json.loads(read_text(path))
-    first = runs[0]
-    rows = first["tables"]["by_position"]
+    """Losses by position of one model, as `ropepatch eval --json` writes them."""
+    results = json.loads(read_text(path))
+    first, rows = results[0], [_by_position(result["rows"]) for result in results]
     return {
         "model": Path(first["model"]["name"]).name,
         "trained": first["model"]["trained"],
         "target": first["target"],
         "kind": "methods",
         "file": path.name,
-        "stretches": [[row["begin"], row["end"]] for row in rows],
+        "stretches": [[row["at"]["begin"], row["at"]["end"]] for row in rows[0]],
         "loss": {
-            BASE if run["scaling"] is None else run["label"]: [
-                round(row["nats"], 4) for row in run["tables"]["by_position"]
-            ]
-            for run in runs
+            BASE if result["scaling"] is None else result["label"]: [round(row["value"], 4) for row in of]
+            for result, of in zip(results, rows, strict=True)
         },
         "floor": None,
         "passkey": {},
     }
+
+
+def _by_position(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["measure"] == "loss" and "begin" in row["at"]]
 
 
 def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
@@ -107,7 +109,7 @@ def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
 def _by_method(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     grouped: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        grouped.setdefault(BASE if row["method"] == "as it is" else row["method"], []).append(row)
+        grouped.setdefault(BASE if row["method"] == BASELINE else row["method"], []).append(row)
     return grouped
 
 

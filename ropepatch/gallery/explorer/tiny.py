@@ -5,19 +5,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ropepatch.data.templates import bundled
+from ropepatch.data.haystack import Haystacks, Writer
+from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.encodings.loading import load
-from ropepatch.evaluation.passkey import trial_prompt
 
 TOKENS = 1024  # of the tale
 STRETCH = 32  # tokens over which losses are averaged
 LENGTHS, DEPTHS = (256, 512, 1024), (0.1, 0.5, 0.9)  # of the prompts
+DRAWN = 20  # of which that one is taken whose key is nearest to a depth
 
 
 class Quantised(NamedTuple):
@@ -86,15 +88,21 @@ def _packed(state: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], str]:
 
 
 def _prompts(tokenizer: Any) -> Iterator[dict[str, Any]]:
-    for length in LENGTHS:
-        for depth in DEPTHS:
-            one = trial_prompt(tokenizer, bundled(distractors=0), length=length, depth=depth, trial=0, seed=0)
-            yield {
-                "length": length,
-                "depth": depth,
-                "key": one.keys[0],
-                "ids": one.ids.tolist(),
-                "answer": one.answer,
-                "needle": one.needle,
-                "question": one.sentences[-1],
-            }
+    writer = Writer(tokenizer)
+    drawn = list(Haystacks(lengths=LENGTHS, count=DRAWN, keys=1, kinds=("passkey",)).make(tokenizer))
+    for length, depth in product(LENGTHS, DEPTHS):
+        haystacks = [haystack for haystack in drawn if length in haystack.stops]
+        ends = [haystack.asked[length][0].end / haystack.stops[length] for haystack in haystacks]
+        haystack = haystacks[min(range(DRAWN), key=lambda index: abs(ends[index] - depth))]
+        stop, (question,) = haystack.stops[length], haystack.asked[length]
+        key = tokenizer.decode(question.answer).strip()
+        (needle,) = writer.follow([f" {PASSKEY.needle.replace('{key}', key)}"])
+        yield {
+            "length": length,
+            "depth": depth,
+            "key": key,
+            "ids": torch.cat([haystack.ids[:stop], question.ids, question.answer]).tolist(),
+            "answer": len(question.answer),
+            "needle": [question.end - len(needle), question.end],
+            "question": stop,
+        }

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from ropepatch.evaluation.table import Table
+from ropepatch.evaluation.results import measure_of
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.publishing.card.extended import Evidence, Extended
 from ropepatch.report.markdown import markdown_table, plain
+from ropepatch.report.tables import row_cell, tables_of
+from ropepatch.report.words import sentence
 
 FIGURES = "evaluation/{}.png"  # within the folder of the checkpoint
 
 
 def headline(model: Extended) -> str:
-    """What came out at the target, a sentence for each task that tells of lengths."""
+    """What came out at the target, a sentence for every task that measures by length."""
     sentences = []
     for evidence in model.evidence:
-        if (last := evidence.group.last(evidence.own)) is not None:
-            length, own = last
+        measure = evidence.group.measure
+        if measure is not None and (own := evidence.group.last(evidence.own, measure)) is not None:
+            length = int(own.at["length"])
             rows = {"this checkpoint": own}
-            if (before := evidence.row(length, evidence.before)) is not None:
+            if (before := evidence.row(measure, length, evidence.before)) is not None:
                 rows["the base model"] = before
-            task = task_of(evidence.group.task)
-            sentences.append(plain(task.sentence(evidence.group, length, rows, best=False)))
+            sentences.append(plain(sentence(evidence.group, measure, length, rows)))
     return " ".join(sentences)
 
 
@@ -35,27 +37,27 @@ class Part(NamedTuple):
     table: str
     stem: str
     figure: str
+    warnings: list[str]
 
 
 def parts(model: Extended) -> Iterator[Part]:
     """A section for every comparison."""
     for evidence in model.evidence:
         task = task_of(evidence.group.task)
-        tables = task.tables(evidence.group)
         method = plain(task.method(evidence.group.parameters))
+        tables = [
+            f"**{plain(one.caption)}**\n\n"
+            + markdown_table([one], marked=evidence.own, note=" (this checkpoint)")
+            for one in tables_of(evidence.group)
+        ]
         yield Part(
             title=task.title,
-            method=" ".join(filter(None, [method, _cells(tables), _place(evidence)])),
-            table=markdown_table(tables, marked=evidence.own, note=" (this checkpoint)"),
+            method=" ".join(filter(None, [method, _place(evidence)])),
+            table="\n\n".join(tables),
             stem=evidence.stem,
             figure=FIGURES.format(evidence.stem),
+            warnings=[plain(warning) for warning in evidence.group.warnings()],
         )
-
-
-def _cells(tables: Sequence[Table]) -> str:
-    """What stands in a cell where that is several values."""
-    captions = [table.caption[0].lower() + table.caption[1:] for table in tables]
-    return f"In each cell {', below it '.join(captions)}." if len(captions) > 1 else ""
 
 
 def _place(evidence: Evidence) -> str:
@@ -70,15 +72,14 @@ def old_context(model: Extended) -> Iterator[str]:
     """What the extension did to what the model could before."""
     window = model.record.original_max_position_embeddings
     for evidence in model.evidence:
-        own, before = (evidence.row(window, name) for name in (evidence.own, evidence.before))
+        if (measure := evidence.group.measure) is None:
+            continue
+        own, before = (evidence.row(measure, window, name) for name in (evidence.own, evidence.before))
         if own is not None and before is not None:
-            caption, cell = next(iter(task_of(evidence.group.task).columns.items()))
             text = evidence.group.parameters.get("text")
             of = f" of {plain(text)}" if text else ""
-            yield (
-                f"{caption} at {window:,} tokens{of}: {plain(cell(before).line)} before, "
-                f"{plain(cell(own).line)} after."
-            )
+            then, now = (plain(row_cell(row).line) for row in (before, own))
+            yield f"{measure_of(measure).title} at {window:,} tokens{of}: {then} before, {now} after."
     if model.record.adaptation:
         gate = model.record.adaptation.gate
         change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"

@@ -39,9 +39,9 @@ class Evidence(NamedTuple):
     before: str | None
     stem: str
 
-    def row(self, length: int, name: str | None) -> Row | None:
-        """What a result says of a length."""
-        return self.group.at(length).get(name) if name is not None else None
+    def row(self, measure: str, length: int, name: str | None) -> Row | None:
+        """A measure of a result at a length."""
+        return self.group.results[name].row(measure, length=length) if name is not None else None
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,14 @@ class Extended:
 
 def _shown(comparison: Comparison) -> Comparison:
     """The comparison with its text named as others may see it."""
-    if "text" not in comparison.parameters:
+    if (text := comparison.parameters.get("text")) is None:
         return comparison
-    text = shown_name(str(comparison.parameters["text"]))
+    text = shown_name(str(text))
     return replace(comparison, parameters={**comparison.parameters, "text": text})
 
 
 def _place(result: Result) -> tuple[Any, ...]:
-    """Its place on the card: by task, as measured; the model as it is first, the adapted one last."""
+    """Its place on the card: by task, as measured; the baseline first, the adapted one last."""
     settings = json.dumps(result.parameters, sort_keys=True)
     return (
         [*TASKS, result.task].index(result.task),

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from ropepatch.evaluation.results import measure_of
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.publishing.card.extended import Evidence, Extended
 
@@ -40,19 +41,24 @@ def front_matter(model: Extended) -> str:
 
 
 def _results(evidence: Evidence) -> Iterator[EvalResult]:
-    for metric in task_of(evidence.group.task).metrics(evidence.group, evidence.own):
-        kind, name = metric.dataset
-        settings: Any = {
-            key: round(value, DIGITS) if isinstance(value, float) else value
-            for key, value in metric.settings.items()
-        }
+    """The measures of this checkpoint at the greatest length up to the target, and all scores of lm-eval."""
+    group, own = evidence.group, evidence.group.results[evidence.own]
+    identity = task_of(group.task).identity
+    settings = {key: value for key in identity if (value := group.parameters.get(key)) is not None}
+    for row in own.rows:
+        length = row.at.get("length")
+        last = group.last(evidence.own, row.measure)
+        if row.value is None or ("task" not in row.at and row is not last):
+            continue
+        dataset = str(row.at.get("task") or group.parameters.get("text") or "generated text")
+        name = measure_of(row.measure).hub
         yield EvalResult(
             task_type="text-generation",
             task_name="Text Generation",
-            dataset_type=kind,
-            dataset_name=name,
-            metric_type=metric.kind,
-            metric_name=metric.name,
-            metric_value=round(metric.value, DIGITS),
-            metric_args=settings,
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type=name,
+            metric_name=f"{name} at {length:,} tokens" if length else name,
+            metric_value=round(row.value, DIGITS),
+            metric_args={**row.at, "n": row.n, **({} if "task" in row.at else settings)},
         )

@@ -6,7 +6,6 @@ All of them need matplotlib; without it a `RopepatchError` says what to install.
 from ropepatch.report.plots.distances import plot_effective_distances
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_loss, plot_perplexity, plot_positions
-from ropepatch.report.plots.passkeys import plot_cells, plot_kinds, plot_passkey
 from ropepatch.report.plots.pictures import (
     Picture,
     figures,
@@ -18,6 +17,7 @@ from ropepatch.report.plots.pictures import (
     plot_plan,
     rescalings,
 )
+from ropepatch.report.plots.retrieval import plot_depths, plot_kinds, plot_retrieval
 from ropepatch.report.plots.style import Look, looks, save_figure
 
 __all__ = [
@@ -31,15 +31,15 @@ __all__ = [
     "pictures_of_distances",
     "pictures_of_rescaling",
     "pictures_of_results",
-    "plot_cells",
+    "plot_depths",
     "plot_effective_distances",
     "plot_gain",
     "plot_kinds",
     "plot_loss",
-    "plot_passkey",
     "plot_perplexity",
     "plot_plan",
     "plot_positions",
+    "plot_retrieval",
     "plot_rotations",
     "plot_wavelengths",
     "rescalings",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CELLS, POINTS = 384, 1024  # of a side of a heat map and of a curve that are drawn, at most
 COLUMNS = 4
-AS_IT_IS = "as it is"
+BASELINE = "baseline"
 OVERSHOOT = 2.0  # times L, where the curves end
 
 
@@ -52,10 +52,10 @@ def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figur
     """The distance at which every pair of tokens is read, and below it that of the last token's keys.
 
     Args:
-        changes: What is drawn, beside the model as it is; of one L and one target.
+        changes: What is drawn, beside the baseline; of one L and one target.
     """
     window, target = changes[0][0].rope.original_max_position_embeddings, changes[0][0].target
-    drawn: list[tuple[str, Look, Rescaling | None]] = [(AS_IT_IS, Look(PLAIN), None)]
+    drawn: list[tuple[str, Look, Rescaling | None]] = [(BASELINE, Look(PLAIN), None)]
     drawn += [(change.name, look, change) for change, look in changes]
     rows = math.ceil(len(drawn) / COLUMNS)
     columns = math.ceil(len(drawn) / rows)

@@ -68,15 +68,17 @@ def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
     What is far above the best line leaves the picture and is named with its last value.
     """
-    lines = {name: _by_length(rows) for name, rows in comparison.rows("by_length").items()}
-    floor = None if comparison.floor is None else _by_length(comparison.floor.tables["by_length"])
+    lines = {name: _by_length(rows) for name, rows in comparison.rows("loss", "length").items()}
+    least = comparison.floor.of("loss", "length") if comparison.floor else []
+    floor = _by_length(least) if least else None
     with canvas(_height(lines)) as figure:
         axes = figure.subplots()
         axes.set_title(f"{shown(comparison.model)}: perplexity")
         _limit(axes, lines, floor, worse=1)
         _draw(axes, lines, look, floor, marker="o")
-        axes.set_xlim(comparison.lengths()[0] / 1.04, comparison.lengths()[-1] * 1.04)
-        length_axis(axes, comparison.lengths(), trained=comparison.trained, label="length, tokens")
+        lengths = comparison.lengths("loss")
+        axes.set_xlim(lengths[0] / 1.04, lengths[-1] * 1.04)
+        length_axis(axes, lengths, trained=comparison.trained, label="length, tokens")
         ticks = _perplexities(*(math.exp(min(nats, LARGEST)) for nats in axes.get_ylim()))
         axes.set_yticks([math.log(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
         _name(axes, lines, look, floor, lambda nats: _short(math.exp(min(nats, LARGEST))))
@@ -88,8 +90,8 @@ def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
     What is far above the best line leaves the picture and is named with its last value.
     """
-    floor = None if comparison.floor is None else comparison.floor.tables.get("by_position")
-    return _stretches(comparison, "by_position", look, "loss, nats per token", 1, floor)
+    floor = comparison.floor.of("loss", "begin", "end") if comparison.floor else None
+    return _stretches(comparison, "loss", look, "loss, nats per token", 1, floor)
 
 
 def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
@@ -102,16 +104,16 @@ def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
 def _stretches(
     comparison: Comparison,
-    table: str,
+    measure: str,
     look: Mapping[str, Look],
     title: str,
     worse: int,
     floor: Sequence[Row] | None,
 ) -> Figure:
-    tables, trained = comparison.rows(table), comparison.trained
+    tables, trained = comparison.rows(measure, "begin", "end"), comparison.trained
     lines = {name: _by_position(rows) for name, rows in tables.items()}
     dotted = _by_position(floor) if floor else None
-    ends = [row["end"] for rows in tables.values() for row in rows]
+    ends = [int(row.at["end"]) for rows in tables.values() for row in rows]
     with canvas(_height(lines)) as figure:
         axes = figure.subplots()
         axes.set_title(f"{shown(comparison.model)}: {title}")
@@ -184,30 +186,32 @@ def _height(lines: Mapping[str, Line]) -> float:
 
 
 def _by_length(rows: Sequence[Row]) -> Line:
-    ordered = sorted(rows, key=lambda row: float(row["length"]))
-    return Line([row["length"] for row in ordered], [row["nats"] for row in ordered], *_intervals(ordered))
+    return _line(rows, lambda row: float(row.at["length"]))
 
 
 def _by_position(rows: Sequence[Row]) -> Line:
     """At the middles of the stretches, on a logarithmic axis."""
-    ordered = sorted(rows, key=lambda row: float(row["begin"]))
+    return _line(rows, lambda row: _middle(float(row.at["begin"]), float(row.at["end"])))
+
+
+def _line(rows: Sequence[Row], place: Callable[[Row], float]) -> Line:
+    """Values over places; with both ends of their intervals where every row has both."""
+    ordered = sorted(rows, key=place)
+    low, high = (
+        [end for end in ends if end is not None]
+        for ends in zip(*((r.low, r.high) for r in ordered), strict=True)
+    )
+    known = len(low) == len(high) == len(ordered)
     return Line(
-        [_middle(row["begin"], row["end"]) for row in ordered],
-        [row["nats"] for row in ordered],
-        *_intervals(ordered),
+        list(map(place, ordered)),
+        [math.inf if row.value is None else row.value for row in ordered],
+        low if known else [],
+        high if known else [],
     )
 
 
 def _middle(begin: float, end: float) -> float:
     return float((begin * end) ** 0.5 if begin else end / 2)
-
-
-def _intervals(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Both ends, where every row has both; else nothing."""
-    ends = [row["interval"] for row in rows if None not in (row.get("interval") or [None])]
-    if len(ends) < len(rows):
-        return [], []
-    return [low for low, _ in ends], [high for _, high in ends]
 
 
 def _binned(curve: LossCurve) -> Line:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
 from ropepatch.evaluation.results import Result, slug
-from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.plots.distances import plot_effective_distances
 from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
 from ropepatch.report.plots.losses import plot_gain, plot_perplexity, plot_positions
-from ropepatch.report.plots.passkeys import plot_cells, plot_kinds
+from ropepatch.report.plots.retrieval import plot_depths, plot_kinds
 from ropepatch.report.plots.style import Look, looks
 from ropepatch.settings import short_length
 
@@ -22,12 +21,38 @@ if TYPE_CHECKING:
 
     from ropepatch.extension.planning import Plan
 
-DRAWN: Mapping[str, Callable[[Comparison, Mapping[str, Look]], Figure]] = {  # by the kind of a `Drawing`
-    "by_length": plot_perplexity,
-    "by_position": plot_positions,
-    "gain": plot_gain,
-    "cells": lambda comparison, look: plot_cells(comparison),
-    "by_kind": lambda comparison, look: plot_kinds(comparison),
+
+class Drawing(NamedTuple):
+    """A figure of the rows of one measure."""
+
+    name: str
+    draw: Callable[[Comparison, Mapping[str, Look]], Figure]
+    caption: str
+
+
+BANDS = "bands: 95 % intervals"
+DRAWINGS: Mapping[tuple[str, ...], Drawing] = {  # by measure and what it is at
+    ("loss", "length"): Drawing(
+        "perplexity", plot_perplexity, f"Perplexity by length, on a logarithmic axis; {BANDS}"
+    ),
+    ("loss", "begin", "end"): Drawing(
+        "positions", plot_positions, f"Mean loss of the tokens at these positions; {BANDS}"
+    ),
+    ("gain", "begin", "end"): Drawing(
+        "gain",
+        plot_gain,
+        "What a token gains from the context beyond the trained one; below 0 that context does harm",
+    ),
+    ("found", "length", "depth"): Drawing(
+        "retrieval",
+        lambda comparison, look: plot_depths(comparison),
+        "Share of answers found, by the prompt's length and the depth of the needle",
+    ),
+    ("found", "kind", "length"): Drawing(
+        "retrieval-kinds",
+        lambda comparison, look: plot_kinds(comparison),
+        "Share of answers found, by the kind of question and the prompt's length",
+    ),
 }
 
 
@@ -110,13 +135,15 @@ def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> list[t
 
 
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
-    """What the tables of a comparison allow."""
+    """What the rows of a comparison allow."""
     adapted = any(result.adapted for result in comparison.results.values())
     then = " before the adaptation" * adapted  # when the trained context was that
     trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
+    several = len(comparison.parameters.get("kinds") or ()) > 1
     return [
-        Picture(name, DRAWN[kind](comparison, look), f"{caption}; dashed: {trained}.")
-        for name, kind, caption in task_of(comparison.task).drawings(comparison)
+        Picture(drawing.name, drawing.draw(comparison, look), f"{drawing.caption}; dashed: {trained}.")
+        for measure, keys in comparison.kinds_of_rows()
+        if (drawing := DRAWINGS.get((measure, *keys))) and (several or "kind" not in keys)
     ]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WIDTH = 6.4  # inches
 LABEL = 0.145  # inches between the names beside the lines
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
-PLAIN = "#444444"  # the model as it is
+PLAIN = "#444444"  # the baseline
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))  # by rounds
 SOLID = ("yarn", "ntk", "linear", "llama3", FIT, "ntk-by-parts")  # in the order of COLOURS

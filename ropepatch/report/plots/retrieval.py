@@ -1,12 +1,12 @@
-"""Passkeys and answers found, by length and depth or kind."""
+"""Answers found, by length and depth or kind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ropepatch.evaluation.results import Row, passkey_cells
+from ropepatch.evaluation.results import Row
+from ropepatch.evaluation.tasks.retrieval import retrieval_rows
 from ropepatch.report.plots.style import COLOURS, INK, QUIET, WIDTH, canvas, shown
 from ropepatch.settings import short_length
 
@@ -15,63 +15,44 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.passkey import PasskeyGrid
+    from ropepatch.evaluation.retrieval import Retrieval
 
 PER_ROW = 3  # maps beside each other, at most
 CELL = (0.27, 0.15)  # inches that a number needs
 
 
-def plot_passkey(grids: Mapping[str, PasskeyGrid], *, trained: int) -> Figure:
-    """The share of passkeys found by length and depth, one map per model.
+def plot_retrieval(retrievals: Mapping[str, Retrieval], *, trained: int) -> Figure:
+    """The share of answers found by length and depth, one map per model.
 
     Args:
-        grids: What to draw, by name.
+        retrievals: What to draw, by name.
         trained: The context the model was trained on, in tokens; marked.
     """
-    return _maps({name: passkey_cells(grid) for name, grid in grids.items()}, trained, "passkeys found")
+    rows = {name: _depth_rows(retrieval_rows(retrieval)) for name, retrieval in retrievals.items()}
+    return _maps(rows, trained, "answers found")
 
 
-def plot_cells(comparison: Comparison) -> Figure:
-    """The same of results; of several kinds of questions their mean."""
-    tables = {name: _mean_of_kinds(rows) for name, rows in comparison.rows("cells").items()}
-    return _maps(tables, comparison.trained, f"{shown(comparison.model)}: {_found(comparison)}")
+def plot_depths(comparison: Comparison) -> Figure:
+    """The same of results."""
+    title = f"{shown(comparison.model)}: answers found"
+    return _maps(comparison.rows("found", "length", "depth"), comparison.trained, title)
 
 
 def plot_kinds(comparison: Comparison) -> Figure:
     """The share of each kind of question that is found by length, one map per model."""
-    title = f"{shown(comparison.model)}: {_found(comparison)}"
-    return _maps(comparison.rows("by_kind"), comparison.trained, title, by="kind")
+    title = f"{shown(comparison.model)}: answers found"
+    return _maps(comparison.rows("found", "kind", "length"), comparison.trained, title, by="kind")
 
 
-def _found(comparison: Comparison) -> str:
-    return "passkeys found" if comparison.task == "passkey" else "share found"
-
-
-def _mean_of_kinds(rows: Sequence[Row]) -> list[Row]:
-    places: dict[tuple[int, float], list[Row]] = {}
-    for row in rows:
-        places.setdefault((row["length"], row["depth"]), []).append(row)
-    return [
-        {
-            "length": length,
-            "depth": depth,
-            "share": fmean(map(_share, kinds)),
-            "n": sum(k["n"] for k in kinds),
-        }
-        for (length, depth), kinds in places.items()
-    ]
-
-
-def _share(row: Row) -> float:
-    share: float = row["share"] if "share" in row else row["correct"] / row["n"]
-    return share
+def _depth_rows(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.measure == "found" and row.at.keys() == {"length", "depth"}]
 
 
 def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: str = "depth") -> Figure:
-    lengths = sorted({row["length"] for rows in tables.values() for row in rows})
-    depths = list(dict.fromkeys(row[by] for rows in tables.values() for row in rows))  # or kinds
+    lengths = sorted({int(row.at["length"]) for rows in tables.values() for row in rows})
+    depths = list(dict.fromkeys(row.at[by] for rows in tables.values() for row in rows))  # or kinds
     if by == "depth":
-        depths.sort()
+        depths.sort(key=float)
     wide = 0.0 if by == "depth" else 0.6  # inches that a kind's name needs beyond a depth
     across = min(len(tables), PER_ROW if len(lengths) * CELL[0] * PER_ROW < WIDTH - 0.6 else 2)
     down = -(-len(tables) // across)
@@ -99,9 +80,9 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: 
         figure.supxlabel(
             f"prompt, tokens (dashed: the trained {short_length(trained)})", color=QUIET, fontsize=9
         )
-        label = "depth of the key" if by == "depth" else "kind of question"
+        label = "depth of the needle" if by == "depth" else "kind of question"
         figure.supylabel(label, color=QUIET, fontsize=9)
-        trials = sorted({row["n"] for rows in tables.values() for row in rows})
+        trials = sorted({row.n for rows in tables.values() for row in rows})
         asked = f"{trials[0]}" if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
         figure.suptitle(f"{title}, of {asked} in each cell", x=0.01, ha="left", color=QUIET, fontsize=9)
     return figure
@@ -111,7 +92,7 @@ def _map(
     axes: Axes,
     rows: Sequence[Row],
     lengths: Sequence[int],
-    depths: Sequence[float | str],
+    depths: Sequence[int | float | str],
     *,
     by: str,
     written: bool,
@@ -119,8 +100,8 @@ def _map(
     from matplotlib.patches import Rectangle
 
     for row in rows:
-        x, y = lengths.index(row["length"]), depths.index(row[by])
-        share = _share(row)
+        x, y = lengths.index(int(row.at["length"])), depths.index(row.at[by])
+        share = row.value or 0.0
         axes.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=COLOURS[0], alpha=_alpha(share), linewidth=0)
         )

@@ -1,0 +1,218 @@
+"""How fast retrieval is where each haystack is read once, against one whole prompt for each answer.
+
+    python eval/benchmarks/retrieval_speed.py [--rounds N] [--quick] [--json FILE]
+
+Both ask the same questions on the same haystacks: 5 lengths, and needles in all fifths of the depth. The
+baseline reads one prompt for each answer, in a batch of one, without a cache, and takes the logits of the
+answer alone. Read once is what `ropepatch.retrieve` does, with its check of the first answers against whole
+prompts. In every round both run once, in shuffled order; the ratio is the baseline's time over ours within a
+round. Both must find the same answers, and their log-probabilities must agree to 1e-4 nats per token.
+
+Tokens at 16,384 and 32,768 are counted, not read: of 10 haystacks with 8 and with 16 keys of each of two
+kinds, at the 5 doubling lengths up to there, all tokens that pass through the model, questions, answers and
+the check included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from reporting import environment, spread, table, write
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropepatch
+from ropepatch.data.haystack import Haystack, Haystacks
+from ropepatch.evaluation.retrieval import Retrieval, ask
+
+EACH, ONCE = "one prompt each", "read once"
+TARGET = {"time: one prompt each / read once": 10.0, "tokens: one prompt each / read once": 30.0}
+AGREEMENT = 1e-4  # nats per token
+SEED, ROUNDS, QUICK_ROUNDS = 0, 5, 2
+FIFTHS = 5  # of the depth
+METHOD, TARGET_LENGTH = "yarn", 2048
+SHAPE: dict[str, Any] = {
+    "vocab_size": 1024,  # tiny's, whose tokenizer writes the haystacks
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 688,
+}
+DEFAULT: dict[str, Any] = {"keys": 8, "kinds": ("number", "sentence"), "seed": SEED}  # as `retrieve` has them
+TINY = Haystacks(lengths=(512, 768, 1024, 1536, 2048), count=10, **DEFAULT)
+LONG = Haystacks(lengths=(512, 1024, 2048, 4096, 8192), count=3, **DEFAULT)
+COUNTED = ((16_384, 8), (32_768, 8), (16_384, 16), (32_768, 16))  # length, keys of each kind
+
+
+def tiny_model() -> Any:
+    model, _ = ropepatch.load("tiny")
+    ropepatch.patch(model, ropepatch.plan("tiny", to=TARGET_LENGTH, method=METHOD))
+    return model
+
+
+def random_model() -> Any:
+    torch.manual_seed(SEED)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=LONG.lengths[-1])).eval()
+
+
+def tokens_read(haystacks: Sequence[Haystack]) -> dict[str, dict[str, int]]:
+    """How many tokens pass through the model, by either procedure: of haystacks, and in all."""
+    first, asked = haystacks[0], [pair for haystack in haystacks for pair in prompts(haystack)]
+    ends = min(first.stops), max(first.stops)
+    checked = [next(pair for pair in prompts(first) if pair[0] == first.stops[length]) for length in ends]
+    questions = sum(question for _, question in asked)
+    once = sum(len(haystack.ids) for haystack in haystacks)
+    return {
+        EACH: {
+            "haystacks": sum(stop for stop, _ in asked),
+            "all": sum(map(sum, asked)),
+        },
+        ONCE: {"haystacks": once, "all": once + questions + sum(map(sum, checked))},
+    }
+
+
+def prompts(haystack: Haystack) -> list[tuple[int, int]]:
+    """The tokens of every prompt: of the haystack, and of the question with its answer."""
+    return [
+        (haystack.stops[length], len(question))
+        for length, asked in haystack.asked.items()
+        for question in asked
+    ]
+
+
+def cells(retrieval: Retrieval) -> int:
+    """How many of the cells of length and fifth of the depth have answers."""
+    return len({(answer.length, min(int(FIFTHS * answer.depth), FIFTHS - 1)) for answer in retrieval.answers})
+
+
+def difference(first: Retrieval, second: Retrieval) -> float:
+    """The largest difference in log-probability; infinite where other answers are found."""
+    pairs = list(zip(first.answers, second.answers, strict=True))
+    if any(a._replace(log_prob=0) != b._replace(log_prob=0) for a, b in pairs):
+        return float("inf")
+    return max(abs(a.log_prob - b.log_prob) for a, b in pairs)
+
+
+def measure(model: Any, haystacks: Sequence[Haystack], rounds: int) -> dict[str, Any]:
+    """Seconds of both procedures over the rounds, and their ratio."""
+    runs: dict[str, Callable[[], Retrieval]] = {
+        EACH: lambda: ask(model, haystacks, read_once=False),
+        ONCE: lambda: ask(model, haystacks),
+    }
+    order, seconds = random.Random(SEED), {name: list[float]() for name in runs}
+    ask(model, haystacks[:1])  # warm up
+    results: dict[str, Retrieval] = {}
+    largest = 0.0
+    for _ in range(rounds):
+        for name in order.sample(list(runs), len(runs)):
+            begin = time.perf_counter()
+            results[name] = runs[name]()
+            seconds[name].append(time.perf_counter() - begin)
+        largest = max(largest, difference(*results.values()))
+    if not largest <= AGREEMENT:
+        raise SystemExit(f"the two procedures differ by {largest:.2e} nats per token: not the same work")
+    once = results[ONCE]
+    ratios = [a / b for a, b in zip(seconds[EACH], seconds[ONCE], strict=True)]
+    return {
+        "answers": len(once.answers),
+        "found": sum(answer.found for answer in once.answers),
+        "cells with answers": cells(once),
+        "seconds": {name: spread(values) for name, values in seconds.items()},
+        "one prompt each / read once": spread(ratios),
+        "largest difference in nats per token": float(f"{largest:.3g}"),
+        **compared(haystacks),
+    }
+
+
+def compared(haystacks: Sequence[Haystack]) -> dict[str, Any]:
+    """The tokens of both procedures, and their ratio."""
+    tokens = tokens_read(haystacks)
+    ratio = {part: round(tokens[EACH][part] / tokens[ONCE][part], 2) for part in tokens[ONCE]}
+    return {"tokens": tokens, "tokens: one prompt each / read once": ratio}
+
+
+def described(plan: Haystacks) -> dict[str, Any]:
+    return {
+        "lengths": list(plan.lengths),
+        "haystacks": plan.count,
+        "keys": plan.keys,
+        "kinds": list(plan.kinds),
+    }
+
+
+def counted(tokenizer: Any, longest: int, keys: int) -> dict[str, Any]:
+    """The tokens of 10 haystacks at 5 doubling lengths."""
+    lengths = [longest // 2**halvings for halvings in range(5)]
+    plan = Haystacks(lengths=lengths, count=10, **DEFAULT | {"keys": keys})
+    return {**described(plan), **compared(list(plan.make(tokenizer)))}
+
+
+def benchmark(rounds: int, *, quick: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    _, tokenizer = ropepatch.load("tiny")
+    timed = []
+    for name, make, plan in (("tiny", tiny_model, TINY), ("random LLaMA", random_model, LONG)):
+        haystacks = list(plan.make(tokenizer))[: 1 if quick else None]
+        measured = measure(make(), haystacks, rounds)
+        timed.append({"model": name, **described(plan), "haystacks": len(haystacks), **measured})
+    return {
+        "benchmark": "retrieval_speed",
+        "target": TARGET,
+        "agreement_nats": AGREEMENT,
+        "scaling of tiny": {"method": METHOD, "to": TARGET_LENGTH},
+        "shape of the random LLaMA": SHAPE,
+        "rounds": rounds,
+        "seed": SEED,
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "timed": timed,
+        "counted": [counted(tokenizer, *grid) for grid in COUNTED],
+        "environment": environment(),
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    rows = [("time", "haystacks", "answers", "cells", "each s", "once s", "each / once", "min-max", "tokens")]
+    for one in result["timed"]:
+        seconds, ratio = one["seconds"], one["one prompt each / read once"]
+        rows.append(
+            (
+                f"{one['model']} to {one['lengths'][-1]}",
+                *(f"{one[count]}" for count in ("haystacks", "answers", "cells with answers")),
+                *(f"{seconds[name]['median']:.2f}" for name in (EACH, ONCE)),
+                f"{ratio['median']:.2f}",
+                f"{ratio['min']:.2f}-{ratio['max']:.2f}",
+                f"{one['tokens: one prompt each / read once']['all']:.2f}",
+            )
+        )
+    counts = [("tokens counted", "keys", EACH, ONCE, "each / once", "of haystacks alone")]
+    for one in result["counted"]:
+        ratio = one["tokens: one prompt each / read once"]
+        read = (f"{one['tokens'][name]['all']:,}" for name in (EACH, ONCE))
+        grid = (f"{one['lengths'][-1]}", f"{one['keys']}")
+        counts.append((*grid, *read, f"{ratio['all']:.2f}", f"{ratio['haystacks']:.2f}"))
+    targets = "targets: each / once at least 10 in time, 30 in tokens counted"
+    return "\n".join([table(rows), table(counts), f"{targets}; medians of {result['rounds']} rounds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="one haystack and two rounds, to try it")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    arguments = parser.parse_args()
+    result = benchmark(QUICK_ROUNDS if arguments.quick else arguments.rounds, quick=arguments.quick)
+    print(render(result))
+    if arguments.json:
+        write(arguments.json, result)
+
+
+if __name__ == "__main__":
+    main()

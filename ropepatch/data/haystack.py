@@ -1,0 +1,510 @@
+"""Haystacks: long texts in which many needles stand, to be read once and asked about at several lengths.
+
+Attention is causal, so the first l tokens of a haystack are a haystack of l tokens. One is made for all
+lengths at once: at each of them it has questions of every kind, spread evenly over the depth.
+
+Shapes: N tokens of a haystack, Q of a question, A of an answer.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, cycle, product
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropepatch.data.tiny.passkey import PASSKEY
+from ropepatch.errors import RopepatchError
+from ropepatch.settings import refuse_unknown, seed_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+INTRO = "Some sentences of this text are worth remembering. You will be asked about them."
+SENTENCE = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
+LONGEST = 600  # characters of a sentence of the user's text; a longer one is split
+CHARACTERS = 12  # of text for each token, at most: more is not looked at for one haystack
+
+THINGS = tuple(
+    f"the {quality} {thing}"
+    for thing, quality in product(
+        ("kettle", "gate", "ferry", "lamp", "bridge", "ledger", "tower", "wagon", "clock", "barn"),
+        ("blue", "copper", "northern", "old", "glass", "iron", "silver", "garden", "paper", "oak"),
+    )
+)
+STEMS = (
+    "The safe behind the mirror opens with",
+    "Her first telephone number was",
+    "The parcel from Lisbon is marked",
+    "On the back of the photograph somebody wrote",
+    "The night train to Vienna carries the number",
+    "Grandmother's piano was sold for",
+    "The lottery ticket that won bears the number",
+    "In the census of that year the town had people to the number of",
+    "The captain's cabin is insured as item",
+    "To call the lighthouse, dial",
+    "The museum lists the broken vase as",
+    "His library card ends in",
+    "The observatory counted stars, in all",
+    "The winning horse wore a tag with",
+    "The recipe is filed in the archive under",
+    "The swimming bath gave out lockers up to",
+    "The engine of the tractor is stamped",
+    "For the wedding the bakery made rolls, altogether",
+    "The meteorite weighs, in grams,",
+    "The patent on the umbrella has the number",
+    "The pharmacist keeps the poison in jar",
+    "The choir's visa application was",
+    "The bicycle was registered as",
+    "The depth of the mine, in inches, is",
+    "The manuscript was returned with the stamp",
+    "The satellite is catalogued as",
+    "The dentist's invoice came to",
+    "The seed bank stores the rarest barley in tray",
+    "The theatre sold tickets for the premiere:",
+    "The gravestone of the unknown soldier shows",
+    "The beekeeper estimated bees in the hive:",
+    "The code for the laundry room is",
+    "The atlas marks the lost village with",
+    "The referee's whistle has the serial number",
+    "The bottle thrown overboard held a note that said only",
+    "The elevator was last inspected under permit",
+    "The violin in the window costs",
+    "The prisoner in the tale is called only",
+    "The old calculator still shows",
+    "The volcano's last eruption threw stones, counted by a monk:",
+    "The bridge toll for an elephant was fixed at",
+    "The cookbook gives the oven's setting as",
+    "The diver read on the anchor the figure",
+    "In the hotel the lost umbrella is kept under",
+    "The glacier moved, in millimetres,",
+    "The chess champion's membership card says",
+    "The rainfall of that April, in buckets, was",
+    "The weaver needed threads for the tapestry:",
+    "The postman's route through the valley takes steps, namely",
+    "The radio play was broadcast on channel",
+    "The oldest oak in the park wears the plate",
+    "The magician's trunk was shipped as freight",
+)
+PEOPLE = (
+    *("Agnes", "Bruno", "Clara", "Doris", "Edgar", "Flora", "Greta", "Hugo", "Ivan", "Jonas"),
+    *("Karin", "Laura", "Martin", "Nora", "Oscar", "Paula", "Robert", "Simon", "Tessa", "Walter"),
+)
+FACTS = (  # a sentence on somebody, and a question that it answers without a word in common
+    ("{name} keeps three hives behind the barn.", "Who could sell honey?"),
+    ("{name} sleeps by day and guards the gate until dawn.", "Who works at night?"),
+    ("{name} was born in a house beside the Eiffel Tower.", "Who comes from Paris?"),
+    ("{name} pulls aching teeth for a few coins.", "Who is the dentist?"),
+    ("{name} has never eaten meat or fish.", "Who is a vegetarian?"),
+    ("{name} needs a white cane to cross the street.", "Who cannot see?"),
+    ("{name} crossed the finish line before all other runners.", "Who won the race?"),
+    ("{name} spent last summer among the pyramids by the Nile.", "Who has been to Egypt?"),
+    ("{name} sings the lowest part in the choir.", "Whose voice is a bass?"),
+    ("{name} buried a husband two winters ago.", "Who is a widow?"),
+    ("{name} shoes every horse in the valley.", "Who is the blacksmith?"),
+    ("{name} sneezes whenever a cat is near.", "Who has an allergy to pets?"),
+)
+
+
+class Item(NamedTuple):
+    """What a haystack says somewhere and asks for later.
+
+    Args:
+        needles: The sentences; the answer follows from all of them.
+        question: What is asked.
+        stem: How the answer begins.
+        answer: How it ends, which is what counts.
+    """
+
+    needles: tuple[str, ...]
+    question: str
+    stem: str
+    answer: str
+
+
+class Kind(NamedTuple):
+    """A kind of question.
+
+    Args:
+        draw: So many items, no two alike, from a generator.
+        most: How many there are, at most.
+        title: What it asks for.
+    """
+
+    draw: Callable[[random.Random, int], list[Item]]
+    most: int
+    title: str
+
+
+def _numbers(draw: random.Random, count: int) -> list[str]:
+    return [f"{number:05}" for number in draw.sample(range(10**PASSKEY.digits), count)]
+
+
+def _passkey(draw: random.Random, count: int) -> list[Item]:
+    question, _, stem = PASSKEY.question.partition("? ")
+    return [
+        Item((PASSKEY.needle.replace("{key}", key),), f"{question}?", stem, key)
+        for key in _numbers(draw, count)
+    ]
+
+
+def _named(draw: random.Random, count: int) -> list[Item]:
+    return [
+        Item((f"The number of {thing} is {key}.",), f"What is the number of {thing}?", stem, key)
+        for thing, key in zip(draw.sample(THINGS, count), _numbers(draw, count), strict=True)
+        for stem in (f"The number of {thing} is",)
+    ]
+
+
+def _sentence(draw: random.Random, count: int) -> list[Item]:
+    return [
+        Item((f"{stem} {key}.",), "One of these sentences again.", stem, key)
+        for stem, key in zip(draw.sample(STEMS, count), _numbers(draw, count), strict=True)
+    ]
+
+
+def _chain(draw: random.Random, count: int) -> list[Item]:
+    things = draw.sample(THINGS, 2 * count)
+    return [
+        Item(
+            (f"The code of {one} is {key}.", f"For {other}, take the code of {one}."),
+            f"Which code does {other} need?",
+            f"The code for {other} is",
+            key,
+        )
+        for one, other, key in zip(things[::2], things[1::2], _numbers(draw, count), strict=True)
+    ]
+
+
+def _fact(draw: random.Random, count: int) -> list[Item]:
+    return [
+        Item((sentence.replace("{name}", name),), question, "The name of this person is", name)
+        for (sentence, question), name in zip(
+            draw.sample(FACTS, count), draw.sample(PEOPLE, count), strict=True
+        )
+    ]
+
+
+KINDS: Mapping[str, Kind] = {
+    "passkey": Kind(_passkey, 1, "the one number of the text"),
+    "number": Kind(_named, len(THINGS), "a number by the name of a thing"),
+    "sentence": Kind(_sentence, len(STEMS), "a number by the sentence that it ends"),
+    "chain": Kind(_chain, len(THINGS) // 2, "a number by two sentences, the second of which names the first"),
+    "fact": Kind(_fact, len(FACTS), "a person, by a question that shares no word with the sentence"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A question in tokens.
+
+    Attributes:
+        kind: A name from `KINDS`.
+        ids: The question and how its answer begins [Q].
+        answer: What counts [A].
+        end: How many tokens of the haystack hold all that the answer follows from.
+    """
+
+    kind: str
+    ids: Tensor
+    answer: Tensor
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.answer)
+
+
+@dataclass(frozen=True, eq=False)
+class Haystack:
+    """A long text in tokens, and what is asked about it.
+
+    Attributes:
+        ids: Token ids [N], the beginning-of-sequence token included, without any question.
+        stops: By length in tokens how many of these are read before a question: with the longest question and
+            its answer the prompt has exactly that length.
+        asked: By length the questions.
+    """
+
+    ids: Tensor
+    stops: Mapping[int, int]
+    asked: Mapping[int, Sequence[Question]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Haystacks:
+    """How haystacks are made.
+
+    Attributes:
+        lengths: Of the prompts, in tokens, the answer included.
+        count: How many haystacks.
+        keys: How many questions of each kind at every length; with 1 each haystack hides one key alone.
+        kinds: Names from `KINDS`.
+        seed: From which all that is drawn follows.
+        texts: What stands around the needles; None for our own filler.
+        chat: What a chat template puts before a user's message, and between that and the answer.
+    """
+
+    lengths: Sequence[int]
+    count: int
+    keys: int
+    kinds: Sequence[str]
+    seed: int = 0
+    texts: Sequence[str] | None = None
+    chat: tuple[str, str] = ("", " ")
+
+    def __post_init__(self) -> None:
+        refuse_unknown(self.kinds, KINDS, "kind")
+        lengths = sorted(set(self.lengths))
+        if not lengths or lengths[0] < 1 or self.count < 1 or self.keys < 1 or not self.kinds:
+            raise RopepatchError(
+                "need at least one length, haystack, key and kind, each at least 1, got "
+                f"lengths {lengths}, haystacks {self.count}, keys {self.keys}, kinds {list(self.kinds)}",
+                hint="e.g. lengths=[4096, 8192], haystacks=10, keys=8",
+            )
+        if self.texts is not None and not any(text.strip() for text in self.texts):
+            raise RopepatchError(
+                "the texts hold no text", hint="give some, or leave texts out for our filler"
+            )
+        object.__setattr__(self, "lengths", lengths)
+        for kind in self.kinds:
+            if (needed := sum(self.new)) > (most := KINDS[kind].most):
+                raise RopepatchError(
+                    f"{self.keys} keys of the kind {kind} take {needed} at these lengths, there are {most}",
+                    hint="ask for fewer keys or lengths, or another kind",
+                )
+
+    @property
+    def new(self) -> list[int]:
+        """How many keys of each kind stand first at each length, so that depths are even at every length."""
+        if self.keys == 1:
+            return [1]
+        shorter = [0, *self.lengths]
+        shares = [1 - before / length for before, length in zip(shorter, self.lengths, strict=False)]
+        return [max(1, round(self.keys * share)) for share in shares]
+
+    def make(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[Haystack]:
+        """The haystacks, the same for the same arguments.
+
+        With one key each is asked at one length alone, so that its filler is whole, as in the classic passkey
+        prompt: `count` of them for every length.
+
+        Raises:
+            RopepatchError: A length has no room for its needles, or the tokenizer cannot write them.
+        """
+        writer = Writer(tokenizer)
+        plans = [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
+        for plan in plans:
+            for index in range(self.count):
+                yield _Page(plan, writer, index).haystack
+
+    def at(self, lengths: Sequence[int]) -> Haystacks:
+        """The same at other lengths."""
+        return replace(self, lengths=lengths)
+
+    def feasible(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], RopepatchError | None]:
+        """The lengths that have room, and why the longest of the others has none."""
+        reason = None
+        for number in range(len(self.lengths)):
+            try:
+                next(self.at(self.lengths[number:]).make(tokenizer))
+                return list(self.lengths[number:]), reason
+            except RopepatchError as error:
+                reason = error
+        return [], reason
+
+
+class Writer:
+    """Texts to tokens, each as it stands behind other text."""
+
+    ANCHOR = "a"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        (self._anchor,) = self._encode([self.ANCHOR])
+        self._known: dict[str, list[int]] = {}
+
+    def begin(self, text: str) -> list[int]:
+        """The tokens of the beginning of a text, with the beginning-of-sequence token if there is one."""
+        (ids,) = self._encode([text])
+        first = self._tokenizer.bos_token_id
+        return ids if first is None or ids[:1] == [first] else [first, *ids]
+
+    def follow(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of texts that follow another.
+
+        Raises:
+            RopepatchError: The tokenizer joins them to what stands before, or cannot write them.
+        """
+        unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
+        for text, ids in zip(unknown, self._encode([self.ANCHOR + text for text in unknown]), strict=True):
+            if ids[: len(self._anchor)] != self._anchor:
+                raise RopepatchError(f"the tokenizer joins {text[:40]!r} to the text before it")
+            self._known[text] = ids[len(self._anchor) :]
+        return [self._known[text] for text in texts]
+
+    def ask(self, kind: str, text: str, answer: str) -> tuple[list[int], list[int]]:
+        """The tokens of a question and of its answer.
+
+        Raises:
+            RopepatchError: The tokenizer joins them, or cannot write them.
+        """
+        (question, whole) = self.follow([text, f"{text} {answer}"])
+        if whole[: len(question)] != question:
+            raise RopepatchError(
+                f"the tokenizer joins a question of the kind {kind} to its answer",
+                hint="choose another kind",
+            )
+        said = whole[len(question) :]
+        written = str(self._tokenizer.decode(said)).replace(" ", "")
+        if self._tokenizer.unk_token_id in whole or written.casefold() != answer.casefold():
+            raise RopepatchError(
+                f"the tokenizer cannot write a question of the kind {kind}, or its answer {answer!r}",
+                hint="choose another kind",
+            )
+        return question, said
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        # verbose=False: no warning about texts longer than model_max_length.
+        encoded = self._tokenizer(texts, add_special_tokens=False, verbose=False)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+
+class _Slot(NamedTuple):
+    """Where a key stands: its number among those of its kind, in which stretch, and how deep in it."""
+
+    kind: str
+    number: int
+    stretch: int
+    depths: tuple[float, float]  # of its needles, from 0 to 1
+
+
+class _Page:
+    """One haystack in the making; the stretch of a length is what it has beyond the next shorter one."""
+
+    def __init__(self, plan: Haystacks, writer: Writer, index: int) -> None:
+        self._plan, self._writer, self._index = plan, writer, index
+        self._draw = random.Random(seed_of("haystack", plan.seed, plan.lengths[-1], index))
+        self._slots = [slot for kind in plan.kinds for slot in self._place(kind)]
+
+    def _place(self, kind: str) -> Iterator[_Slot]:
+        """The slots of a kind, evenly spread over each stretch; a single key evenly over all haystacks."""
+        numbers = count()
+        for stretch, new in enumerate(self._plan.new):
+            for key in range(new):
+                first = self._index if self._plan.keys == 1 else key
+                depth = (first + self._draw.random()) / (self._plan.count if self._plan.keys == 1 else new)
+                yield _Slot(kind, next(numbers), stretch, (depth, self._draw.random()))
+
+    @property
+    def haystack(self) -> Haystack:
+        plan, writer = self._plan, self._writer
+        items = {kind: KINDS[kind].draw(self._draw, sum(plan.new)) for kind in plan.kinds}
+        before, between = plan.chat
+        texts = {
+            (kind, number): writer.ask(kind, f" {item.question}{between}{item.stem}", item.answer)
+            for kind, drawn in items.items()
+            for number, item in enumerate(drawn)
+        }
+        room = max(len(question) + len(answer) for question, answer in texts.values())
+        ids = writer.begin(before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO))
+        ends, stops, text = dict[tuple[str, int], int](), dict[int, int](), self._text()
+        for stretch, length in enumerate(plan.lengths):
+            stops[length] = length - room
+            needles = [
+                (depth, (slot.kind, slot.number), needle)
+                for slot in self._slots
+                if slot.stretch == stretch
+                for depth, needle in zip(slot.depths, items[slot.kind][slot.number].needles, strict=False)
+            ]
+            filler = text or cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
+            self._fill(ids, length, stops[length], sorted(needles), filler, ends)
+        questions = {
+            key: Question(key[0], torch.tensor(question), torch.tensor(answer), ends[key])
+            for key, (question, answer) in texts.items()
+        }
+        return Haystack(torch.tensor(ids), stops, self._asked(questions))
+
+    def _fill(
+        self,
+        ids: list[int],
+        length: int,
+        stop: int,
+        needles: Sequence[tuple[float, tuple[str, int], str]],
+        filler: Iterator[list[int]],
+        ends: dict[tuple[str, int], int],
+    ) -> None:
+        """Append needles and filler up to a stop, where a sentence ends; the first ones lose their beginning.
+
+        Args:
+            ids: What stands before, and is appended to.
+            length: Of the prompt.
+            stop: How many tokens there are then.
+            needles: The depth in this stretch, the key and the text of each, in their order.
+            filler: Sentences; our own from the last to the first.
+            ends: By key where its last needle ends; added to.
+        """
+        written = self._writer.follow([f" {text}" for _, _, text in needles])
+        room = stop - len(ids) - sum(map(len, written))
+        if room < 1:
+            raise RopepatchError(
+                f"a haystack of {length} tokens has no room for {len(needles)} more needles and a question",
+                hint=f"it takes {length - room + 1} tokens at least; ask for fewer keys or kinds",
+            )
+        told: list[list[int]] = []
+        while (surplus := sum(map(len, told)) - room) < 0:
+            told.append(next(filler))
+        if self._plan.texts is None:  # whose last sentence is the last before every question
+            told.reverse()
+        waiting = list(zip(needles, written, strict=True))
+        for number, sentence in enumerate([*told, []]):
+            while waiting and (round(waiting[0][0][0] * len(told)) <= number or number == len(told)):
+                (_, key, _), tokens = waiting.pop(0)
+                ids += tokens
+                ends[key] = max(ends.get(key, 0), len(ids))
+            cut = min(surplus, len(sentence))
+            ids += sentence[cut:]
+            surplus -= cut
+
+    def _asked(self, questions: Mapping[tuple[str, int], Question]) -> dict[int, Sequence[Question]]:
+        """At every length as many questions of each kind as there are keys, at even depths."""
+        asked: dict[int, Sequence[Question]] = {}
+        before: dict[str, list[Question]] = {kind: [] for kind in self._plan.kinds}
+        for stretch, length in enumerate(self._plan.lengths):
+            for kind, old in before.items():
+                new = [
+                    questions[kind, slot.number]
+                    for slot in self._slots
+                    if (slot.kind, slot.stretch) == (kind, stretch)
+                ]
+                wanted = min(len(old), self._plan.keys - len(new))
+                shift = self._draw.random()  # so that over many haystacks no depth is left out
+                kept = [old[int((at + shift) * len(old) / wanted)] for at in range(wanted)]
+                before[kind] = sorted(kept + new, key=lambda question: question.end)
+            asked[length] = [question for of_kind in before.values() for question in of_kind]
+        return asked
+
+    def _text(self) -> Iterator[list[int]] | None:
+        """The sentences of the user's texts in tokens, without an end; None where there are no texts."""
+        return None if self._plan.texts is None else self._sentences(self._plan.texts)
+
+    def _sentences(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        wanted = CHARACTERS * self._plan.lengths[-1]
+        for number in count(self._index):
+            text = texts[number % len(texts)]
+            begin = self._draw.randrange(max(1, len(text) - wanted))
+            for sentence in sentences(text[begin : begin + wanted]):
+                yield self._writer.follow([f" {sentence}"])[0]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a text, each on one line; a very long one in pieces."""
+    for sentence in SENTENCE.split(text):
+        line = " ".join(sentence.split())
+        yield from (line[at : at + LONGEST].strip() for at in range(0, len(line), LONGEST))

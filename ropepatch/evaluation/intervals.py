@@ -1,0 +1,157 @@
+"""One estimator for losses and answers: a mean over clusters, its confidence interval, paired differences.
+
+Tokens of one document are not independent, nor are answers on one haystack. So the sampling unit is the
+cluster: a document for losses, a haystack for answers. Notation: cluster i has the sum s_i and the weight
+w_i; W is the sum of the weights, r = sum(s) / W the mean, p_i = w_i / W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from ropepatch.errors import RopepatchError
+
+Cluster = tuple[float, float]  # sum, weight
+Interval = tuple[float, float]
+
+LEVEL = 0.95
+FEWEST = 3  # clusters without which there is no interval
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over clusters: nats per token over documents, or the share of answers found over haystacks.
+
+    Attributes:
+        clusters: The sum and the weight of each: nats and tokens, or answers found and answers.
+        share: Whether it is the share of answers that are found, each 0 or 1.
+    """
+
+    clusters: tuple[Cluster, ...]
+    share: bool = False
+
+    @classmethod
+    def of(cls, clusters: Sequence[Sequence[float]], *, share: bool = False) -> Mean:
+        """The same from lists, as JSON has them."""
+        return cls(tuple((float(total), float(weight)) for total, weight in clusters), share)
+
+    @property
+    def weight(self) -> float:
+        """W: how many tokens or answers."""
+        return math.fsum(weight for _, weight in self.clusters)
+
+    @property
+    def value(self) -> float:
+        """r: the sums divided once, so that the order of the clusters changes nothing; NaN without any."""
+        return math.fsum(total for total, _ in self.clusters) / self.weight if self.clusters else math.nan
+
+    @property
+    def missing(self) -> int:
+        """How many clusters an interval needs beyond those that there are."""
+        return max(0, FEWEST - len(self.clusters))
+
+    def interval(self, level: float = LEVEL) -> Interval:
+        """The confidence interval of the mean that other clusters of the kind would have.
+
+        Losses: r ± t * se, with the standard error and the degrees of freedom of `_spread`. Shares: Wilson's
+        interval (J. Am. Stat. Assoc. 22, 1927) with the answers divided by the design effect (Kish 1965) and
+        t in the place of z. Unbounded, or 0 to 1, below three clusters (see `missing`) or if r is
+        not finite.
+        """
+        if self.missing or not math.isfinite(self.value):
+            return (0.0, 1.0) if self.share else (-math.inf, math.inf)
+        if self.share:
+            return self._wilson(float(stdtrit(len(self.clusters) - 1, (1 + level) / 2)))
+        error, freedom = self._spread
+        reach = float(stdtrit(freedom, (1 + level) / 2)) * error
+        return self.value - reach, self.value + reach
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, of the hypothesis that a mean difference is 0: Student's t; 1 below three clusters."""
+        if self.missing or not math.isfinite(self.value):
+            return 1.0
+        error, freedom = self._spread
+        if error == 0:
+            return float(self.value == 0)
+        return float(2 * stdtr(freedom, -abs(self.value) / error))
+
+    @cached_property
+    def _spread(self) -> tuple[float, float]:
+        """The standard error of r and its degrees of freedom.
+
+        Bell and McCaffrey (Survey Methodology 28, 2002): squared residuals e_i = s_i / w_i - r are divided by
+        their expectation under means of equal variance, 1 - 2 p_i + sum(p^2), which makes the variance
+        unbiased for uneven clusters; the degrees of freedom are Satterthwaite's. For even ones this is
+        Student's t.
+        """
+        sums, weights = np.array(self.clusters, dtype=np.float64).T
+        p = weights / weights.sum()
+        residuals = sums / weights - self.value
+        scale = p**2 / (1 - 2 * p + (p**2).sum())
+        # The variance is a quadratic form of the means with the matrix M' diag(scale) M, M = I - 1 p'.
+        centred = np.eye(len(p)) - p
+        form = centred.T @ (scale[:, None] * centred)
+        freedom = np.trace(form) ** 2 / (form * form).sum()
+        return math.sqrt(float((scale * residuals**2).sum())), float(freedom)
+
+    def _wilson(self, t: float) -> Interval:
+        n, p = self.weight / self._design_effect, self.value
+
+        def low(p: float) -> float:
+            root = math.sqrt(max(0.0, p * (1 - p) / n + t * t / (4 * n * n)))
+            return max(0.0, (p + t * t / (2 * n) - t * root) / (1 + t * t / n))
+
+        return low(p), 1 - low(1 - p)
+
+    @property
+    def _design_effect(self) -> float:
+        """By how much answers on one haystack tell less than as many independent ones.
+
+        It is estimated with one more haystack of six answers, three of them found (as Agresti and Coull,
+        Am. Stat. 52, 1998, add answers to single ones), for haystacks that are all found tell nothing of
+        their spread; and lies between 1 and that of answers which are the same within each haystack.
+        """
+        sums, weights = np.array([*self.clusters, (3, 6)], dtype=np.float64).T
+        total, count = weights.sum(), len(weights)
+        share = sums.sum() / total
+        residuals = sums - share * weights
+        variance = (residuals**2).sum() * count / (count - 1) / total**2
+        most = math.fsum(weight**2 for _, weight in self.clusters) / self.weight
+        return float(min(max(1.0, variance / (share * (1 - share) / total)), most))
+
+
+def difference(a: Mean, b: Mean) -> Mean:
+    """The mean of a minus that of b, paired cluster by cluster: what makes a document hard cancels out.
+
+    Raises:
+        RopepatchError: They are not of the same clusters in the same order.
+    """
+    if [weight for _, weight in a.clusters] != [weight for _, weight in b.clusters]:
+        raise RopepatchError(
+            f"cannot compare {a.weight:,.0f} tokens or answers of {len(a.clusters)} documents or haystacks "
+            f"with {b.weight:,.0f} of {len(b.clusters)}: not the same in each",
+            hint="measure the same documents or haystacks in the same order, with one protocol and length",
+        )
+    pairs = zip(a.clusters, b.clusters, strict=True)
+    return Mean(tuple((first - second, weight) for (first, weight), (second, _) in pairs))
+
+
+def significant(differences: Mapping[str, Mean], level: float = LEVEL) -> set[str]:
+    """The names of the differences from 0 by Holm's procedure (Scand. J. Stat. 6, 1979).
+
+    The probability that any is named which is 0 in truth is at most 1 - level, however many there are.
+    """
+    found: set[str] = set()
+    ordered = sorted(differences, key=lambda name: differences[name].p_value)
+    for number, name in enumerate(ordered):
+        if differences[name].p_value > (1 - level) / (len(ordered) - number):
+            break
+        found.add(name)
+    return found

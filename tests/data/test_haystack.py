@@ -1,0 +1,198 @@
+"""Haystacks: what stands in them, where, and what is asked about it."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizer_makes import TOKENIZERS, whole_words
+
+from ropepatch.data.haystack import FACTS, INTRO, KINDS, PASSKEY, Haystack, Haystacks, sentences
+from ropepatch.data.texts import digest
+from ropepatch.errors import RopepatchError
+
+SEVERAL = tuple(kind for kind in KINDS if kind != "passkey")
+LENGTHS = [600, 900, 1900]
+FITTING = ["bundled", "llama3", "gpt2", "neox", "metaspace", "llama2", "whole_words"]
+NOVEL = "It was late. The old man's boat (a skiff) lay still; nobody came! Où est-il ? " * 40
+
+
+def plan(**changes) -> Haystacks:
+    settings = {"lengths": LENGTHS, "count": 3, "keys": 3, "kinds": SEVERAL}
+    return Haystacks(**settings | changes)
+
+
+def made(name: str = "bundled", **changes) -> list[Haystack]:
+    return list(plan(**changes).make(TOKENIZERS[name]()))
+
+
+def written(name: str, ids: torch.Tensor) -> str:
+    """The text without spaces, which some tokenizers do not give back."""
+    return re.sub(r"\s", "", TOKENIZERS[name]().decode(ids)).lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        *((name, None) for name in FITTING),
+        *((name, [NOVEL]) for name in ("bundled", "llama2", "single_bytes")),
+    ],
+)
+def test_the_longest_prompt_has_the_length_and_an_answer_follows_from_what_is_read(name, texts):
+    lengths = [5 * length for length in LENGTHS] if name == "single_bytes" else LENGTHS
+    for haystack in made(name, lengths=lengths, texts=texts):
+        every = {id(q): q for asked in haystack.asked.values() for q in asked}.values()
+        assert len(haystack.ids) == max(haystack.stops.values())
+        for length in lengths:
+            stop, asked = haystack.stops[length], haystack.asked[length]
+            assert max(stop + len(question) for question in every) == length
+            assert Counter(question.kind for question in asked) == dict.fromkeys(SEVERAL, 3)
+            for question in asked:
+                assert question.end <= stop
+                answer, told = written(name, question.answer), written(name, haystack.ids[: question.end])
+                assert (answer in told) == (answer.isdigit() or question.kind == "fact")
+                assert answer not in written(name, haystack.ids[question.end :])
+                stem = written(name, question.ids).rpartition("?")[2].rpartition("again.")[2]
+                end = {"number": f"{stem}{answer}.", "sentence": f"{stem}{answer}."}.get(question.kind, ".")
+                assert told.endswith(end)
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_one_key_is_the_passkey_prompt_of_exactly_the_length_with_its_filler_whole(name):
+    lengths = [150, 151, 290]
+    haystacks = made(name, lengths=lengths, keys=1, kinds=("passkey",), count=5)
+    assert [list(haystack.stops) for haystack in haystacks] == [[n] for n in lengths for _ in range(5)]
+    for haystack in haystacks:
+        ((length, (question,)),) = haystack.asked.items()
+        prompt = torch.cat([haystack.ids, question.ids, question.answer])
+        assert len(prompt) == length
+        text, key = written(name, prompt), written(name, question.answer)
+        assert len(key) == 5
+        needle = PASSKEY.needle.replace("{key}", key).replace(" ", "").lower()
+        assert text.endswith(f"{PASSKEY.question.replace(' ', '').lower()}{key}")
+        before, after = text.split(needle)
+        filler = "".join(PASSKEY.filler).replace(" ", "").lower()
+        intro = PASSKEY.intro.replace(" ", "").lower()
+        body = (before.partition(intro)[2] + after).partition("whatis")[0]
+        assert (filler * 9).endswith(body)
+        assert TOKENIZERS[name]().bos_token_id in (None, *prompt[:1].tolist())
+
+
+@pytest.mark.parametrize("lengths", [[1900], [600, 900, 1900], [600, 640, 700, 1900]])
+def test_depths_are_even_at_every_length(lengths):
+    haystacks = made(lengths=lengths, keys=5, kinds=("number",), count=8)
+    for length in lengths:
+        fifths = Counter(
+            min(4, int(5 * question.end / haystack.stops[length]))
+            for haystack in haystacks
+            for question in haystack.asked[length]
+        )
+        assert len(fifths) == 5, fifths
+        assert min(fifths.values()) >= 3, fifths  # of 40 answers; 8 are expected
+
+
+def test_single_keys_are_spread_over_all_depths_at_every_length():
+    haystacks = made(lengths=[400, 800], keys=1, kinds=("passkey",), count=10)
+    for group in (haystacks[:10], haystacks[10:]):
+        depths = [question.end / len(h.ids) for h in group for (question,) in h.asked.values()]
+        assert depths == sorted(depths)
+        assert max(b - a for a, b in zip([0, *depths], [*depths, 1], strict=True)) < 0.3
+
+
+def test_a_shorter_haystack_is_the_beginning_of_a_longer_one_and_no_two_are_alike():
+    for haystack in made():
+        short, long = haystack.asked[LENGTHS[0]], haystack.asked[LENGTHS[-1]]
+        assert set(map(id, short)) != set(map(id, long))
+        answers = {id(q): tuple(q.answer.tolist()) for q in (*short, *long) if q.kind != "fact"}
+        assert len(set(answers.values())) == len(answers)
+    haystacks = [*made(), *made(seed=1)]
+    assert len({digest([haystack.ids]) for haystack in haystacks}) == 6
+    assert digest(h.ids for h in made(count=2)) == digest(h.ids for h in made()[:2])
+
+
+def test_the_haystacks_of_a_seed_are_the_same_in_every_release():
+    one = made(lengths=[128, 256], keys=1, kinds=("passkey",))
+    for haystacks, expected in ((made(), "41ffe27ceeb14261"), (one, "3884c2f393fce5f0")):
+        asked = [question.ids for h in haystacks for of in h.asked.values() for question in of]
+        assert digest([*(haystack.ids for haystack in haystacks), *asked])[:16] == expected
+
+
+def test_no_fact_shares_a_word_with_a_question():
+    common = {"who", "has", "the", "from", "and", "was", "for"}
+
+    def stems(text: str) -> set[str]:
+        words = re.findall(r"[a-z]{3,}", text.replace("{name}", "").lower())
+        return {word[:4] for word in words} - common
+
+    facts, questions = (set().union(*map(stems, part)) for part in zip(*FACTS, strict=True))
+    assert not facts & questions
+    assert all(stems(question) for _, question in FACTS)
+    assert stems("{name} sells honey.") & questions  # it would be seen
+
+
+def test_a_text_of_the_user_stands_around_the_needles_in_its_order():
+    texts = ["One fish swam off. " * 300, "Two birds sang on. " * 300]
+    for index, haystack in enumerate(made(texts=texts, kinds=("number",))):
+        text = TOKENIZERS["bundled"]().decode(haystack.ids)
+        rest = re.sub(r"The number of the \w+ \w+ is \d{5}\.", "", text.partition(INTRO)[2])
+        words = Counter(rest.split())
+        own, other = (("fish", "birds"), ("birds", "fish"))[index % 2]
+        assert (words[other], min(words[own], 50)) == (0, 50)
+    long = "Eins zwei drei vier. " * 3 + "x" * 1500
+    assert [*map(len, sentences(f"{long}.\n\nEnd？Yes."))] == [20, 20, 20, 600, 600, 301, 4, 4]
+
+
+def test_a_chat_template_goes_around_the_haystack_and_between_question_and_answer():
+    tokenizer = TOKENIZERS["bundled"]()
+    for haystack in made(chat=("<s>User: ", "\nAssistant: ")):
+        assert haystack.ids[:2].tolist() != [tokenizer.bos_token_id] * 2
+        assert tokenizer.decode(haystack.ids).replace(" ", "").startswith(f"<s>User:{INTRO}".replace(" ", ""))
+        for question in haystack.asked[LENGTHS[0]]:
+            assert re.search(r"[?.]\s*Assistant:\s*\w", tokenizer.decode(question.ids))
+
+
+def test_lengths_without_room_are_told_and_left_out_where_that_is_wanted():
+    tokenizer = TOKENIZERS["bundled"]()
+    crowded = plan(lengths=[100, 2000])
+    with pytest.raises(RopepatchError, match="a haystack of 100 tokens has no room for 1") as error:
+        next(crowded.make(tokenizer))
+    needed = int(re.search(r"it takes (\d+) tokens at least", error.value.hint)[1])
+    single = crowded.at([needed])
+    with pytest.raises(RopepatchError):
+        next(replace(single, lengths=[99]).make(tokenizer))
+    lengths, reason = crowded.feasible(tokenizer)
+    assert (lengths, str(reason)) == ([2000], str(error.value))
+    assert crowded.at([2000]).feasible(tokenizer) == ([2000], None)
+    assert crowded.at([100]).feasible(tokenizer)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kinds": ("riddle",)}, "riddle"),
+        ({"kinds": ()}, "at least one length, haystack, key and kind"),
+        ({"lengths": []}, "at least one length"),
+        ({"lengths": [0]}, "each at least 1"),
+        ({"keys": 0}, "each at least 1"),
+        ({"count": 0}, "each at least 1"),
+        ({"keys": 99, "kinds": ("sentence",)}, "99 keys of the kind sentence take .* there are"),
+        ({"keys": 2, "kinds": ("passkey",)}, "of the kind passkey take .* there are 1"),
+        ({"texts": []}, "no text"),
+        ({"texts": [" \n", ""]}, "no text"),
+    ],
+)
+def test_what_no_haystack_can_be_is_refused(changes, message):
+    with pytest.raises(RopepatchError, match=message):
+        plan(**changes)
+
+
+def test_a_tokenizer_that_cannot_write_an_answer_is_refused_and_one_that_writes_it_in_bytes_is_not():
+    without = whole_words(digits="")
+    with pytest.raises(RopepatchError, match="cannot write a question of the kind number"):
+        next(plan(kinds=("number",)).make(without))
+    with pytest.raises(RopepatchError, match="the tokenizer joins"):
+        made("spanning")
+    neox = TOKENIZERS["neox"]()
+    assert neox.unk_token_id == neox.bos_token_id
+    assert made("neox", kinds=("number",))

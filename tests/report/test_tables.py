@@ -1,0 +1,159 @@
+"""Tables hold the numbers of the results, and the terminal shows them whole."""
+
+from dataclasses import replace
+
+import pytest
+from made_results import asking, reading
+
+from ropepatch.evaluation.ranking import RULE, rank
+from ropepatch.report import print_ranking, ranking_table, results_tables
+
+
+def table(caption, *results):
+    """The table of this caption: its heads, and its rows by their first cell."""
+    (found,) = (one for one in results_tables(results) if one.caption == caption)
+    return [" ".join(filter(None, head)) for head in found.heads[1:]], {r[0].text: r[1:] for r in found.rows}
+
+
+def lines(cells):
+    return [cell.line for cell in cells]
+
+
+def test_the_outcome_is_each_measure_at_the_greatest_length_with_its_interval():
+    asked = asking("yarn", [4, 4, 3], method="yarn")
+    heads, rows = table(
+        "The outcome at the target",
+        reading("baseline", [0.6, 2.0, 12.0]),
+        reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
+        asking("baseline", [4, 0, 0]),
+        asked,
+    )
+    assert [head.partition(",")[0] for head in heads] == [
+        "Nats per token",
+        "Perplexity",
+        "Answers found",
+        "Effective length at 85.6%",
+        "Log-probability of the answers",
+    ]
+    assert lines(rows["baseline"][:2]) == ["12.000 (11.900 to 12.100)", "1.6e5 (1.5e5 to 1.8e5)"]
+    assert lines(rows["yarn"][:2]) == ["0.550 (0.450 to 0.650)", "1.733 (1.568 to 1.916)"]
+    assert [cell.text for row in rows.values() for cell in row[2:]] == [
+        *("0%", "256", "-3.00"),
+        *("75%", "512", "-0.83"),
+    ]
+    low, high = asked.row("found", length=1024).mean.interval()
+    assert rows["yarn"][2].detail == f"{low:.0%} to {high:.0%}"
+
+
+@pytest.mark.parametrize(
+    ("correct", "effective"),
+    [([20, 20, 19], "1,024"), ([20, 18, 0], "512"), ([20, 0, 20], "256"), ([17, 20, 20], "none")],
+)
+def test_the_effective_length_needs_all_shorter_ones_and_shows_the_lower_end_of_what_is_found(
+    correct, effective
+):
+    heads, rows = table("Answers found", asking("yarn", correct, n=20))
+    *shares, reached = rows["yarn"]
+    found = dict(zip(heads, shares, strict=False))
+    assert reached.text == effective
+    low = found[f"{effective} tokens"].detail.partition(" ")[0] if effective != "none" else ""
+    assert reached.detail == (f"at least {low} found" if low else "")
+
+
+def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doublings():
+    lengths, nats = [64, 128, 256, 384, 512, 700], [6.0, 4.0, 2.0, 1.0, 3.0, 5.0]
+    result = reading("yarn", nats, lengths=lengths, gain=[0.1, 0.2, 0.3, 0.5, 0.7])
+    heads, rows = table("Nats per token, by position", result)
+    assert heads == ["0 to 256", "256 to 512", "512 to 700"]
+    assert lines(rows["yarn"]) == [
+        "4.000 (3.900 to 4.100)",
+        "2.000 (1.900 to 2.100)",
+        "5.000 (4.900 to 5.100)",
+    ]
+    heads, rows = table("Nats gained from beyond the trained context, by position", result)
+    assert heads == ["256 to 512", "512 to 700"]
+    assert lines(rows["yarn"]) == ["0.400 (0.300 to 0.500)", "0.700 (0.600 to 0.800)"]
+
+
+def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
+    of = {"number": [4, 2, 0], "sentence": [4, 4, 3]}
+    results = [asking("baseline", of), asking("yarn", {kind: [4] * 3 for kind in of}, method="yarn")]
+    found, log_probs = (one for one in results_tables(results) if one.heads[0] == ("Kind", ""))
+    assert [[cell.text for cell in row] for row in found.rows] == [
+        ["number", "256", "100%", "100%"],
+        ["sentence", "256", "100%", "100%"],
+        ["number", "512", "50%", "100%"],
+        ["sentence", "512", "100%", "100%"],
+        ["number", "1024", "0%", "100%"],
+        ["sentence", "1024", "75%", "100%"],
+    ]
+    assert [cell.best for cell in found.rows[-1]] == [False] * 3 + [True]
+    assert [cell.text for cell in log_probs.rows[-2]] == ["number", "1024", "-3.00", "-0.10"]
+    assert not any(one.heads[0] == ("Kind", "") for one in results_tables([asking("baseline", [4, 2, 0])]))
+
+
+# A ranking
+
+DIFFERENT = [reading("baseline", [1.0, 9.0, 9.0]), reading("yarn", [1.25, 2.0, 2.0], method="yarn")]
+LOSSES = [
+    *DIFFERENT,
+    reading("linear", [1.5, 2.5, 2.5], method="linear"),
+    reading("floor", [0.5, 0.25, 0.125]),
+]
+ANSWERS = [
+    asking("baseline", [20, 0, 0], n=20),
+    asking("yarn", [20, 20, 10], n=20, method="yarn"),
+    asking("linear", [20, 10, 5], n=20, method="linear"),
+]
+
+
+def ranked(*results):
+    found = ranking_table(rank(results, base="baseline"), results)
+    return [name for name, _ in found.heads], {row[0].text: row[1:] for row in found.rows}
+
+
+def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
+    heads, rows = ranked(*LOSSES, *ANSWERS)
+    assert len(heads) == 8
+    assert list(rows) == ["yarn", "linear", "baseline", "floor"]
+    assert lines(rows["yarn"][:4]) == [
+        "2.000 (1.900 to 2.100)",
+        "+7.000 (+7.000 to +7.000)",
+        "1.250",
+        "+0.250 (+0.250 to +0.250)",
+    ]
+    assert [cell.text for cell in rows["yarn"][4:]] == ["-1.55", "+1.45", "50%"]
+    assert lines(rows["floor"]) == ["0.125"] + [""] * 6
+
+
+def test_only_the_gains_of_the_baseline_are_empty():
+    harmless = reading("rerope", [1.0, 2.0, 2.0], method="rerope")  # which changes nothing within the window
+    answers = [ANSWERS[0], replace(ANSWERS[1], label="rerope")]
+    _, rows = ranked(DIFFERENT[0], harmless, *answers)
+    assert [k for k, cell in enumerate(rows["baseline"]) if not cell.text] == [1, 3, 5]
+    assert rows["rerope"][3].line == "+0.000 (+0.000 to +0.000)"
+    assert all(cell.text for cell in rows["rerope"])
+
+
+def test_without_retrieval_a_ranking_has_no_column_of_it():
+    heads, rows = ranked(*LOSSES)
+    assert len(heads) == 5
+    assert not any("found" in head or "log-prob" in head for head in heads)
+    assert lines(rows["floor"]) == ["0.125", "", "", ""]
+
+
+def test_an_interval_that_is_not_known_is_left_out():
+    two = [
+        reading(label, [[nats] * 2] * 3, method=method)
+        for label, nats, method in (("baseline", 2.0, None), ("yarn", 1.0, "yarn"))
+    ]
+    assert lines(ranked(*two)[1]["yarn"]) == ["1.000", "+1.000", "1.000", "-1.000"]
+
+
+def test_ranking_advice_and_rule_fit_the_screen(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_ranking(rank(LOSSES, base="baseline"), LOSSES)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert " ".join(printed.split()).endswith(f"Rule: {RULE}")

@@ -1,0 +1,121 @@
+"""Tokenizers of several makes, trained on the words of haystacks."""
+
+import functools
+import random
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ropepatch.data.haystack import INTRO, KINDS, PASSKEY, PEOPLE, THINGS
+from ropepatch.model.source import TINY
+
+CHECKPOINT = TINY
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ITEMS = [item for kind in KINDS.values() for item in kind.draw(random.Random(0), kind.most)]
+TEXTS = [
+    " ".join([INTRO, PASSKEY.intro, *PASSKEY.filler, *THINGS, *PEOPLE]),
+    *(" ".join([*item.needles, item.question, item.stem, item.answer]) for item in ITEMS),
+]
+NUMBERS = [f" {number:03}" for number in range(0, 1000, 3)]  # so that some groups are one token, others two
+
+
+def byte_level(regex: str, **special: str) -> PreTrainedTokenizerFast:
+    """A byte-level BPE that is split at the regex."""
+    raw = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(regex), "isolated")
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[*dict.fromkeys(special.values())],
+        show_progress=False,
+    )
+    raw.train_from_iterator(TEXTS + NUMBERS, trainer)
+    raw.decoder = decoders.ByteLevel()
+    if "bos_token" in special:
+        bos = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        raw.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), bos])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+
+
+def llama3() -> PreTrainedTokenizerFast:
+    return byte_level(LLAMA3, bos_token="<s>")
+
+
+def gpt2() -> PreTrainedTokenizerFast:
+    return byte_level(r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+
+
+def neox() -> PreTrainedTokenizerFast:
+    """As GPT-NeoX and Pythia have it: one token begins, ends and stands for what is unknown."""
+    return byte_level(LLAMA3, bos_token="<s>", eos_token="<s>", unk_token="<s>")
+
+
+def spanning() -> PreTrainedTokenizerFast:
+    """Its tokens span words and sentences."""
+    return byte_level(r"\p{N}", bos_token="<s>")
+
+
+def single_bytes() -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(["<s>", *alphabet])}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
+
+
+def sentencepiece() -> Tokenizer:
+    """Byte fallback for what it was not trained on; digits one by one."""
+    raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        initial_alphabet=list("0123456789"),
+        special_tokens=["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    raw.train_from_iterator(TEXTS[:1], trainer)
+    return raw
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    raw = sentencepiece()
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
+
+
+def llama2() -> PreTrainedTokenizerFast:
+    raw = sentencepiece()
+    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    raw.pre_tokenizer = None
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
+
+
+def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
+    """A token per word, mark and digit; none for a space, and no decoder to put one back."""
+    raw = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    trainer = trainers.WordLevelTrainer(vocab_size=2000, special_tokens=["<unk>"], show_progress=False)
+    words = [" ".join(word for word in text.split() if not word.strip(".").isdigit()) for text in TEXTS]
+    raw.train_from_iterator([*words, "a", digits], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+
+
+def bundled() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(CHECKPOINT)
+
+
+TOKENIZERS = {
+    build.__name__: functools.cache(build)
+    for build in (bundled, llama3, gpt2, neox, single_bytes, metaspace, llama2, whole_words, spanning)
+}
