@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from caches import into
-from families import NOT_YET, OLDEST, every_family, refusal
+from families import every_family, refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
+from oldest import NOT_YET, OLDEST
 from swaps import IDS, ONE, apart, cast, logits, lora, pickled
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
@@ -444,7 +445,7 @@ REFUSED = {
         phi4_multimodal starcoder2
     """,
     "its layers make masks of their own": "doge",
-    "is not told where its queries stand": "cohere_compass_text fuyu persimmon",
+    "is not told where its queries stand": "cohere_compass_text dory fuyu persimmon",
     "does not support sdpa": "flint gemma2 got_ocr2 gpt_neox_japanese gpt_oss mimo_v2_flash vaultgemma",
     "is no interchangeable function": "falcon",
     "some of its attention is not causal": "gemma3 moss_transcribe_diarize",

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 from checkpoint_folders import contents, edit_json, write_checkpoint
+from oldest import OLDEST
 
 from ropepatch.cli import main
 
@@ -118,6 +119,13 @@ RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'
 THETA = 10000.0
 YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 2.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 2.0}
+
+# Where the oldest transformers accepts or refuses another part of config.json: there the words are others.
+OTHERWISE = (
+    {"rotary that recomputes", "head_dim odd", "head_dim missing and odd", "rope_type unknown"}
+    if OLDEST
+    else set()
+)
 
 CASES: dict[str, tuple[str, Damage]] = {
     # a command line that cannot be read
@@ -380,7 +388,9 @@ def refusal(words: str, here: Path, monkeypatch, capsys) -> str:
 def test_a_user_error_is_one_line_and_a_hint_with_exit_code_2(name, here, monkeypatch, capsys):
     words, damage = CASES[name]
     damage(here / "src")
-    check_snapshot(name, words, refusal(words, here, monkeypatch, capsys))
+    message = refusal(words, here, monkeypatch, capsys)
+    if name not in OTHERWISE:
+        check_snapshot(name, words, message)
 
 
 DISKS = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from families import every_family
+from oldest import OLDEST
 from swaps import ONE, TRAINED, apart, cast, every_encoding, logits, lora, pickled, put
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
@@ -239,8 +240,8 @@ def test_dropout_of_an_adapter_in_training_is_no_reason_to_refuse_a_model(model)
 def test_growing_the_vocabulary_or_initialising_again_keeps_the_encoding(model):
     put(model, "shaw")
     expected = logits(model)
-    model.resize_token_embeddings(140)
     model.init_weights()
+    model.resize_token_embeddings(140)  # last: transformers 5.4 would draw a head that has grown anew
     assert torch.equal(logits(model)[..., :128], expected)
 
 
@@ -372,13 +373,13 @@ def test_a_model_some_of_whose_layers_do_not_rotate_is_refused_or_right():
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gemma2", "it does not support sdpa"),
+        ("gemma2", "it caps its attention scores" if OLDEST else "it does not support sdpa"),
         ("phi", "only a part of each head rotates"),
         ("deepseek_v3", "only a part of each head rotates"),
         ("cohere", "its rotary pairs are laid out otherwise"),
         ("falcon", "its attention is no interchangeable function"),
         ("phi3", "it has no attention with a q_proj"),
-        ("bamba", "it has layers of the type linear_attention"),
+        ("bamba", "carries a state" if OLDEST else "it has layers of the type linear_attention"),
         ("gpt2", "it has no rotary module"),
     ],
 )

@@ -7,6 +7,8 @@ import torch
 import transformers
 from caches import CACHE, into
 from families import FAMILIES, plan_family, refusal
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from oldest import BROKEN, NOT_YET
 from readme import block, updating, write_block
 from tiny_models import NOT_BUILT, ROTARY_TYPES, tiny_config, tiny_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -24,11 +26,19 @@ UNTRIED = "not tried: no small random model of it can be built without more pack
 def supported(group: str) -> str | None:
     """The first supported architecture that runs a body; None where all are refused, loaded models too."""
     for model_type in FAMILIES[group]:
+        if model_type in NOT_YET:
+            continue
         if refusal(model_type) is None:
             return model_type
         with pytest.raises(RopepatchError, match="is not supported"):
             plan_family(tiny_model(model_type), "ntk")
     return None
+
+
+def test_what_the_oldest_transformers_is_said_not_to_build_it_does_not():
+    for model_type in BROKEN:
+        with pytest.raises((AttributeError, StrictDataclassFieldValidationError)):
+            tiny_model(model_type)
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_folders import edit_json, write_checkpoint
-from families import NOT_YET, refusal
+from families import refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
+from oldest import NOT_YET
 from swaps import IDS, apart, logits
 from tiny_models import ROTARY_TYPES, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel

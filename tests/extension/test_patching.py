@@ -47,7 +47,8 @@ def reloaded(model, folder):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_patched_is_reloaded_off_is_never_on_and_cached_is_full(model, ids, method, tmp_path):
-    model.config.architectures = [type(model).__name__]  # which saving would set
+    # Which saving would set, the second in older versions.
+    model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
     stock, parameters, config = model.model.rotary_emb, model.config.rope_parameters, model.config.to_dict()
     before, state, frequencies = logits(model, ids), model.state_dict().keys(), stock.inv_freq.clone()
     handle = ropepatch.patch(model, plan_for(model, method))

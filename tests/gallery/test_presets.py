@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from oldest import needs
 from readme import check_block
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
@@ -65,6 +66,7 @@ def planned(tmp_path_factory) -> Callable[[str], Plan]:
 
     @cache
     def of(name: str) -> Plan:
+        needs(PRESETS[name]["config"]["model_type"])
         folder = tmp_path_factory.mktemp(name)
         (folder / "config.json").write_text(json.dumps(PRESETS[name]["config"]), encoding="utf-8")
         return plan(folder, to=PRESETS[name]["to"], method="yarn")
@@ -147,6 +149,7 @@ def test_a_multimodal_rope_is_scaled_where_the_model_reads_it_and_keeps_its_othe
 
 def test_a_checkpoint_with_vision_is_extended_whole_and_stock_reads_the_scaled_rope(tmp_path, planned):
     """Small random weights of Qwen3.5, with the real head size, partial and multimodal rope."""
+    needs("qwen3_5")
     raw = PRESETS["qwen3.5-9b"]["config"]
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 512}
     few = {key: value for key, value in SMALL.items() if key in raw["text_config"]}

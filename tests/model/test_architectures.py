@@ -3,6 +3,7 @@
 from fnmatch import fnmatchcase
 
 import pytest
+from oldest import OLDEST
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ropepatch.model import architectures
@@ -14,7 +15,7 @@ ROWS = {name: row for name, row in vars(architectures).items() if isinstance(row
 @pytest.mark.parametrize("name", ROWS)
 def test_every_name_is_one_of_transformers_and_every_row_has_a_reason(name):
     row, known = ROWS[name], CONFIG_MAPPING.keys()
-    assert all(any(fnmatchcase(one, pattern) for one in known) for pattern in row.model_types)
+    assert OLDEST or all(any(fnmatchcase(one, pattern) for one in known) for pattern in row.model_types)
     assert row.reason
     assert row.version
 

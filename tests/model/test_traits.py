@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from oldest import needs
 from transformers import (
     DeepseekV3Config,
     Gemma3TextConfig,
@@ -60,7 +61,7 @@ def test_features_are_named_where_three_or_four_of_them_come_together(has):
     [
         (LlamaConfig(num_key_value_heads=8, max_position_embeddings=8192), 0),
         (Gemma3TextConfig(**SMALL), 3),
-        (Olmo3Config(**SMALL, num_key_value_heads=8, max_position_embeddings=8192), 3),
+        (lambda: Olmo3Config(**SMALL, num_key_value_heads=8, max_position_embeddings=8192), 3),
         (DeepseekV3Config(**SMALL, num_key_value_heads=32), 0),
         (Phi3Config(**SMALL, num_key_value_heads=8, sliding_window=8192), 0),
         (PreTrainedConfig(num_attention_heads=4, num_key_value_heads=2), 0),
@@ -71,6 +72,9 @@ def test_features_are_named_where_three_or_four_of_them_come_together(has):
     ],
 )  # fmt: skip
 def test_a_model_has_the_features_that_its_structure_shows(given, count):
+    if callable(given):
+        needs("olmo3")
+        given = given()
     assert len(hard_to_extend(given, getattr(given, "max_position_embeddings", 0))) == count
 
 

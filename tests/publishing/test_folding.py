@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoint_folders import PAIRS, VOCABULARY, contents, edit_json, write_checkpoint
 from methods import STATIC, example
+from oldest import needs
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
@@ -125,6 +126,7 @@ def test_every_method_with_a_factor_of_its_own_can_be_folded(template, tmp_path,
     ],
 )
 def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_type, folded_into):
+    needs(model_type)
     model = random_model(model_type)
     model.save_pretrained(tmp_path / "source")
     made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import EXAMPLES, FACTORS, GEOMETRIES, NEED_MORE, example
 from oracle import ORACLES, SABOTAGE, Geometry, Table
-from stock_ropes import stock_table
+from stock_ropes import STOCK_TYPES, stock_table
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling import METHODS, Scaling, find_method, make_scaling
@@ -94,6 +94,12 @@ def lengths(scaling: Scaling, rope: Rope) -> list[int | None]:
 
 def stock_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
     """`rope_parameters` as a user of transformers would write them; None where it has no such type."""
+    written = by_hand_parameters(scaling, rope)
+    return written if written and written["rope_type"] in STOCK_TYPES else None
+
+
+def by_hand_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
+    """Those of the newest transformers."""
     s, window = scaling.factor, rope.original_max_position_embeddings
     given_ = {name: value for name, value in scaling.parameters().items() if value is not None}
     match scaling.name:

@@ -14,9 +14,6 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.planning import Plan
 
-OLDEST = transformers.__version__.startswith("5.4.")
-# Tiny models that the oldest transformers does not run, or whose text part's type it does not know.
-NOT_YET = {"lfm2", "olmo_hybrid", "mllama"} if OLDEST else set()
 MODELS = Path(transformers.__file__).parent / "models"
 ROTARY_CLASS = re.compile(r"^class \w*Rotary\w*\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 

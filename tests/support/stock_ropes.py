@@ -10,6 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ropepatch.scaling.rope import Frequencies, Rope
 
+STOCK_TYPES = {"default", *ROPE_INIT_FUNCTIONS}  # transformers 5.4 has no `proportional`
+
 
 def stock_table(
     parameters: dict[str, Any],
@@ -38,7 +40,7 @@ def stock_table(
         config, rotary = LlamaConfig(head_dim=d, **common), LlamaRotaryEmbedding
     else:
         common["rope_parameters"]["partial_rotary_factor"] = share
-        config, rotary = GPTNeoXConfig(**common), GPTNeoXRotaryEmbedding
+        config, rotary = GPTNeoXConfig(rotary_pct=share, **common), GPTNeoXRotaryEmbedding
     kind = parameters["rope_type"]
     if kind != "default" and length is not None:
         return Frequencies(*ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length))

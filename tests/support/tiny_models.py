@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
+from oldest import BROKEN
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -21,7 +22,7 @@ NOT_ROTARY = """
 # gemma3n needs timm and pillow; the two assistants run only on the hidden states of their target model
 NOT_BUILT = ("gemma3n", "gemma4_assistant", "gemma4_unified_assistant")
 ROTARY_TYPES: tuple[str, ...] = tuple(
-    t for t in CAUSAL_LM_TYPES if t not in {*NOT_ROTARY.split(), *NOT_BUILT}
+    t for t in CAUSAL_LM_TYPES if t not in {*NOT_ROTARY.split(), *NOT_BUILT, *BROKEN}
 )
 WEIGHT_SCALE = 6.0
 ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -79,6 +80,13 @@ ODD: dict[str, dict[str, Any]] = {
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "dory": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 1,
     },
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {
