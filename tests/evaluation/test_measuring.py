@@ -12,6 +12,7 @@ from itertools import count
 import pytest
 import torch
 from checkpoint_folders import edit_json
+from oldest import needs
 from tiny_checkpoint import tiny_llama_folder
 from tiny_models import tiny_model
 
@@ -186,6 +187,7 @@ def test_a_suite_without_a_model_says_so():
 def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is_measured(
     tmp_path, monkeypatch
 ):
+    needs("cohere2")
     folder = tmp_path / "cohere2"
     shutil.copytree(find_source(TINY, None, weights=True).folder, folder)
     tiny_model("cohere2").save_pretrained(folder)

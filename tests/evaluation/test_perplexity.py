@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from fake_fits import fake_fits
 from loss_models import IgnoresPositions, Largest, WithoutPositions, build, expected, tokens
 from made_results import scoring
+from oldest import needs
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -50,6 +51,7 @@ FAMILIES = {  # and what each does beside a projection
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_loss_equals_the_one_from_the_models_full_logits(family, caplog):
+    needs(family)
     model = build(family, **FAMILIES[family])
     documents = tokens(33, 32, 20)  # the first two are read together
     for ids, nll in zip(documents, perplexity(model, None, documents, chunk=8).nll, strict=True):

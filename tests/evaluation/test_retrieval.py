@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from caches import CACHE
 from loss_models import VOCABULARY, build
+from oldest import OLDEST, needs
 from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
 from torch import nn
@@ -221,9 +223,15 @@ def test_only_where_frequencies_follow_the_length_is_every_prompt_read_whole(rop
     ]
 
 
+OWN_CACHE = pytest.mark.xfail(OLDEST, reason="a class of its own there, which is not seen", strict=True)
+
+
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("qwen3_next", "LinearAttentionLayer"), ("blt", "there is no cache for its config")],
+    [
+        pytest.param("qwen3_next", "LinearAttentionLayer", marks=OWN_CACHE),
+        ("blt", "there is no cache for its config"),
+    ],
 )
 def test_models_without_a_cache_of_keys_alone_are_read_whole(family, reason, caplog):
     model = tiny_model(family)
@@ -235,6 +243,7 @@ def test_models_without_a_cache_of_keys_alone_are_read_whole(family, reason, cap
 @pytest.mark.parametrize("family", ["mllama", "gemma4_text", "deepseek_v3"])
 def test_unusual_caches_serve(family, caplog):
     """Attention to images that are not there, layers that share keys, compressed keys."""
+    needs(family)
     model = tiny_model(family)
     made = haystacks(model, 1)
     assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
@@ -246,7 +255,7 @@ class Renamed(LlamaForCausalLM):
 
     def forward(self, input_ids, use_cache=None, cache=None, logits_to_keep=0):
         return super().forward(
-            input_ids, use_cache=use_cache, past_key_values=cache, logits_to_keep=logits_to_keep
+            input_ids, use_cache=use_cache, **{CACHE: cache}, logits_to_keep=logits_to_keep
         )
 
 
