@@ -38,7 +38,7 @@ sweep: .venv/test/installed
 	$(PYTEST) $(if $(PART),--part $(PART))
 
 documents: .venv/test/installed
-	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/extension/test_engines.py tests/gallery/test_explorer_numbers.py
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/studies tests/extension/test_engines.py tests/gallery/test_explorer_numbers.py
 
 site: .venv/site/installed
 	@rm -rf docs/figures

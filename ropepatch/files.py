@@ -72,7 +72,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             partial.rename(folder)
     except BaseException as error:
         for parent in parents:
-            if parent.is_dir():
+            with suppress(OSError):  # another process writes into it, or it was never made
                 parent.rmdir()
         if isinstance(error, OSError):
             raise _disk_error(error, folder) from error
@@ -96,10 +96,23 @@ def _disk_error(error: OSError, folder: Path) -> RopepatchError:
 
 
 @contextmanager
-def whole_file(file: Path) -> Iterator[Path]:
-    """A path beside the file to write to; it takes the file's name if all went well, else it is gone."""
+def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
+    """A path beside the file to write to; it takes the file's name if all went well, else it is gone.
+
+    Args:
+        file: The file.
+        new: Raise FileExistsError where there is one of that name by then; it is replaced otherwise.
+    """
     with _partial(file, Path.touch) as partial:
         yield partial
+        if new:
+            try:
+                os.link(partial, file)
+                return
+            except FileExistsError:
+                raise
+            except OSError:  # no links on this file system: take the name first
+                file.touch(exist_ok=False)
         partial.replace(file)
 
 
@@ -291,5 +304,8 @@ def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any],
         RopepatchError: With all that differs.
     """
     same = json.loads(json.dumps(now))  # tuples are lists there
-    if differing := [key for key in same if key not in earlier or earlier[key] != same[key]]:
+    keys = [*same, *(key for key in earlier if key not in same)]
+    if differing := [
+        key for key in keys if (key in earlier, earlier.get(key)) != (key in same, same.get(key))
+    ]:
         raise RopepatchError(f"{what}: it differs in {', '.join(differing)}", hint=hint)

@@ -23,7 +23,16 @@ from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import copy_small_files
-from ropepatch.files import check_regular, check_space, new_folder, parse_json, read_json, remove, whole_file
+from ropepatch.files import (
+    check_regular,
+    check_resumed,
+    check_space,
+    new_folder,
+    parse_json,
+    read_json,
+    remove,
+    whole_file,
+)
 from ropepatch.model.source import find_source, stated_by_card
 from ropepatch.model.weights import read_header, read_headers
 from ropepatch.publishing.card.writing import write_card
@@ -257,6 +266,19 @@ def test_nothing_is_left_of_what_failed(kind, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RopepatchError("the real reason")])
+def test_what_another_wrote_into_a_new_parent_stays_and_hides_no_error(error, tmp_path):
+    def fail() -> None:
+        with new_folder(tmp_path / "new" / "out"):
+            (tmp_path / "new" / "other").mkdir()
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail()
+    assert caught.value is error
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other"]
+
+
 @pytest.mark.parametrize(
     ("number", "name", "message"),
     [
@@ -271,6 +293,25 @@ def test_the_file_that_the_system_refused_is_the_one_that_is_named(number, name,
         raise refusal
     assert str(caught.value) == message.format(place=tmp_path)
     assert "--link-weights" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "differing"),
+    [
+        ({"lr": 1, "lora": [8]}, {"lr": 1, "lora": (8,)}, None),
+        ({"lr": 1}, {"lr": 2}, "lr"),
+        ({"lr": 1}, {"lr": 1, "lora": None}, "lora"),
+        ({"lr": 1, "lora": None}, {"lr": 1}, "lora"),
+        ({"lr": 1, "lora": 8, "steps": 3}, {"lr": 2, "steps": 3}, "lr, lora"),
+    ],
+)
+def test_a_call_that_goes_on_names_all_that_differs_whichever_of_the_two_has_it(earlier, now, differing):
+    if differing is None:
+        check_resumed("it is another's", earlier, now, hint="remove it")
+        return
+    with pytest.raises(RopepatchError, match=f"^it is another's: it differs in {differing}\n") as caught:
+        check_resumed("it is another's", earlier, now, hint="remove it")
+    assert caught.value.hint == "remove it"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from ropepatch.model.rotary import find_substitute
 SLOT = "_ropepatch_positions"  # where an attention module finds what stands in its rotary module's place
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
 OWN_MASK = "its layers make masks of their own"
+ATTENTION = ("_attn_implementation_internal",)  # where a configuration holds the name of its attention
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
 
 
@@ -48,10 +50,31 @@ def set_attention(base: nn.Module, name: str | None) -> None:
 def attending_by(base: nn.Module, name: str) -> Iterator[None]:
     """Another attention for all parts of a model within the block; afterwards each has its own again."""
     parts: list[Any] = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
-    before = [part.config._attn_implementation for part in parts]
+    before = [(part.config, part.config._attn_implementation) for part in parts]
     try:
         set_attention(base, name)
         yield
     finally:
-        for part, value in zip(parts, before, strict=True):
-            part.config._attn_implementation_internal = value
+        for part, (config, value) in zip(parts, before, strict=True):
+            for one in (config, part.config):  # two, where the model was patched within the block
+                one._attn_implementation_internal = value
+
+
+@contextmanager
+def attending_here(base: nn.Module, name: str) -> Iterator[None]:
+    """Another attention within the block for this thread alone; the configurations are the model's own."""
+    thread = get_ident()
+    configs = {id(part.config): part.config for part in base.modules() if isinstance(part, PreTrainedModel)}
+    kinds: list[Any] = [type(config) for config in configs.values()]
+
+    def by_thread(config: Any) -> Any:
+        return name if get_ident() == thread else config._attn_implementation_internal
+
+    try:
+        for config, kind in zip(configs.values(), kinds, strict=True):
+            told = property(by_thread, kind._attn_implementation.fset)
+            config.__class__ = type(kind.__name__, (kind,), {"_attn_implementation": told})
+        yield
+    finally:
+        for config, kind in zip(configs.values(), kinds, strict=True):
+            config.__class__ = kind

@@ -45,9 +45,6 @@ class MappedRope(UnrotatedLayers):
         distances: The map, with all its parameters.
         window: L, the tokens the model was built to read.
         layer_type: Where the rope differs by layer type, the one that is mapped.
-
-    Attributes:
-        before: The configuration's max_position_embeddings.
     """
 
     state = "this model has an attention map"
@@ -65,7 +62,6 @@ class MappedRope(UnrotatedLayers):
     ) -> None:
         super().__init__(stock, config, layer_type)
         self.distances, self.window = distances, window
-        self.before = config.max_position_embeddings
         self.memo: dict[Any, Any] = {}  # what the layers of one step share
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
@@ -261,8 +257,8 @@ class _Step:
             queries.append(self._scaled(own, places.queries).to(wide))
             keys.append(self._turned(key[:, :, columns], band.key, places.keys[:, columns]).to(wide))
         scored = ScoredBands(
-            torch.cat(queries, -1), value, dropout, sum(x.shape[2] for x in keys) + key.shape[2],
-            keys, spans, self.bands, places, self.sight, self.scaling,
+            torch.cat(queries, -1), value, dropout, self.sight, sum(x.shape[2] for x in keys) + key.shape[2],
+            keys, spans, self.bands, places, self.scaling,
         )  # fmt: skip
         return scored.output(wants_weights)
 

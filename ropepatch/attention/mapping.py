@@ -17,20 +17,29 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ropepatch.attention.attention_map import AttentionMap
 from ropepatch.attention.interchange import (
+    ATTENTION,
     OTHER_SCORES,
     OWN_MASK,
     SLOT,
-    attending_by,
+    attending_here,
     set_attention,
     uninterchangeable,
 )
 from ropepatch.attention.mapped_attention import NAME, MappedRope
 from ropepatch.attention.maps import make_map
 from ropepatch.attention.turning import turned
-from ropepatch.attention.unrotated import UnrotatedLayers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
-from ropepatch.model.rotary import Substitution, base_model, find_substitute, float32_on_cpu, rotating_by
+from ropepatch.model.head import evaluating, held, shadowed
+from ropepatch.model.rotary import (
+    OwnConfigs,
+    Substitution,
+    base_model,
+    find_substitute,
+    float32_on_cpu,
+    own_configs,
+    rotating_by,
+)
 from ropepatch.model.survey import Survey, survey
 from ropepatch.settings import Length, relative_length
 
@@ -62,21 +71,12 @@ class Mapped(Substitution[MappedRope]):
             raise RopepatchError("this map has been taken out", hint="call map_attention again")
         return self._substitute.distances
 
-    def remove(self) -> None:
-        """Put the same rotary module, attention and configuration back; a second time does nothing."""
-        if not self.in_force:
-            return
-        rope = self._substitute
-        self.model.set_submodule(self.path, rope.stock)
+    def _undo(self) -> None:
         self._slots = {
             part: part.__dict__.pop(SLOT) for part in self.model.modules() if SLOT in part.__dict__
         }
-        set_attention(self.model, rope.implementation)
-        config: Any = text_config(self.model.config)
-        config.max_position_embeddings = rope.before
-        del config.attention_map
         self.model.__dict__.pop("save_pretrained", None)
-        logger.info("%s: map %s -> none", type(self.model).__name__, rope.distances.name)
+        logger.info("%s: map %s -> none", type(self.model).__name__, self._substitute.distances.name)
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -85,15 +85,21 @@ class Mapped(Substitution[MappedRope]):
         Afterwards what stood in the rotary module's place and the attention that was set are back. The
         configuration says nothing of it.
         """
-        for part, rope in self._slots.items():
-            part.__dict__[SLOT] = rope
-        try:
-            with attending_by(self.model, NAME), rotating_by(self.model, self.path, self._substitute):
-                yield
-        finally:
-            for part in self._slots:
-                part.__dict__.pop(SLOT, None)
-            self._substitute.memo.clear()
+        rope = self._substitute
+        with held(self.model):
+            configs = OwnConfigs(self.model, ATTENTION)
+            for part, slot in self._slots.items():
+                part.__dict__[SLOT] = slot
+            try:
+                set_attention(self.model, NAME)
+                rope.config = text_config(self.model.config)
+                with rotating_by(self.model, self.path, rope):
+                    yield
+            finally:
+                for part in self._slots:
+                    part.__dict__.pop(SLOT, None)
+                configs.put_back(self.model)
+                rope.memo.clear()
 
 
 @float32_on_cpu()
@@ -125,6 +131,12 @@ def map_attention(
             hint="map_attention(model, 'self-extend', to=8192)",
         )
     base = base_model(model)
+    with held(base), own_configs(base, *ATTENTION, "max_position_embeddings", "attention_map") as configs:
+        return _mapped(base, distances, to, configs)
+
+
+def _mapped(base: PreTrainedModel, distances: AttentionMap, to: Length, configs: OwnConfigs) -> Mapped:
+    """The model, whose configurations are its own, with a map."""
     surveyed = survey(base.config.to_dict(), base)
     config: Any = text_config(base.config)
     window = surveyed.rope.original_max_position_embeddings
@@ -145,6 +157,7 @@ def map_attention(
     path = surveyed.site.path
     stock = base.get_submodule(path)
     rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type).train(stock.training)
+    rope.configs = configs
     base.set_submodule(path, rope)
     for module, turns in turning.items():
         module.__dict__[SLOT] = rope if turns else None
@@ -233,38 +246,32 @@ AttentionInterface.register(PROBE, _listen)
 AttentionMaskInterface.register(PROBE, lambda **_: None)
 
 
-class _Still(UnrotatedLayers):
-    """A rotary module that turns by nothing, and tells by what the stock one would."""
-
-    attention = PROBE
-    told: tuple[Tensor, Tensor] | None = None
-
-    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
-        if layer_type == self.layer_type:
-            self.told = self.rotation(x, position_ids)
-        return super().forward(x, position_ids, *layer_type)
-
-
 def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
     """Every attention of a model, and whether it turns its queries and keys.
 
-    Told from a few tokens that the model reads with and without its rotation.
+    Told from a few tokens that the model reads with and without its rotation; other threads see neither.
 
     Raises:
         RopepatchError: Where one does more, with the reason.
     """
     if any(parameter.is_meta for parameter in base.parameters()):
         raise _refusal(surveyed.config.model_type, "its weights are on the meta device")
-    path, stock = surveyed.site.path, base.get_submodule(surveyed.site.path)
-    still = _Still(stock, text_config(base.config), surveyed.site.layer_type)
-    modes = [(part, part.training) for part in base.modules()]
-    before = text_config(base.config)._attn_implementation
-    set_attention(base, PROBE)
+    stock, mapped_layers = base.get_submodule(surveyed.site.path), surveyed.site.layer_type
+    rotate = stock.forward
+    tables: list[Tensor] = []
+
+    def stand(x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        cos, sin = rotate(x, position_ids, *layer_type)
+        if layer_type != (() if mapped_layers is None else (mapped_layers,)):
+            return cos, sin
+        tables[:] = cos, sin
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
     try:
-        base.eval()  # type: ignore[no-untyped-call]  # torch
-        moved = _hear(base)
-        with rotating_by(base, path, still):
-            stood = _hear(base)
+        with evaluating(base), attending_here(base, PROBE):
+            moved = _hear(base)
+            with shadowed(stock, stand):
+                stood = _hear(base)
     except RopepatchError:
         raise
     except Exception as error:
@@ -272,15 +279,11 @@ def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
         raise _refusal(
             surveyed.config.model_type, f"it does not run with attention of another kind ({kind})"
         ) from error
-    finally:
-        set_attention(base, before)
-        for part, mode in modes:
-            part.training = mode
     kinds = {}
     for one, other in zip(moved, stood, strict=True):
         if reason := _more_than_attention(other):
             raise _refusal(surveyed.config.model_type, reason)
-        kinds[one.module] = _turns(one, other, still.told, surveyed)
+        kinds[one.module] = _turns(one, other, tables, surveyed)
     if not any(kinds.values()):
         raise _refusal(
             surveyed.config.model_type, "its attention is no interchangeable function, or turns nothing"
@@ -309,16 +312,23 @@ def _more_than_attention(heard: _Heard) -> str | None:
     return None
 
 
-def _turns(moved: _Heard, stood: _Heard, tables: tuple[Tensor, Tensor] | None, surveyed: Survey) -> bool:
+def _turns(moved: _Heard, stood: _Heard, tables: list[Tensor], surveyed: Survey) -> bool:
     """Whether an attention turns its queries and keys last, and by the function beside it.
+
+    Args:
+        moved: What it was given when the model rotated.
+        stood: What it was given when it did not.
+        tables: cos and sin of the rotation; none where the rotary module was not called.
+        surveyed: Of the model.
 
     Raises:
         RopepatchError: If it turns them in another way.
     """
     pairs = [(moved.query, stood.query), (moved.key, stood.key)]
-    if tables is not None:
+    if tables:
+        cos, sin = tables
         try:
-            own = [turned(moved.module, still, *tables) for _, still in pairs]
+            own = [turned(moved.module, still, cos, sin) for _, still in pairs]
         except (AttributeError, TypeError, ValueError, RuntimeError):
             own = []
         if own and all(_alike(x, y) for x, (y, _) in zip(own, pairs, strict=True)):

@@ -14,9 +14,14 @@ class Places(NamedTuple):
     queries: Tensor
     keys: Tensor
 
-    def offsets(self, rows: slice) -> Tensor:
-        """j - i [B or 1, q, T], of keys j from the queries i of these rows; at most 0 where i sees j."""
-        return self.keys[:, None, :] - self.queries[:, rows, None]
+    def offsets(self, rows: slice, end: int | None = None) -> Tensor:
+        """j - i [B or 1, q, T], of keys j from the queries i of these rows; at most 0 where i sees j.
+
+        Args:
+            rows: The rows.
+            end: The column behind the last one; None for T.
+        """
+        return self.keys[:, None, :end] - self.queries[:, rows, None]
 
     @property
     def reach(self) -> int:

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ropepatch.attention.sight import Sight
+
 SCORES = 1 << 24  # at a time, over sequences, heads, queries and keys
+BLOCKS = (
+    16  # at least, where there are several: each ends where its last query does, and saves what is behind
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,29 +30,33 @@ class ScoredAttention(ABC):
         query: [B, H, Q, E].
         value: [B, H, T, F], or of fewer heads, which others share.
         dropout: The share of the weights that is dropped.
+        sight: What queries may see.
         width: The columns that the scores of one query take, where they are more than T.
     """
 
     query: Tensor
     value: Tensor
     dropout: float
+    sight: Sight
     width: int
 
     @abstractmethod
-    def _scores(self, query: Tensor, rows: slice) -> Tensor:
-        """The scores [B, H, q, T] of the queries [B, H, q, E] of some rows, in float32 or wider, masked."""
+    def _scores(self, query: Tensor, rows: slice, end: int) -> Tensor:
+        """The masked scores [B, H, q, end] of queries [B, H, q, E] of some rows, in float32 or wider."""
 
     def _more(self, rows: slice, weights: Tensor) -> Tensor | None:
-        """What the weights [B, H, q, T] of some rows add to the output [B, H, q, F]."""
+        """What the weights [B, H, q, end] of some rows add to the output [B, H, q, F]."""
         return None
 
     def output(self, wants_weights: bool) -> tuple[Tensor, Tensor | None]:
         """The output [B, H, Q, F], and the weights [B, H, Q, T] where they are wanted."""
-        sequences, heads, queries, _ = self.query.shape
-        size = max(1, SCORES // (sequences * heads * max(self.value.shape[2], self.width)))
+        (sequences, heads, queries, _), keys = self.query.shape, self.value.shape[2]
+        size = max(1, SCORES // (sequences * heads * max(keys, self.width)))
         run: Any = self._block
-        if torch.is_grad_enabled() and queries > size:
-            run = partial(checkpoint, run, use_reentrant=False)
+        if queries > size:
+            size = min(size, -(-queries // BLOCKS))
+            if torch.is_grad_enabled():
+                run = partial(checkpoint, run, use_reentrant=False)
         outputs, weights = [], []
         for start in range(0, queries, size):
             rows = slice(start, min(start + size, queries))
@@ -55,15 +64,15 @@ class ScoredAttention(ABC):
             output, weight = run(self.query[:, :, rows], rows)
             outputs.append(output)
             if wants_weights:
-                weights.append(weight)
+                weights.append(nn.functional.pad(weight, (0, keys - weight.shape[-1])))
         return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
 
     def _block(self, query: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """What the queries [B, H, q, E] of some rows read: [B, H, q, F], and their weights [B, H, q, T]."""
-        dtype = self.value.dtype
+        """What the queries [B, H, q, E] of some rows read: [B, H, q, F], and their weights [B, H, q, end]."""
+        dtype, end = self.value.dtype, self.sight.end_of(rows)
         with torch.autocast(query.device.type, enabled=False):
-            weights = nn.functional.dropout(self._scores(query, rows).softmax(-1), self.dropout)
-            output = by_head(weights.to(dtype), self.value)
+            weights = nn.functional.dropout(self._scores(query, rows, end).softmax(-1), self.dropout)
+            output = by_head(weights.to(dtype), self.value[:, :, :end])
             if (more := self._more(rows, weights)) is not None:
                 output = output + more.to(output.dtype)
         return output, weights.to(dtype)

@@ -10,7 +10,6 @@ from torch import Tensor
 from ropepatch.attention.bands import Band
 from ropepatch.attention.places import Places
 from ropepatch.attention.scored import ScoredAttention, by_head, masked
-from ropepatch.attention.sight import Sight
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +21,6 @@ class ScoredBands(ScoredAttention):
         columns: Of every band.
         bands: The bands.
         places: Where queries and keys stand.
-        sight: What they may see.
         scaling: The factor of the scores.
     """
 
@@ -30,19 +28,20 @@ class ScoredBands(ScoredAttention):
     columns: list[slice]
     bands: tuple[Band, ...]
     places: Places
-    sight: Sight
     scaling: float
 
-    def _scores(self, query: Tensor, rows: slice) -> Tensor:
+    def _scores(self, query: Tensor, rows: slice, end: int) -> Tensor:
         wide = torch.promote_types(query.dtype, torch.float32)
-        own = query.chunk(len(self.keys), -1)
-        scores = [by_head(q, k.mT).to(wide) * self.scaling for q, k in zip(own, self.keys, strict=True)]
         if len(self.bands) == 1:  # whatever the mask lets through
-            return masked(scores[0], self.sight.mask(rows))
-        queries = self.places.queries[:, rows]
-        shape = *scores[0].shape[:3], self.value.shape[2]
-        total = scores[0].new_full(shape, torch.finfo(wide).min)
-        for band, score, columns in zip(self.bands, scores, self.columns, strict=True):
-            holds = band.holds(queries, self.places.keys[:, columns])[:, None]
+            score = by_head(query, self.keys[0][:, :, :end].mT).to(wide) * self.scaling
+            return masked(score, self.sight.mask(rows, end))
+        queries, positions = self.places.queries[:, rows], self.places.keys[:, :end]
+        total = query.new_full((*query.shape[:3], end), torch.finfo(wide).min, dtype=wide)
+        own = query.chunk(len(self.keys), -1)
+        for band, q, keys, whole in zip(self.bands, own, self.keys, self.columns, strict=True):
+            columns = band.span(queries, positions)
+            k = keys[:, :, columns.start - whole.start : columns.stop - whole.start]
+            score = by_head(q, k.mT).to(wide) * self.scaling
+            holds = band.holds(queries, positions[:, columns])[:, None]
             total[..., columns] = torch.where(holds, score, total[..., columns])
-        return masked(total, self.sight.mask(rows))
+        return masked(total, self.sight.mask(rows, end))

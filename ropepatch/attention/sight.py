@@ -127,18 +127,27 @@ class Sight:
         """The column behind the last query's."""
         return self.column + self.queries
 
-    def mask(self, rows: slice) -> Tensor:
-        """Whether the queries of some rows see the keys: [B, 1, q, T], boolean or added to the scores."""
+    def end_of(self, rows: slice) -> int:
+        """The column behind the last one that the queries of some rows may see."""
+        return self.keys if self.given is not None else min(self.column + rows.stop, self.keys)
+
+    def mask(self, rows: slice, end: int | None = None) -> Tensor:
+        """Whether the queries of some rows see the keys: [B, 1, q, T], boolean or added to the scores.
+
+        Args:
+            rows: The rows.
+            end: The column behind the last one; None for T.
+        """
         if self.given is not None:
-            return self.given[:, :, rows]
-        device = self.documents.device
-        columns = torch.arange(self.keys, device=device)
+            return self.given[:, :, rows, :end]
+        device, documents = self.documents.device, self.documents[:, :end]
+        columns = torch.arange(documents.shape[1], device=device)
         own = torch.arange(self.column, self.end, device=device)[rows, None]
         seen = columns <= own
         if self.window is not None:
             seen &= columns > own - self.window
         mine = self.documents[:, own]  # [B, q, 1]
-        return (seen & self.tokens[:, None] & ((mine == 0) | (mine == self.documents[:, None])))[:, None]
+        return (seen & (documents > 0)[:, None] & ((mine == 0) | (mine == documents[:, None])))[:, None]
 
     def places(self, query: Tensor, key: Tensor, position_ids: Tensor) -> Places:
         """Where queries and keys stand; cached tokens follow each other."""

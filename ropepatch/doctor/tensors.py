@@ -19,10 +19,20 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
 from ropepatch.files import read_json
 from ropepatch.model.checks.case import Case, positive
-from ropepatch.model.checks.findings import Finding, Key, Mend, shown
+from ropepatch.model.checks.findings import CONFIG, Finding, Key, Mend, shown
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.survey import survey
-from ropepatch.model.weights import INDEX, PICKLES, SINGLE, TensorEntry, Weights, read_header, read_headers
+from ropepatch.model.weights import (
+    INDEX,
+    NAMED,
+    PICKLES,
+    SINGLE,
+    TensorEntry,
+    Weights,
+    read_header,
+    read_headers,
+    weight_sets,
+)
 
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
@@ -39,10 +49,14 @@ Headers = dict[str, dict[str, str]]  # of every file, the dtype of every tensor 
 def weight_findings(case: Case) -> list[Finding]:
     """What is wrong with the weights of a checkpoint; no finding where there are none."""
     headers, findings = read_shards(case.folder)
-    if (case.folder / INDEX).exists():
+    sets = weight_sets(case.folder)
+    findings += _not_loaded(case, sets)
+    if sets == [INDEX]:
         findings += _index(case.folder, headers, broken=bool(findings))
-    elif SINGLE not in headers and not findings:
+    elif not sets and not findings:
         findings += _without_index(case.folder, headers)
+    elif SINGLE in headers:
+        headers = {SINGLE: headers[SINGLE]}
     if not any(finding.severity == "error" for finding in findings):
         findings += [*_misfit(case), *_saved_frequencies(case, headers)]
     return findings
@@ -105,6 +119,27 @@ def read_shards(folder: Path) -> tuple[Headers, list[Finding]]:
             remedy = "download the file again"
             findings.append(Finding("weights-damaged", "error", problem, why, remedy, file=file.name))
     return headers, findings
+
+
+def _not_loaded(case: Case, sets: list[str]) -> Iterator[Finding]:
+    """Weights that stock transformers does not load, beside those that it does."""
+    named = case.raw.get(NAMED)
+    if named not in (None, *sets[:1]):
+        yield Key(CONFIG, (NAMED,), named).error(
+            "weights-named",
+            f"it names {shown(named)} as the weights, not {[*sets, SINGLE][0]}",
+            "transformers loads what it names, other programs do not; ropepatch refuses it",
+            f"load it with transformers and save_pretrained it, which leaves {NAMED} out",
+        )
+    elif len(sets) == 2:
+        yield Finding(
+            "weights-twice",
+            "warning",
+            f"transformers loads {SINGLE} and not the files of {INDEX}, which are here too",
+            "other programs may load them, and they may be another model's",
+            f"keep one set: remove {INDEX} and its files, or {SINGLE}",
+            file=INDEX,
+        )
 
 
 def _index(folder: Path, headers: Headers, *, broken: bool) -> Iterator[Finding]:

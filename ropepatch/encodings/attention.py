@@ -75,7 +75,7 @@ def attend(
         else:
             width = 0 if relative is None else relative.reach
             query, key, value = tensors
-            parts = query, value, dropout, width, key, relative, sight, scaling, places
+            parts = query, value, dropout, sight, width, key, relative, scaling, places
             scored = _ScoredAttention(*parts)
             output, weights = scored.output(positions.wants_weights)
     else:
@@ -110,28 +110,28 @@ class _ScoredAttention(ScoredAttention):
     Args:
         key: [B, H, T, E].
         relative: What distances add.
-        sight: What they may see.
         scaling: The factor of the scores.
         places: Where queries and keys stand.
     """
 
     key: Tensor
     relative: Relative | None
-    sight: Sight
     scaling: float
     places: Places
 
     def _more(self, rows: slice, weights: Tensor) -> Tensor | None:
-        return None if self.relative is None else self.relative.read(weights, -self.places.offsets(rows))
+        if self.relative is None:
+            return None
+        return self.relative.read(weights, -self.places.offsets(rows, weights.shape[-1]))
 
-    def _scores(self, query: Tensor, rows: slice) -> Tensor:
-        key = self.key
+    def _scores(self, query: Tensor, rows: slice, end: int) -> Tensor:
+        key = self.key[:, :, :end]
         if self.relative is None:  # as stock eager attention has them
             scores = (query @ key.mT).float() * self.scaling
         else:
             scores = query.float() @ key.float().mT * self.scaling
-            scores = scores + self.relative.bias(query, -self.places.offsets(rows))
-        return masked(scores, self.sight.mask(rows))
+            scores = scores + self.relative.bias(query, -self.places.offsets(rows, end))
+        return masked(scores, self.sight.mask(rows, end))
 
 
 AttentionInterface.register(NAME, attend)

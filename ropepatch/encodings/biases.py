@@ -53,7 +53,7 @@ def slopes(heads: int) -> Tensor:
     power = 1 << (heads.bit_length() - 1)
     first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
     more = [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)]
-    return torch.tensor(first + more[: heads - power])
+    return torch.tensor(first + more[: heads - power], dtype=torch.float32)
 
 
 class LinearBias(Biased):

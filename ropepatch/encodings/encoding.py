@@ -50,7 +50,7 @@ class ModelShape:
 
     def parameter(self, *size: int) -> nn.Parameter:
         """A new parameter, normally distributed as the model's own are."""
-        return nn.Parameter(torch.randn(*size) * self.initializer_range)
+        return nn.Parameter(torch.randn(*size, dtype=torch.float32) * self.initializer_range)
 
 
 @dataclass(frozen=True)

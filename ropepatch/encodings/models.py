@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention.interchange import SLOT, uninterchangeable
+from ropepatch.attention.interchange import SLOT, attending_here, uninterchangeable
 from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import Attended, ModelShape
 from ropepatch.encodings.rotary import turned
@@ -70,8 +70,9 @@ def _unlike_llama(base: PreTrainedModel, survey: Survey, attentions: list[Any]) 
         return "its rope differs by layer type"
     if not _turns_halves(attentions[0], survey):
         return "its rotary pairs are laid out otherwise"
-    if not all(_turns_last(attention, survey, base.dtype) for attention in attentions):
-        return "some layers do not rotate, or normalise after it"
+    with attending_here(base, NAME):
+        if not all(_turns_last(attention, survey, base.dtype) for attention in attentions):
+            return "some layers do not rotate, or normalise after it"
     return None
 
 
@@ -107,18 +108,18 @@ def _turns_halves(attention: nn.Module, survey: Survey) -> bool:
 @torch.no_grad()
 def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
     """Whether rotation is the last that happens to queries and keys, read off three like tokens."""
-    config, device = attention.config, attention.q_proj.weight.device
+    device = attention.q_proj.weight.device
     tokens, angles = _draw(survey.config.hidden_size, survey)
-    tokens, angles = tokens[0, :, :1].expand(1, 3, -1), angles * torch.tensor([[[0.0], [1.0], [1.0]]])
+    tokens = tokens[0, :, :1].expand(1, 3, -1)
+    angles[:, 0] = 0.0
     rotated: list[Tensor] = []
 
     def attended(stock: Attended, *_: Any) -> Attended:
         rotated.extend((stock.query, stock.key))
         return stock
 
-    before, modes = config._attn_implementation, [(part, part.training) for part in attention.modules()]
+    modes = [(part, part.training) for part in attention.modules()]
     attention.__dict__[SLOT] = SimpleNamespace(attended=attended, wants_weights=False)
-    config._attn_implementation_internal = NAME
     try:
         attention.eval()(
             hidden_states=tokens.to(device, dtype),
@@ -129,7 +130,6 @@ def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
         return False
     finally:
         del attention.__dict__[SLOT]
-        config._attn_implementation_internal = before
         for part, mode in modes:
             part.training = mode
     return len(rotated) > 0 and all(
@@ -142,8 +142,8 @@ def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
 def _draw(width: int, survey: Survey) -> tuple[Tensor, Tensor]:
     """Random vectors [1, 1, 3, width] and angles [1, 3, D/2]."""
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 1, 3, width, generator=draw)
-    return x, torch.randn(1, 3, survey.head_dim // 2, generator=draw)
+    x = torch.randn(1, 1, 3, width, generator=draw, dtype=torch.float32)
+    return x, torch.randn(1, 3, survey.head_dim // 2, generator=draw, dtype=torch.float32)
 
 
 def _tables(angles: Tensor) -> tuple[Tensor, Tensor]:

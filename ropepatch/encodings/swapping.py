@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.attention.interchange import SLOT, set_attention
+from ropepatch.attention.interchange import ATTENTION, SLOT, set_attention
 from ropepatch.attention.unrotated import Unrotated
 from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
@@ -19,8 +19,16 @@ from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
 from ropepatch.model.config import text_config
+from ropepatch.model.head import held
 from ropepatch.model.record_file import write_swapped
-from ropepatch.model.rotary import Substitution, base_model, find_substitute, float32_on_cpu
+from ropepatch.model.rotary import (
+    OwnConfigs,
+    Substitution,
+    base_model,
+    find_substitute,
+    float32_on_cpu,
+    own_configs,
+)
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey
 
@@ -148,20 +156,15 @@ class Swap(Substitution[SwappedPositions]):
             write_swapped(partial, encoding.name, encoding.parameters())
         return folder
 
-    def remove(self) -> None:
-        """Put the same rotary module back, and the same attention; a second time does nothing."""
-        if not self.in_force:
-            return
-        positions = self._substitute
-        self.model.set_submodule(self.path, positions.stock)
+    def _undo(self) -> None:
         for attention in attentions_of(self.model):
             del attention.__dict__[SLOT]
         first = _first_layer(self.model, self.path)
         for key, hook in list(first._forward_pre_hooks.items()):
             if isinstance(hook, _Added):
                 del first._forward_pre_hooks[key], first._forward_pre_hooks_with_kwargs[key]
-        set_attention(self.model, positions.implementation)
-        logger.info("%s: positions %s -> rope", type(self.model).__name__, positions.encoding.name)
+        encoding = self._substitute.encoding
+        logger.info("%s: positions %s -> rope", type(self.model).__name__, encoding.name)
 
 
 @float32_on_cpu()
@@ -188,6 +191,12 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
             hint="ropepatch.swap(model, 'alibi')",
         )
     base = base_model(model)
+    with held(base), own_configs(base, *ATTENTION) as configs:
+        return _swapped(base, encoding, configs)
+
+
+def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> Swap:
+    """The model, whose configurations are its own, with an encoding."""
     if swapped(base) is not None:
         raise RopepatchError(
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
@@ -202,6 +211,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
     path = surveyed.site.path
     stock = base.get_submodule(path)
     positions = SwappedPositions(stock, encoding, module, text_config(base.config)).train(base.training)
+    positions.configs = configs
     base.set_submodule(path, positions)
     for attention in attentions:
         attention.__dict__[SLOT] = positions

@@ -69,15 +69,16 @@ def _changes_of(survey: Survey, parameters: dict[str, Any], to: int) -> dict[str
     return changes
 
 
-def changed(raw: dict[str, Any], section: str | None, changes: dict[str, Any]) -> dict[str, Any]:
+def changed(raw: dict[str, Any], survey: Survey, changes: dict[str, Any]) -> dict[str, Any]:
     """The content of config.json with changes in its language-model section, or at the top without one."""
-    return raw | changes if section is None else raw | {section: raw[section] | changes}
+    stated = survey.stated_in(raw) | changes
+    return stated if survey.section is None else raw | {survey.section: stated}
 
 
 def _distance_from_stock(survey: Survey, changes: dict[str, Any], expected: Frequencies) -> float:
     """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
-        config = load_text_config(changed(survey.raw, survey.section, changes), survey.own_config)
+        config = load_text_config(changed(survey.raw, survey, changes), survey.own_config)
         distance = stock_table(config, survey.site).distance(expected)
     except RopepatchError:
         return math.inf

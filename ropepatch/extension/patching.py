@@ -17,6 +17,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.model.config import text_config
+from ropepatch.model.head import held
 from ropepatch.model.rotary import (
     SEQUENCE,
     RotarySubstitute,
@@ -24,6 +25,7 @@ from ropepatch.model.rotary import (
     base_model,
     find_substitute,
     float32_on_cpu,
+    own_configs,
     scaled_twin,
 )
 from ropepatch.model.softmax import softmax_scales
@@ -54,13 +56,10 @@ class ScaledRope(RotarySubstitute):
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
 
-    def __init__(
-        self, stock: nn.Module, plan: Plan, length: int, before: dict[str, Any], softmax: dict[str, float]
-    ) -> None:
+    def __init__(self, stock: nn.Module, plan: Plan, length: int, softmax: dict[str, float]) -> None:
         super().__init__(stock)
         self.plan = plan
-        self.before = before  # values of the configuration
-        self.softmax = softmax  # the scale of attention modules by their names, before too
+        self.softmax = softmax  # the scale of attention modules by their names, before
         self.hold(length)
 
     @float32_on_cpu()
@@ -120,14 +119,16 @@ class Patch(Substitution[ScaledRope]):
         Raises:
             RopepatchError: If the method is static, or the patch has been removed.
         """
-        rope = self._active()
-        if not rope.plan.scaling.length_dependent:
-            raise _static(rope.plan)
-        changes = _config_of(rope.plan, _checked(length))
-        scales = _softmax_of(self.model, changes)
-        _set_config(text_config(self.model.config), changes)
-        _set_softmax(self.model, scales)
-        rope.hold(length)
+        with held(self.model):
+            rope = self._active()
+            if not rope.plan.scaling.length_dependent:
+                raise _static(rope.plan)
+            changes = _config_of(rope.plan, _checked(length))
+            scales = _softmax_of(self.model, changes)
+            rope.configs.ours.update(changes)
+            _set_config(text_config(self.model.config), changes)
+            _set_softmax(self.model, scales)
+            rope.hold(length)
 
     def record(self, folder: str | Path) -> None:
         """Write `ropepatch.json` into a folder in which another trainer saved an adapter of this model.
@@ -153,13 +154,8 @@ class Patch(Substitution[ScaledRope]):
         weights = {"base_weights": fingerprint(read_headers(source))}
         records.write(place, records.Record.of(plan, **weights | origin))
 
-    def remove(self) -> None:
-        """Put the same rotary module and the same configuration values back; a second time does nothing."""
-        if not self.in_force:
-            return
+    def _undo(self) -> None:
         rope = self._substitute
-        self.model.set_submodule(self.path, rope.stock)
-        _set_config(text_config(self.model.config), rope.before)
         _set_softmax(self.model, rope.softmax)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
@@ -194,6 +190,10 @@ def patch(
 ) -> Patch | Mapped:
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
 
+    Another model with the same configuration object stays as it is: this one is given a copy until the patch
+    is removed. Threads that patch, plan or measure one model wait for each other; they do not wait for a
+    forward pass that a thread runs by itself.
+
     Args:
         model: A causal language model, possibly inside a PEFT model.
         scaling: A plan; a scaling, whose target is then factor * L; an attention map; or the name of a method
@@ -206,6 +206,18 @@ def patch(
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     base = base_model(model)
+    with held(base):
+        return _patched(base, scaling, to, length, parameters)
+
+
+def _patched(
+    base: PreTrainedModel,
+    scaling: Plan | Scaling | AttentionMap | str,
+    to: Length | None,
+    length: int | None,
+    parameters: dict[str, Any],
+) -> Patch | Mapped:
+    """`patch` of a model that no other thread changes meanwhile."""
     if isinstance(scaling, Plan) and scaling.distances is not None and not parameters and to is None:
         if length is not None:
             raise _static(scaling)
@@ -225,7 +237,6 @@ def patch(
             f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
             hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
         )
-    config = text_config(base.config)
     surveyed = survey(base.config.to_dict(), base)
     plan = scaling if isinstance(scaling, Plan) else _plan_of(base, surveyed, scaling)
     _check_same(plan, surveyed)
@@ -233,14 +244,14 @@ def patch(
         raise _static(plan)
     reach = plan.target if length is None else _checked(length)
     changes = _config_of(plan, reach)
-    before = {key: getattr(config, key, ABSENT) for key in changes}
     path = surveyed.site.path
     stock = base.get_submodule(path)
     scales = _softmax_of(base, changes)
     softmax: dict[str, Any] = {name: base.get_submodule(name).scaling for name in scales}
-    rope = ScaledRope(stock, plan, reach, before, softmax)
+    rope = ScaledRope(stock, plan, reach, softmax)
     rope.train(stock.training)
-    _set_config(config, changes)
+    with own_configs(base, *changes) as rope.configs:
+        _set_config(text_config(base.config), changes)
     _set_softmax(base, scales)
     base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())

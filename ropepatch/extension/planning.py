@@ -28,6 +28,7 @@ from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.checks import config_errors
 from ropepatch.model.config import blueprint, load_config
+from ropepatch.model.head import held
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_folder
@@ -131,7 +132,7 @@ class Plan:
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The content of config.json after the extension, from its content before."""
-        return changed(raw, self.section, self.changes)
+        return changed(raw, self.survey, self.changes)
 
     def frequencies(self, length: int | None = None) -> Frequencies:
         """The frequencies of the patched model, to the bit those of the reloaded checkpoint."""
@@ -216,7 +217,8 @@ def plan(
         surveyed, name, revision = survey_folder(source.folder), source.name, source.revision
     elif isinstance(model, nn.Module):
         base = base_model(model)
-        surveyed = survey(base.config.to_dict(), base)
+        with held(base):  # while another thread patches it, its configuration and its modules may differ
+            surveyed = survey(base.config.to_dict(), base)
         name = base.config.name_or_path or type(base).__name__
     else:
         surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__

@@ -170,6 +170,7 @@ class Ranking(Part):
         rows: Best first.
         recommended: The label of the one to take; None where none helps.
         advice: Why, in sentences.
+        warnings: What makes the order doubtful.
         fit: How a fitted one among them was found that was not taken.
     """
 
@@ -177,6 +178,7 @@ class Ranking(Part):
     rows: list[dict[Text, Any]]
     recommended: Text | None
     advice: list[Text]
+    warnings: list[Text] = []
     fit: dict[Text, Any] | None = None
 
 

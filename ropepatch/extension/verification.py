@@ -88,7 +88,13 @@ def read_mapped(source: Path, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]
             hint="extend it on a machine with more memory, or patch it in memory",
         )
     model = load_model(source, dtype=torch.float32)
-    patch(model, plan)
+    try:
+        patch(model, plan)
+    except (
+        RopepatchError
+    ):  # where its attention is probed a NaN looks like an attention that cannot be mapped
+        check_finite(model, source.name)
+        raise
     changes = map_changes(plan.survey, plan.distances, plan.target, mapped_layers(model))
     logits = probe_logits(model, plan.target, source.name)
     return replace(plan, changes=plan.changes | changes), logits
@@ -155,13 +161,33 @@ def probe(vocabulary: int, target: int) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
-    """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
+    """The logits of random tokens spread evenly over the target: [1, T, V] float32.
+
+    Raises:
+        RopepatchError: If one is NaN or infinite; with the tensor that is to blame, if any.
+    """
     ids, positions = probe(text_config(model.config).vocab_size, target)
     # The mask is explicit because jumps in the positions would be taken for packed documents.
     with stock_code(f"run {name}"):
         out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
     logits: Tensor = out.logits.float()
+    if not logits.isfinite().all():
+        check_finite(model, name)
+        raise RopepatchError(
+            f"{name} computes logits that are NaN or infinite",
+            hint=f"its weights are finite: it overflows in {out.logits.dtype}",
+        )
     return logits
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose weights hold a NaN or an infinity, naming the first tensor that does."""
+    for tensor, values in model.state_dict().items():
+        if not values.isfinite().all():
+            raise RopepatchError(
+                f"the weights of {name} hold a NaN or an infinity: {tensor}",
+                hint="`ropepatch doctor` counts them; download the files again, or take an earlier state",
+            )
 
 
 def largest_change(before: Tensor, after: Tensor) -> float:

@@ -30,6 +30,7 @@ from ropepatch.model.source import (
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import (
+    NAMED,
     Progress,
     Weights,
     check_fit,
@@ -293,8 +294,8 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 
 def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
     """The three files that say how long the context is, as they are after the plan."""
-    without_code = {key: value for key, value in raw.items() if key != "auto_map"}
-    write_json(partial / "config.json", plan.apply(without_code))
+    others = {key: value for key, value in raw.items() if key not in ("auto_map", NAMED)}
+    write_json(partial / "config.json", plan.apply(others))
     if plan.distances is not None:
         code = map_code(plan.model_type, plan.site.path)
         (partial / CODE).write_bytes(code.encode())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import reprlib
 from typing import Any, TypeGuard
 
 import torch
@@ -14,6 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.mapped import is_mapped, map_refusal
 from ropepatch.model.record_file import NEEDS_ROPEPATCH
 from ropepatch.model.stock import stock_code
+from ropepatch.settings.parameters import LARGEST
 
 # What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset({
@@ -21,6 +25,7 @@ SCALING_KEYS = frozenset({
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
     "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
 })  # fmt: skip
+SIZES = ("max_position_embeddings", "original_max_position_embeddings", "factor")
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
@@ -101,7 +106,8 @@ def _decode_floats(value: Any) -> Any:
 
 def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
     """The model without memory for its weights (on the meta device)."""
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    kind: Any = config.model_type
+    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise RopepatchError(
             f"{config.model_type} is not a causal language model in transformers",
             hint="ropepatch extends the models that AutoModelForCausalLM loads",
@@ -114,19 +120,28 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config
-        model: PreTrainedModel = build(config, trust_remote_code=False)  # None would ask on stdin
+        # For a dtype it would set the default one, which is the process's; and it writes what it is given
+        # into the configuration. For trust_remote_code=None it would ask on stdin.
+        model: PreTrainedModel = build(copy.deepcopy(config), dtype=None, trust_remote_code=False)
     return model
 
 
 def check_rope_types(config: PreTrainedConfig) -> None:
-    """Refuse a rope type that transformers does not know, before it fails on it.
+    """Refuse a rope type that transformers does not know, and sizes out of range, before it fails on them.
 
     Raises:
-        RopepatchError: Naming the type and the known ones.
+        RopepatchError: Naming the type and the known ones, or the key.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
+    for sizes in ({key: getattr(config, key, None) for key in SIZES}, *(by_layer or [parameters])):
+        for key in SIZES:
+            size = sizes.get(key)
+            if isinstance(size, int | float) and LARGEST < abs(size) < math.inf:
+                raise RopepatchError(
+                    f"{key} must be at most {LARGEST:g}, got {reprlib.repr(size)}", hint="fix config.json"
+                )
     for kind in (rope.get("rope_type", "default") for rope in by_layer or [parameters]):
         if not isinstance(kind, str) or kind not in known:
             raise RopepatchError(

@@ -11,17 +11,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock, RLock, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
 
@@ -170,9 +168,14 @@ _FINDING = Lock()
 
 @contextmanager
 def held(module: nn.Module) -> Iterator[None]:
-    """This thread alone has hold of a module within the block; another that wants it waits."""
+    """This thread alone has hold of a module within the block; another that wants it waits.
+
+    A model has one lock, whichever of its wrappers, or of itself and its decoder, is given.
+    """
+    models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
+    whole = next(models, None)
     with _FINDING:
-        lock = _LOCKS.setdefault(module, RLock())
+        lock = _LOCKS.setdefault(module if whole is None else whole.base_model, RLock())
     with lock:
         yield
 
@@ -213,8 +216,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     What a stock `dynamic` rope has read before plays no part.
     """
-    base = getattr(model, "get_base_model", lambda: model)()
-    with held(base):
+    with held(model):
         _start_over(model)
         training = [module for module in model.modules() if module.training]
         model.eval()

@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
 from ropepatch.model.mapped import is_mapped
@@ -37,8 +38,12 @@ def load_model(
     A `device_map` is accelerate's: `AUTO` for all GPUs, then the memory of the machine, then its disk.
 
     Raises:
-        RopepatchError: If transformers cannot load it, or its weights are not those of config.json.
+        RopepatchError: If transformers cannot load it, its weights are not those of config.json, or nothing
+            can be computed in the dtype.
     """
+    if dtype is not None and dtype.itemsize < 2:  # float8 stores weights; torch has no default of it
+        name = str(dtype).removeprefix("torch.")
+        raise RopepatchError(f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16")
     load: Any = AutoModelForCausalLM.from_pretrained
     hint = "mend config.json or the weights so that transformers loads them"
     how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}

@@ -9,7 +9,7 @@ import copy
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
+from ropepatch.model.head import held
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
 
@@ -90,6 +91,53 @@ def find_rotary(model: nn.Module) -> RotarySite:
     return RotarySite(path, rotary_class, GLOBAL_LAYERS)
 
 
+class OwnConfigs:
+    """A model's own copies of its configurations, which other models may hold as well, while it is changed.
+
+    Args:
+        model: Every module of it that holds a configuration is given the copy.
+        ours: The values that are changed, by name; what a user changes meanwhile in others stays.
+    """
+
+    def __init__(self, model: nn.Module, ours: Iterable[str]) -> None:
+        self.ours = set(ours)
+        shared: dict[int, PreTrainedConfig] = {}
+        copies: dict[int, Any] = {}  # one for each, also where one is a part of another
+        for held_by, name, config in _configs(model):
+            shared[id(config)] = config
+            held_by[name] = copy.deepcopy(config, copies)
+        self.pairs = [(config, copies[key], dict(vars(copies[key]))) for key, config in shared.items()]
+
+    def put_back(self, model: nn.Module) -> None:
+        """The same objects again, in every module that holds a copy."""
+        for held_by, name, config in _configs(model):
+            held_by[name] = next((shared for shared, own, _ in self.pairs if own is config), config)
+        for shared, own, before in self.pairs:
+            ours = {own.attribute_map.get(name, name) for name in self.ours}
+            for name, value in vars(own).items():
+                if name not in ours and value is not before.get(name):
+                    vars(shared)[name] = value
+
+
+def _configs(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, PreTrainedConfig]]:
+    """Every attribute of a module that is a configuration: all attributes, its name and the configuration."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, PreTrainedConfig):
+                yield vars(module), name, value
+
+
+@contextmanager
+def own_configs(model: nn.Module, *ours: str) -> Iterator[OwnConfigs]:
+    """`OwnConfigs` of a model, which stay where the block ends well and are put back where it fails."""
+    configs = OwnConfigs(model, ours)
+    try:
+        yield configs
+    except BaseException:
+        configs.put_back(model)
+        raise
+
+
 class RotarySubstitute(nn.Module):
     """Stands in the place of a model's rotary module, moves with the model, and can be taken out again.
 
@@ -102,6 +150,7 @@ class RotarySubstitute(nn.Module):
     way_back: ClassVar[str] = "take out what stands in its place first"
 
     stock: nn.Module
+    configs: OwnConfigs  # where it comes with changes of the configuration
 
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()
@@ -145,9 +194,17 @@ class Substitution(ABC, Generic[Substitute]):
         """Whether it has not been taken out."""
         return self.model.get_submodule(self.path) is self._substitute
 
-    @abstractmethod
     def remove(self) -> None:
-        """Put the same rotary module back; a second time does nothing."""
+        """Put the same rotary module and the same configuration back; a second time does nothing."""
+        with held(self.model):
+            if self.in_force:
+                self.model.set_submodule(self.path, self._substitute.stock)
+                self._undo()
+                self._substitute.configs.put_back(self.model)
+
+    @abstractmethod
+    def _undo(self) -> None:
+        """Undo what was changed beside the rotary module and the configuration."""
 
     def __enter__(self) -> Self:
         return self
@@ -173,14 +230,12 @@ def rotating_by(model: nn.Module, path: str, rotary: nn.Module) -> Iterator[None
 
 @contextmanager
 def float32_on_cpu() -> Iterator[None]:
-    """Tables are computed alike whatever default dtype and device the user has set."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
+    """Tables are computed on the CPU whatever default device the user has set, for this thread.
+
+    The default dtype is the process's and stays as it is: what is computed within says float32 itself.
+    """
+    with torch.device("cpu"):
+        yield
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -249,7 +304,7 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
         stock = site.rotary_class(config)
         table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
         half = Frequencies(table.inv_freq / 2, 3.0)
-        positions, x = torch.arange(5)[None], torch.zeros(1, 5, 8)
+        positions, x = torch.arange(5)[None], torch.zeros(1, 5, 8, dtype=torch.float32)
         expected, got = (
             site.rotary_class.forward(scaled_twin(stock, site, frequencies), x, step * positions, *layer)
             for frequencies, step in ((table, 1), (half, 2))

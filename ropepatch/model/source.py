@@ -67,6 +67,8 @@ def find_source(
     """
     name = "./tiny" if model == Path("tiny") else str(model)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
+    if isinstance(model, str) and not model.strip():
+        raise RopepatchError(f"MODEL must not be empty, got {model!r}", hint=f"{expected}; . is this folder")
     if name == "tiny":
         if revision is not None:
             message = "tiny comes with ropepatch and has no revisions"

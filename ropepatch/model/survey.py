@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,8 @@ from ropepatch.model.rotary import (
 from ropepatch.model.softmax import ties_softmax
 from ropepatch.scaling.rope import Rope
 
+TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -50,9 +53,18 @@ class Survey:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What config.json itself says of the language model."""
-        whole: dict[str, Any] = self.raw if self.section is None else self.raw[self.section]
-        return whole
+        """What config.json itself says of the language model; see `stated_in`."""
+        return self.stated_in(self.raw)
+
+    def stated_in(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The description of the language model in a config.json: in full where that leaves its part out."""
+        if self.section is None:
+            return raw
+        part = raw.get(self.section)
+        if isinstance(part, dict):
+            return part
+        full: dict[str, Any] = json.loads(self.config.to_json_string(use_diff=False))
+        return full
 
     @property
     def head_dim(self) -> int:
@@ -83,7 +95,7 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     whole = load_config(raw, own)
     config = text_config(whole)
     check_rope_types(config)
-    section = None if config is whole else "text_config"
+    section = next((name for name in TEXT_PARTS if getattr(whole, name, None) is config), None)
     site = find_rotary(blueprint(whole) if model is None else model)
     rope = read_rope(config, site)
     check_table_rules(config, site)

@@ -21,6 +21,7 @@ from ropepatch.files import check_regular, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+NAMED = "transformers_weights"  # the key of config.json that names another file to stock transformers
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
 BLOCK = 16 << 20  # bytes copied between two progress reports
 SAMPLE = 1 << 20
@@ -86,13 +87,23 @@ class Weights:
 def read_headers(folder: Path) -> Weights:
     """Find the weights and check every file against its own header and the index; no tensor is read.
 
+    Where a folder holds two sets of weights, it is the one that stock transformers (5.4 to 5.24) loads.
+
     Raises:
-        RopepatchError: If weights are missing, truncated, damaged or pickled.
+        RopepatchError: If weights are missing, truncated, damaged or pickled, or config.json names others.
     """
-    if (folder / INDEX).exists():
-        return _indexed(folder, folder / INDEX)
-    if (folder / SINGLE).exists():
+    sets = weight_sets(folder)
+    config = folder / "config.json"
+    named = read_json(config).get(NAMED) if config.exists() else None
+    if named not in (None, *sets[:1]):
+        raise RopepatchError(
+            f"config.json names {named!r} as its weights ({NAMED}), expected {[*sets, SINGLE][0]!r}",
+            hint=f"load it with transformers and save_pretrained it, which leaves {NAMED} out",
+        )
+    if sets[:1] == [SINGLE]:
         return Weights((folder / SINGLE,), _tensors(folder / SINGLE))
+    if sets:
+        return _indexed(folder, folder / INDEX)
     pickles = [name for name in PICKLES if (folder / name).exists()]
     if pickles:
         raise RopepatchError(
@@ -103,6 +114,11 @@ def read_headers(folder: Path) -> Weights:
         f"no weights in {folder}",
         hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
     )
+
+
+def weight_sets(folder: Path) -> list[str]:
+    """The sets of weights in a folder, each by its first file; stock transformers loads the first one."""
+    return [name for name in (SINGLE, INDEX) if (folder / name).exists()]
 
 
 def _indexed(folder: Path, index: Path) -> Weights:

@@ -219,7 +219,7 @@ def _remembered(terms: dict[str, Any], folder: Path, work: Path) -> dict[str, An
         before = record["start"]["asked"]
         hint = "choose another --out, or remove that folder to start anew"
         what = f"{work} holds what something else was found by"
-        check_resumed(what, before, dict.fromkeys(before) | terms, hint=hint)
+        check_resumed(what, before, terms, hint=hint)
     return record
 
 

@@ -197,7 +197,7 @@ def _effective(comparison: Comparison) -> dict[str, Cell]:
 
 
 def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
-    """A row for every method and the floor, a column for the trained context and for every doubling beyond."""
+    """A row for every method and the floor, a column for the trained context and every doubling beyond."""
     results = {
         name: rows for name, r in comparison.named().items() if (rows := r.of(measure, "begin", "end"))
     }

@@ -69,8 +69,8 @@ def setup(group: Comparison) -> str:
         protocol = "" if of["protocol"] == "one-pass" else f", {of['protocol']}"
         return f"{of['text']}, {of['pieces']} x {of['read']} tokens{protocol}"
     if "haystacks" in of:
-        kinds = ", ".join(of["kinds"])
-        return f"{of['haystacks']} haystacks, {of['keys']} question{'s' * (of['keys'] > 1)} of each kind: {kinds}"
+        each = f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind"
+        return f"{of['haystacks']} haystacks, {each}: {', '.join(of['kinds'])}"
     return task_of(group.task).title or group.task
 
 

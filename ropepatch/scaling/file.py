@@ -119,15 +119,19 @@ def write_scaling(
     }
     unsaid = {"carried": None, "carried_attention_factor": 1.0, "fit": None}
     text = json_text({key: value for key, value in content.items() if value != unsaid.get(key, ...)}) + "\n"
-    path = Path(file).expanduser()
+    exists = RopepatchError(f"{file} already exists", hint="name another file; nothing is overwritten")
     try:
+        path = Path(file).expanduser()
         if path.exists():
-            raise RopepatchError(f"{file} already exists", hint="name another file; nothing is overwritten")
+            raise exists
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
+        with whole_file(path, new=True) as partial:
             partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another file") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such ~user
+        if isinstance(error, FileExistsError) and path.is_file():
+            raise exists from error
+        reason = getattr(error, "strerror", None) or error
+        raise RopepatchError(f"cannot write {file}: {reason}", hint="name another file") from error
     return path
 
 

@@ -57,7 +57,7 @@ class GiraffeTruncated(Scaling):
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
         inv_freq = rope.inv_freq() / (self.factor if self.interpolate else 1.0)
         c = 2 * math.pi / (self.cutoff or rope.original_max_position_embeddings)
-        slow = torch.where(inv_freq >= c / 8, c / 16, 0.0)
+        slow = torch.where(inv_freq >= c / 8, inv_freq.new_tensor(c / 16), 0.0)
         return Frequencies(torch.where(inv_freq >= c, inv_freq, slow), rope.carried_attention_factor)
 
 
@@ -80,7 +80,7 @@ class PartialRope(Scaling):
         fast = rope.inv_freq()[:kept]
         if not rope.is_scaled:  # as transformers computes them: float32 pow depends on the vector's length
             fast = 1.0 / (rope.rope_theta ** rope.exponents()[:kept])
-        stopped = torch.zeros(rope.num_pairs - kept)
+        stopped = fast.new_zeros(rope.num_pairs - kept)
         return Frequencies(torch.cat((fast, stopped)), rope.carried_attention_factor)
 
 

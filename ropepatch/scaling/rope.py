@@ -8,16 +8,26 @@ L, r_i = L / lambda_i rotations inside the window, a attention_factor.
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
+from ropepatch.settings.parameters import LARGEST, hashable
 
 STOPPED = 1e30  # the divisor of a pair that does not rotate: infinity is not JSON, and cos is 1 all the same
 LARGEST_BASE = 1e30  # powers of a larger one leave the range of numbers
+WHOLE, NUMBER = (int, "a whole number"), (int | float, "a number")
+KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a rope
+    "rotary_dim": WHOLE,
+    "rope_theta": NUMBER,
+    "original_max_position_embeddings": WHOLE,
+    "carried": (tuple | None, "a tuple of numbers or None"),
+    "carried_attention_factor": NUMBER,
+}
 
 
 class Frequencies(NamedTuple):
@@ -56,6 +66,13 @@ class Rope:
     carried_attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
+        for name, (kind, expected) in KINDS.items():
+            value = hashable(getattr(self, name))  # NumPy's and torch's become Python's
+            object.__setattr__(self, name, value)
+            if not isinstance(value, kind):
+                raise RopepatchError(
+                    f"{name} must be {expected}, got {reprlib.repr(value)}", hint="see help(ropepatch.Rope)"
+                )
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             raise RopepatchError(
                 f"rotary dimension must be even and at least 2, got {self.rotary_dim}",
@@ -71,12 +88,21 @@ class Rope:
                 f"max_position_embeddings must be at least 2, got {self.original_max_position_embeddings}",
                 hint="it is the number of tokens the model was trained to read",
             )
+        if self.original_max_position_embeddings > LARGEST:  # tensors of integers hold a million times that
+            raise RopepatchError(
+                f"max_position_embeddings must be at most {LARGEST:g}, "
+                f"got {reprlib.repr(self.original_max_position_embeddings)}",
+                hint="check it, and the factor in the model's rope_parameters",
+            )
         if self.carried is not None and len(self.carried) != self.num_pairs:
             raise RopepatchError(
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
         # A zero with a sign comes of a negative divisor, and is no frequency either.
-        if not all(math.isfinite(it) and math.copysign(1, it) > 0 for it in self.carried or ()):
+        if not all(
+            isinstance(it, int | float) and math.isfinite(it) and math.copysign(1, it) > 0
+            for it in self.carried or ()
+        ):
             raise RopepatchError(
                 f"the frequencies a rope carries must be finite and at least 0, got {self.carried}",
                 hint="check the factors in the model's rope_parameters",

@@ -168,6 +168,7 @@ Length = Annotated[
 UNKNOWN_FIELD = "unexpected_keyword_argument"  # of a dataclass, by pydantic's type of error
 WORDS = {  # where a type has no words of its own, by pydantic's type of error
     "bool_type": "true or false",
+    "dataclass_type": "a mapping",
     "dict_type": "a mapping",
     "float_type": "a number",
     "int_type": "a whole number",

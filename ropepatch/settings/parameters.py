@@ -56,7 +56,8 @@ class Checked:
         kind: Any = type(self)
         types = get_type_hints(kind)
         for name, adapter in _adapters(kind).items():
-            value = getattr(self, name)
+            value = hashable(getattr(self, name))
+            object.__setattr__(self, name, value)
             try:
                 adapter.validate_python(value)
             except ValidationError as error:
@@ -78,10 +79,13 @@ def find_kind(name: str, kinds: Mapping[str, Kind], what: str, other_names: Mapp
     Raises:
         RopepatchError: If there is none; with the nearest name and the list.
     """
+    listed = f"{what}s: {', '.join(kinds)}"
+    if not isinstance(name, str):
+        raise RopepatchError(f"{what} must be a name, got {name!r}", hint=listed)
     if name in kinds:
         return kinds[name]
     suggestion = _nearest(other_names.get(name.lower(), name.lower()), kinds)
-    raise RopepatchError(f"unknown {what} {name!r}", hint=f"{suggestion}{what}s: {', '.join(kinds)}")
+    raise RopepatchError(f"unknown {what} {name!r}", hint=suggestion + listed)
 
 
 def refuse_parameters(name: str, known: list[str], parameters: Iterable[str]) -> None:
@@ -108,9 +112,9 @@ def required(kind: type[Checked]) -> list[str]:
 
 
 def hashable(value: Any) -> Any:
-    """Lists, arrays and tensors of numbers as the tuple a frozen dataclass holds."""
+    """Numbers of NumPy and torch as Python's, lists and arrays as the tuple a frozen dataclass holds."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
 
 
 @functools.cache

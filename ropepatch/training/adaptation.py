@@ -116,7 +116,7 @@ def _finish(
         say("measuring the base model within its context")
         model: Any = load_model(run.source.folder)
         stated = run.recipe.precision
-        precision = fastest(model) if stated is None else Precision(stated)
+        precision = fastest() if stated is None else Precision(stated)
         say(f"precision: {precision}")
         base = _watcher(run, supply).short_loss(model.to(run.state.device))
         return {"base": base, "precision": precision.to_dict()}

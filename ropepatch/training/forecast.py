@@ -62,9 +62,8 @@ class Forecast:
 def forecast(plan: Plan, recipe: Recipe, out: str | Path, *, processes: int = 1) -> Forecast:
     """What `ropepatch.adapt` will do with the same arguments.
 
-    Tokens, rows and weights are counted, on a model without memory for its weights. Memory and time are
-    arithmetic, see `ropepatch.training.estimates`; time on a CPU follows from the products of matrices that
-    are measured to choose the precision.
+    Tokens, rows and weights are counted, on a model without memory for its weights. Memory, and time on a
+    GPU, are arithmetic, see `ropepatch.training.estimates`.
 
     Raises:
         RopepatchError: A text of the recipe is not there, or its windows do not fit its batches.
@@ -75,8 +74,8 @@ def forecast(plan: Plan, recipe: Recipe, out: str | Path, *, processes: int = 1)
     shape = DecoderShape.of(plan.survey.config)
     if shape is not None and shape.parameters != weights:
         shape = None  # a decoder that is built otherwise
-    precision = fastest(model) if recipe.precision is None else Precision(recipe.precision)
-    cost = None if shape is None else _cost(recipe, shape, precision, model, processes)
+    precision = fastest() if recipe.precision is None else Precision(recipe.precision)
+    cost = None if shape is None else _cost(recipe, shape, precision, processes)
     trained = None
     try:
         adapted = trainable(model, recipe.lora)
@@ -205,9 +204,7 @@ def _found(text: str) -> dict[str, Any]:
     return {"kind": "local", "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
 
 
-def _cost(
-    recipe: Recipe, shape: DecoderShape, precision: Precision, model: PreTrainedModel, processes: int
-) -> dict[str, Any]:
+def _cost(recipe: Recipe, shape: DecoderShape, precision: Precision, processes: int) -> dict[str, Any]:
     """Memory of one process, time of all, and what that rests on."""
     stated = {"bf16": precision.dtype == BFLOAT16, "fp16": precision.dtype == "float16"}
     counted = recipe.model_copy(update={"trainer": recipe.trainer | stated})
@@ -217,16 +214,13 @@ def _cost(
         name = torch.cuda.get_device_name()
         basis = f"on {processes} H100 at 40 % of 989 TFLOP/s, assumed; this machine has {name}"
         return content | {"hours": cost.hours() / processes, "time_basis": basis}
-    rate = fastest(model).rate(precision.dtype)
-    if rate is None:
-        return content | {"hours": None, "time_basis": f"{precision.dtype} is not measured on a CPU"}
-    basis = f"if all of it went as products of matrices go on this CPU, measured at {rate / 1e9:.0f} GFLOP/s"
-    return content | {"hours": cost.hours(rate) / processes, "time_basis": basis}
+    return content | {"hours": None, "time_basis": "how fast this CPU is was not measured"}
 
 
 def _disk(plan: Plan, recipe: Recipe, out: Path, weights: int, trained: int) -> dict[str, int]:
     """What the run's checkpoints and what is saved take, and what is free."""
-    dtype = getattr(torch, str(plan.survey.config.dtype or "float32").removeprefix("torch."))
+    stated = plan.survey.config.dtype or load_config(plan.survey.raw).dtype or "float32"
+    dtype = getattr(torch, str(stated).removeprefix("torch."))
     saved = weights * dtype.itemsize if recipe.save == "merged" else 4 * trained
     kept = recipe.trainer.get("save_total_limit", 2) + 1  # one more while it is written
     run = kept * ADAM * trained + 4 * trained

@@ -195,7 +195,8 @@ class Run:
         if file.exists():
             earlier = read_json(file)
             hint = "choose another --out, or remove that folder to start anew"
-            check_resumed(f"{self.folder} is of another run", earlier, record, hint=hint)
+            decided = {key: earlier[key] for key in earlier if key not in ("base", "precision")}  # measured
+            check_resumed(f"{self.folder} is of another run", decided, record, hint=hint)
             return {"precision": {"dtype": FLOAT32}} | earlier  # what a run of before had that stated none
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written

@@ -41,8 +41,8 @@ class TrainedRope(LearnableRope):
         start = plan.frequencies()
         self.__dict__["inv_freq"] = start.inv_freq
         self.carried_attention_factor = start.attention_factor
-        self.log_divisors = nn.Parameter(torch.zeros(plan.rope.num_pairs))
-        self.log_attention = nn.Parameter(torch.zeros(()))
+        self.log_divisors = nn.Parameter(torch.zeros(plan.rope.num_pairs, dtype=torch.float32))
+        self.log_attention = nn.Parameter(torch.zeros((), dtype=torch.float32))
         self.vector = Vector(self.log_divisors, self.log_attention)
         self.learning_rate = learning_rate
 
@@ -83,7 +83,7 @@ def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> Tra
     scaled: Any = base.get_submodule(plan.site.path)
     rope = TrainedRope(scaled.stock, plan, learning_rate)
     layer = () if plan.site.layer_type is None else (plan.site.layer_type,)
-    tables = rope(torch.zeros(1, 1, 8), torch.ones(1, 1, dtype=torch.long), *layer)
+    tables = rope(torch.zeros(1, 1, 8, dtype=torch.float32), torch.ones(1, 1, dtype=torch.long), *layer)
     if not all(part.requires_grad for part in (tables if isinstance(tables, tuple) else (tables,))):
         raise RopepatchError(
             f"no gradient reaches the frequencies of {plan.model_type}",
@@ -96,7 +96,8 @@ def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> Tra
 def read_vector(folder: Path) -> Vector:
     """What `TrainedRope.save` wrote."""
     content = read_json(folder / FILE)
-    return Vector(torch.tensor(content["log_divisors"]), torch.tensor(content["log_attention"]))
+    parts = (content["log_divisors"], content["log_attention"])
+    return Vector(*(torch.tensor(part, dtype=torch.float32) for part in parts))
 
 
 @float32_on_cpu()

@@ -169,6 +169,27 @@ def test_weights_that_no_index_makes_whole_are_named_and_cannot_be_mended(sharde
     assert problem in finding.problem
 
 
+def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named(sharded, template):
+    """Whatever is wrong with it."""
+    shutil.copy(template / "model.safetensors", sharded)
+    misplaced(sharded)
+    (finding,) = diagnose(sharded).findings
+    assert (finding.code, finding.severity, finding.file) == ("weights-twice", "warning", INDEX)
+    assert "transformers loads model.safetensors" in finding.problem
+    assert f"remove {INDEX} and its files" in finding.remedy
+    assert "model.safetensors" in str(diagnose(sharded)).splitlines()[1].split(", ")
+    (sharded / INDEX).unlink()
+    assert codes(sharded) == []
+
+
+def test_weights_that_config_json_names_are_an_error(folder):
+    edit_json(folder / "config.json", transformers_weights="other.safetensors")
+    (finding,) = diagnose(folder, measure=False).findings
+    assert (finding.code, finding.severity, finding.key) == ("weights-named", "error", "transformers_weights")
+    edit_json(folder / "config.json", transformers_weights="model.safetensors")
+    assert codes(folder) == []
+
+
 PLACES = ["../../etc/passwd", "/etc/passwd", "sub/model-00001-of-00002.safetensors"]
 
 

@@ -18,9 +18,10 @@ from ropepatch.attention import tiles
 from ropepatch.attention.places import places_of
 from ropepatch.attention.relative import Relative
 from ropepatch.attention.sight import Sight
+from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
 from ropepatch.encodings.encoding import Places
-from ropepatch.evaluation.prefixes import read_in_batches
+from ropepatch.evaluation.retrieval import ask
 
 # Of the second half of a row, after a first half in the cache.
 MASKS = {
@@ -268,27 +269,19 @@ def test_a_swapped_model_moves_to_meta_and_back_into_memory(model, name):
 
 
 @every_encoding
-def test_prompts_that_share_their_beginning_are_read_once_without_another_result(model, name, caplog):
-    """The shared reader would fall back, with a warning, if the cache gave other logits."""
-    rows = ONE.repeat(6, 1)
-    for row, start in enumerate((16, 20, 24, 28, 33)):
-        rows[row, start:] = IDS[1, start:]
+def test_questions_on_the_cache_of_a_haystack_are_answered_as_whole_prompts_are(model, name, caplog):
+    """The reader would fall back, with a warning, if the cache gave other logits."""
+    questions = [Question("made", IDS[1, n : n + 4], IDS[1, n + 4 : n + 6 + n % 2], 9) for n in range(5)]
+    haystack = Haystack(ONE[0, :33], {24: 17, 40: 33}, {24: questions, 40: questions})
     put(model, name)
     calls: list[int] = []
     model.register_forward_pre_hook(
         lambda _, __, options: calls.append(options["input_ids"].shape[1]), with_kwargs=True
     )
-
-    def read(share: bool) -> Tensor:
-        calls.clear()
-        with torch.inference_mode():
-            batches = list(read_in_batches(model, rows, 3, rows=2, share=share))
-        outputs = {row: out for batch, outs in batches for row, out in zip(batch, outs, strict=True)}
-        return torch.stack([outputs[row] for row in range(6)])
-
-    shared = read(True)
-    assert min(calls[3:]) < 40 == max(calls)
-    whole = read(False)
-    assert set(calls) == {40}
-    assert apart(shared, whole) < 5e-5
-    assert caplog.messages == [] or all("positions" in message for message in caplog.messages)
+    cached = ask(model, [haystack])
+    assert len(calls) == 6  # the haystack in two parts, a batch at each, two whole prompts to compare
+    whole = ask(model, [haystack], read_once=False)
+    for one, other in zip(cached.answers, whole.answers, strict=True):
+        assert one[:5] == other[:5]
+        assert abs(one.log_prob - other.log_prob) < 5e-5
+    assert not [record for record in caplog.records if record.name.startswith("ropepatch.evaluation")]

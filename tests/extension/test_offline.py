@@ -92,7 +92,7 @@ def test_code_in_a_checkpoint_is_not_run_by_any_command(place):
         ["plan", "source", "--to", "256"],
         ["extend", "source", "--to", "256", "--out", "out"],
         ["eval", "source", "--text", "text.txt", "--windows", "1"],
-        ["compare", "source", "--to", "256", "--text", "text.txt", "--windows", "1", "--trials", "0"],
+        ["compare", "source", "--to", "256", "--text", "text.txt", "--windows", "1", "--haystacks", "0"],
         ["export", "source", "--gguf", "--out", "source.gguf"],
         ["doctor", "source"],
     ]

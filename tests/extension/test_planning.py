@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.model.config import load_text_config
 
 WINDOW = 64
 
@@ -27,6 +28,7 @@ def said(plan, words):
 
 
 LINEAR = {"type": "linear", "factor": 4.0}
+LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,30 @@ def test_numbers_beyond_the_range_are_refused_in_one_line(tmp_path):
         ropepatch.plan(config(tmp_path, rope_theta=1e308), to=256, method="ntk")
 
 
+@pytest.mark.parametrize("size", [1e20, 1e300, 1e308, -1e300, 10**300], ids=str)
+@pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
+@pytest.mark.parametrize("kind", ["yarn", "linear", "llama3", "longrope"])
+def test_a_factor_or_a_window_beyond_the_range_is_refused_in_one_line(tmp_path, kind, key, size):
+    rope = (
+        LLAMA_3 | {"original_max_position_embeddings": 16, "factor": 4.0} | LISTS | {"type": kind, key: size}
+    )
+    folder = config(tmp_path, rope=rope)
+    with pytest.raises(RopepatchError) as caught:
+        ropepatch.plan(folder, to="4x", method="yarn")
+    assert str(caught.value).startswith(f"{key} must be at most 1e+12, got ")
+    assert len(str(caught.value)) < 200
+    assert ropepatch.diagnose(folder, measure=False).has_errors
+
+
+def test_a_window_beyond_the_range_is_refused_in_one_line(tmp_path):
+    top = {"original_max_position_embeddings": 1e308}
+    with pytest.raises(RopepatchError, match=r"original_max_position_embeddings must be at most 1e\+12, got"):
+        ropepatch.plan(config(tmp_path, rope={"type": "yarn", "factor": 4.0}, **top), to="4x")
+    for window in (10**13, 10**300):
+        with pytest.raises(RopepatchError, match=r"max_position_embeddings must be at most 1e\+12, got"):
+            ropepatch.plan(config(tmp_path, max_position_embeddings=window), to="4x", method="linear")
+
+
 def test_a_share_of_each_head_that_the_default_rope_ignores_is_written_as_the_whole():
     """Stock LLaMA rotates all pairs under `default`, and a share under every other type."""
     model = tiny_model("llama")
@@ -168,5 +194,42 @@ def test_a_default_rope_says_null_where_transformers_4_would_scale_it(tmp_path, 
     assert raw.get("rope_scaling") is None
     reloaded = AutoModelForCausalLM.from_pretrained(out)
     with torch.no_grad(), ropepatch.patch(model, ropepatch.plan(model, to="4x", method="ntk")):
+        ids = torch.arange(3, 40)[None]
+        assert torch.equal(model(ids).logits, reloaded(ids).logits)
+
+
+@pytest.mark.parametrize("stated", [{}, {"text_config": None}, {"text_config": {}}], ids=str)
+@pytest.mark.parametrize(
+    "model_type", ["gemma3", "fuyu", "emu3", "got_ocr2", "llama4", "mllama", "qwen3_5", "qwen3_5_moe"]
+)
+def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_path, model_type, stated):
+    raw = {"model_type": model_type} | stated
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    made = ropepatch.plan(tmp_path, to="2x", method="linear")
+    json.loads(made.to_json())
+    before, after = load_text_config(raw).to_dict(), load_text_config(made.apply(raw)).to_dict()
+    assert after["max_position_embeddings"] == 2 * before["max_position_embeddings"]
+    others = before.keys() - made.changes.keys()
+    assert {key: after[key] for key in others} == {key: before[key] for key in others}
+    diagnosis = ropepatch.diagnose(tmp_path, measure=False)
+    assert not diagnosis.has_errors
+    assert json.loads(diagnosis.to_json()) is not None
+
+
+def test_a_text_part_that_stands_at_the_top_is_extended_with_all_that_it_says(tmp_path):
+    """As Fuyu's config.json on the Hub: transformers reads it from there where there is no text_config."""
+    model = tiny_model("fuyu")
+    model.save_pretrained(tmp_path / "source")
+    file = tmp_path / "source" / "config.json"
+    raw = json.loads(file.read_text())
+    text = raw.pop("text_config")
+    theta = text.pop("rope_parameters")["rope_theta"]
+    file.write_text(
+        json.dumps({key: text[key] for key in text if key != "model_type"} | {"rope_theta": theta} | raw)
+    )
+    assert load_text_config(json.loads(file.read_text())).hidden_size == text["hidden_size"]
+    out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", method="linear").folder
+    reloaded = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad(), ropepatch.patch(model, ropepatch.plan(model, to="4x", method="linear")):
         ids = torch.arange(3, 40)[None]
         assert torch.equal(model(ids).logits, reloaded(ids).logits)

@@ -13,6 +13,7 @@ import torch
 from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, write_checkpoint
 from largest_file import largest_file
 from methods import example
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -416,6 +417,29 @@ def test_a_written_config_of_other_numbers_is_refused(
     with pytest.raises(RopepatchError, match=refusal):
         extend(source, out, method)
     assert left(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize("method", ["yarn", "self-extend"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_named(source, out, method, value):
+    tensors = load_file(source / WEIGHTS)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensors[name][3, 5] = value
+    save_file(tensors, source / WEIGHTS, {"format": "pt"})
+    with pytest.raises(
+        RopepatchError, match=f"the weights of source hold a NaN or an infinity: {name}"
+    ) as caught:
+        ropepatch.extend(source, out, to=TARGET, method=method)
+    assert "`ropepatch doctor`" in caught.value.hint
+    assert not out.exists()
+
+
+def test_logits_that_overflow_are_not_blamed_on_the_weights(source, out):
+    tensors = load_file(source / WEIGHTS)
+    tensors["lm_head.weight"] *= 3e38
+    save_file(tensors, source / WEIGHTS, {"format": "pt"})
+    with pytest.raises(RopepatchError, match="source computes logits that are NaN or infinite"):
+        ropepatch.extend(source, out, to=TARGET, method="linear")
 
 
 def test_weights_damaged_while_being_copied_are_refused(source, out, tmp_path, monkeypatch):

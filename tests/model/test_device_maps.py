@@ -6,7 +6,6 @@ from transformers.utils import generic
 
 import ropepatch
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.passkey import passkey
 from ropepatch.model.precision import whereabouts
 from ropepatch.model.source import TINY
 
@@ -36,9 +35,9 @@ def test_layers_on_several_devices_give_the_losses_and_passkeys_of_one(spread, t
                 with ropepatch.patch(one, method, to=1024):
                     curves.append(ropepatch.perplexity(one, None, DOCUMENTS))
         assert all(map(torch.equal, *(curve.nll for curve in curves)))
-    asked = {"lengths": [192, 320], "depths": [0.5], "trials": 2}
-    grids = [passkey(one, tokenizer, **asked) for one in (model, spread)]
-    assert grids[0].cells == grids[1].cells
+    asked = {"lengths": [192, 320], "haystacks": 2}
+    found = [ropepatch.passkey(one, tokenizer, **asked) for one in (model, spread)]
+    assert found[0] == found[1]
 
 
 def test_auto_is_a_device_for_reading_alone(tiny):
@@ -46,6 +45,6 @@ def test_auto_is_a_device_for_reading_alone(tiny):
     ids = torch.arange(5, 25)[None]
     assert torch.equal(model(ids).logits, tiny[0](ids).logits)
     results = ropepatch.evaluate("tiny", lengths=[64], windows=1, device="auto")
-    assert [result.label for result in results][-1] == "as it is"
+    assert [result.label for result in results][-1] == "baseline"
     with pytest.raises(ropepatch.RopepatchError, match="no device 'auto' here"):
         ropepatch.fit("tiny", to=320, device="auto")

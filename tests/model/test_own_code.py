@@ -83,13 +83,13 @@ def test_a_loaded_model_with_code_of_its_own_is_measured_as_the_stock_one_and_ne
     measured = []
     for one in (model, stock):
         with ropepatch.patch(one, "yarn", to=512), torch.no_grad():
-            grid = ropepatch.passkey(one, tokenizer, lengths=[300], depths=[0.5], trials=1)
+            keys = ropepatch.passkey(one, tokenizer, lengths=[300], haystacks=1)
             curve = ropepatch.perplexity(one, tokenizer, ["Ann has a red ball. " * 80], length=400)
-            measured.append((one(torch.arange(400)[None]).logits, curve.nll[0], grid))
-    (own, own_nll, own_grid), (other, nll, grid) = measured
+            measured.append((one(torch.arange(400)[None]).logits, curve.nll[0], keys))
+    (own, own_nll, own_keys), (other, nll, keys) = measured
     assert torch.equal(own, other)
     assert torch.equal(own_nll, nll)
-    assert own_grid == grid
+    assert own_keys == keys
     with pytest.raises(RopepatchError, match="has code of its own"):
         ropepatch.extend(planned, tmp_path / "out")
     assert not (tmp_path / "out").exists()

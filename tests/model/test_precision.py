@@ -1,4 +1,6 @@
-"""Which precision a CPU is given, by what is measured on it."""
+"""In which precision a device computes follows from its hardware alone."""
+
+import time
 
 import pytest
 import torch
@@ -7,45 +9,81 @@ import ropepatch
 from ropepatch.model import precision
 from ropepatch.model.precision import fastest, reads_faster_whole
 
+UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+
 
 @pytest.fixture
-def measured(monkeypatch):
-    """Sets what a pass takes in float32 and in bfloat16."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def hardware(monkeypatch):
+    """Sets the units that the CPU has, by torch's names, and the compute capability of a GPU, if any."""
 
-    def set_to(float32, bfloat16):
-        seconds = (("float32", float32), ("bfloat16", bfloat16))
-        monkeypatch.setattr(precision, "_measured", lambda shapes, threads: seconds)
+    def set_to(*units, capability=None):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        for name in UNITS:
+            monkeypatch.setattr(torch.cpu, name, lambda name=name: name in units, raising=False)
 
     return set_to
 
 
 @pytest.mark.parametrize(
-    ("float32", "bfloat16", "dtype"),
-    [(3.0, 1.0, "bfloat16"), (1.0, 3.0, "float32"), (1.0, 0.95, "float32")],
-    ids=["with AMX", "without", "no clear difference"],
+    ("units", "dtype", "said"),
+    [
+        ([UNITS[0]], "bfloat16", "AMX"),
+        ([UNITS[1]], "bfloat16", "AVX512_BF16"),
+        (UNITS, "bfloat16", "AMX"),
+        ([], "float32", "no units for bfloat16"),
+    ],
+    ids=["AMX", "AVX512_BF16", "both", "neither"],
 )
-def test_a_cpu_takes_the_faster_and_says_both_times(measured, float32, bfloat16, dtype):
-    measured(float32, bfloat16)
+def test_a_cpu_computes_in_bfloat16_where_it_has_units_for_it(hardware, units, dtype, said):
+    hardware(*units)
+    chosen = fastest()
+    assert (chosen.dtype, chosen.to_dict()) == (dtype, {"dtype": dtype})
+    assert said in str(chosen)
     model, _ = ropepatch.load("tiny")
-    chosen = fastest(model)
-    assert chosen.dtype == dtype
-    assert chosen.to_dict()["seconds"] == {"float32": float32, "bfloat16": bfloat16}
-    assert f"float32 {1000 * float32:.1f} ms, bfloat16 {1000 * bfloat16:.1f} ms" in str(chosen)
     assert reads_faster_whole(model.bfloat16(), "cpu") is (dtype == "float32")
     assert not reads_faster_whole(model.float(), "cpu")  # it is, and it is never rounded
 
 
-def test_a_cpu_beside_a_gpu_is_measured_too(measured, monkeypatch):
-    measured(1.0, 3.0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_a_torch_that_does_not_tell_of_units_computes_in_float32(hardware, monkeypatch):
+    hardware()
+    for name in UNITS:
+        monkeypatch.delattr(torch.cpu, name)
+    assert fastest().dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")],
+    ids=["Turing", "Ampere", "Hopper"],
+)
+def test_a_gpu_computes_in_bfloat16_from_ampere_on(hardware, capability, dtype):
+    hardware(capability=capability)
+    assert {fastest().dtype, fastest("cuda").dtype} == {dtype}
+    assert fastest("cpu").dtype == "float32"
     model, _ = ropepatch.load("tiny")
     assert reads_faster_whole(model.bfloat16(), "cpu")
 
 
-def test_a_measurement_takes_both_precisions_and_leaves_the_random_state_alone():
+def test_another_accelerator_computes_in_float32(hardware):
+    hardware(*UNITS)
+    assert fastest("meta").dtype == "float32"
+
+
+def test_a_model_for_which_memory_is_short_stays_as_it_is(hardware, monkeypatch):
+    hardware()
+    monkeypatch.setattr(precision, "_memory", lambda: 1 << 20)
+    model, _ = ropepatch.load("tiny")
+    assert not reads_faster_whole(model.bfloat16(), "cpu")
+
+
+def test_no_clock_and_no_random_state_takes_part(monkeypatch):
+    def clock():
+        raise AssertionError("a clock was read")
+
     model, _ = ropepatch.load("tiny")
     before = torch.random.get_rng_state()
-    chosen = fastest(model)
-    assert all(seconds > 0 for seconds in (chosen.seconds or {"gpu": 1.0}).values())
+    monkeypatch.setattr(time, "perf_counter", clock)
+    assert len({fastest() for _ in range(40)} | {fastest(model.device)}) == 1
+    reads_faster_whole(model.bfloat16(), "cpu")
     assert torch.equal(before, torch.random.get_rng_state())

@@ -12,7 +12,7 @@ import pytest
 from checkpoint_folders import write_checkpoint
 from hub_server import COMMIT, Hub, serving, speak_to
 
-from ropepatch import RopepatchError
+from ropepatch import RopepatchError, diagnose, load
 from ropepatch.model.source import CHECKPOINT_FILES, KNOWN, find_source, is_known
 
 NAME = "a-lab/tiny-llama"
@@ -206,6 +206,16 @@ def test_a_folder_is_taken_before_the_hub_is_asked(template, monkeypatch):
     monkeypatch.chdir(template.parent)
     source = find_source("tiny-llama", weights=True)
     assert (source.name, source.folder, source.revision) == ("tiny-llama", Path("tiny-llama"), None)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(name, template, monkeypatch):
+    monkeypatch.chdir(template)
+    for find in (partial(find_source, weights=False), diagnose, load):
+        with pytest.raises(RopepatchError, match=f"^MODEL must not be empty, got {name!r}") as caught:
+            find(name)
+        assert "folder" in caught.value.hint
+    assert find_source(".", weights=False).folder == Path()
 
 
 def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -115,6 +116,58 @@ def test_the_command_that_converts_a_pickle_does(single):
 def test_a_pickle_beside_safetensors_does_not_matter(single):
     (single / "pytorch_model.bin").write_bytes(b"never opened")
     assert read_headers(single).files == (single / SINGLE,)
+
+
+@pytest.fixture
+def both(sharded) -> Path:
+    """The shards of one model, and beside them all weights of another in one file."""
+    other = {name: tensor + 1 for name, tensor in stock_weights(sharded).items()}
+    save_file(other, sharded / SINGLE, {"format": "pt"})
+    return sharded
+
+
+def stock_weights(folder: Path) -> dict[str, torch.Tensor]:
+    weights = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).state_dict()
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def test_of_two_sets_of_weights_those_are_read_that_stock_transformers_loads(both):
+    """modeling_utils.py of transformers 5.4 to 5.24, _get_resolved_checkpoint_files."""
+    loaded, weights = stock_weights(both), read_headers(both)
+    assert weights.files == (both / SINGLE,)
+    stored = {name: load_file(entry.file)[name] for name, entry in weights.tensors.items()}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in stored.items())
+    before = fingerprint(weights)
+    save_file({name: tensor + 1 for name, tensor in stored.items()}, both / SINGLE, {"format": "pt"})
+    assert fingerprint(read_headers(both)) != before
+
+
+def test_of_two_sets_of_weights_that_one_is_extended_that_stock_transformers_loads(both, tmp_path):
+    out = ropepatch.extend(both, tmp_path / "out", to="4x", method="linear").folder
+    assert [file.name for file in out.glob("*.safetensors*")] == [SINGLE]
+    loaded, extended = stock_weights(both), stock_weights(out)
+    assert all(torch.equal(extended[name], tensor) for name, tensor in loaded.items())
+
+
+def test_weights_that_config_json_names_are_what_stock_transformers_loads_and_refused(both):
+    edit_json(both / "config.json", transformers_weights=INDEX)
+    assert stock_weights(both)["lm_head.weight"].sum() != load_file(both / SINGLE)["lm_head.weight"].sum()
+    with pytest.raises(RopepatchError, match=f"names {INDEX!r} as its weights .*, expected {SINGLE!r}"):
+        read_headers(both)
+    edit_json(both / "config.json", transformers_weights=SINGLE)
+    assert read_headers(both).files == (both / SINGLE,)
+    (both / SINGLE).rename(both / "other.safetensors")
+    (both / INDEX).unlink()
+    edit_json(both / "config.json", transformers_weights="other.safetensors")
+    with pytest.raises(RopepatchError, match=r"names 'other\.safetensors' as its weights"):
+        read_headers(both)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_precision_that_no_model_computes_in_is_refused_by_its_name(single, name):
+    with pytest.raises(RopepatchError, match=f"no model computes in {name}") as caught:
+        ropepatch.load(single, dtype=name)
+    assert caught.value.hint == "dtype is float32, bfloat16 or float16"
 
 
 def test_weights_without_any_tensor_are_foreign(single):

@@ -204,17 +204,13 @@ def test_below_the_title_stands_where_it_all_comes_from(tmp_path):
     assert origin([replace(measured, label="floor", env={}), measured]) == origin([measured])
 
 
-def test_results_without_documents_are_reported_without_advice():
+def test_without_several_documents_or_scalings_there_is_no_advice():
     results = [reading("baseline", [0.6, 2.0, 9.0]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
     assert len(outcome(comparisons(results))) == 3
-    _, sentences = outcome(comparisons([*map(without_clusters, results)]))
-    assert "yarn 0.550" in sentences
-
-
-def test_a_model_alone_has_its_loss_and_no_advice():
-    begin, sentence = outcome(comparisons([reading("baseline", [0.4] * 3, width=None)]))
-    assert begin.startswith("tiny was trained on 256 tokens.")
-    assert sentence == "Nats per token at 1,024 tokens of books: baseline 0.400 (perplexity 1.492)."
+    assert "yarn 0.550" in outcome(comparisons([*map(without_clusters, results)]))[-1]
+    assert outcome(comparisons([reading("baseline", [0.4] * 3, width=None)]))[-1] == (
+        "Nats per token at 1,024 tokens of books: baseline 0.400 (perplexity 1.492)."
+    )
 
 
 def test_the_best_of_a_column_is_marked_and_the_floor_is_not(page):

@@ -31,8 +31,24 @@ def test_wavelengths_and_rotations_agree_with_numpy():
         *(((128, 1e4, window), f"must be at least 2, got {window}") for window in (1, 0, -1)),
         ((4, 1e4, 64, (1.0, 0.1, 0.01)), "2 rotary pairs need as many frequencies, got 3"),
         ((4, 1e4, 64, (1.0, math.nan)), "finite and at least 0"),
+        (("x", 1e4, 64), "rotary_dim must be a whole number, got 'x'"),
+        ((64.0, 1e4, 64), "rotary_dim must be a whole number, got 64.0"),
+        ((64, None, 64), "rope_theta must be a number, got None"),
+        ((64, "x", 64), "rope_theta must be a number, got 'x'"),
+        ((64, 1e4, "64"), "original_max_position_embeddings must be a whole number, got '64'"),
+        ((64, 1e4, 10**300), r"max_position_embeddings must be at most 1e\+12, got 1000000"),
+        ((4, 1e4, 64, (1.0, "x")), "finite and at least 0, got"),
+        ((4, 1e4, 64, 3.0), "carried must be a tuple of numbers or None, got 3.0"),
+        ((4, 1e4, 64, None, "x"), "carried_attention_factor must be a number, got 'x'"),
     ],
 )
 def test_numbers_of_no_rope_are_refused(numbers, message):
     with pytest.raises(RopepatchError, match=message):
         Rope(*numbers)
+
+
+def test_numbers_of_other_libraries_become_pythons():
+    carried = np.array([1.0, 0.5], np.float32)
+    rope = Rope(np.int64(4), np.float32(1e4), np.int64(64), carried, np.float64(1.5))
+    assert rope == Rope(4, 1e4, 64, (1.0, 0.5), 1.5)
+    assert [type(value) for value in vars(rope).values()] == [int, float, int, tuple, float]

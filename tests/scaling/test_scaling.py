@@ -3,6 +3,8 @@
 import math
 import re
 from dataclasses import FrozenInstanceError, astuple, fields
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from methods import EXAMPLES, FACTORS, GEOMETRIES, NEED_MORE, example
 from oracle import ORACLES, SABOTAGE, Geometry, Table
 from stock_ropes import STOCK_TYPES, stock_table
 
+from ropepatch import make_encoding, make_map
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling import METHODS, Scaling, find_method, make_scaling
+from ropepatch.scaling import METHODS, Scaling, YaRN, find_method, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
 LLAMA_2, LLAMA_3 = GEOMETRIES["llama-2"], GEOMETRIES["llama-3"]
@@ -403,6 +406,25 @@ def test_an_unknown_method_is_answered_with_the_nearest_and_the_list(typed, mean
     assert error.value.hint.endswith(f"methods: {', '.join(METHODS)}")
     if meant:
         assert error.value.hint.startswith(f"did you mean {meant}? ")
+
+
+@pytest.mark.parametrize("name", [3, None, ["yarn"], Path("yarn")])
+@pytest.mark.parametrize("make", [partial(make_scaling, factor=4.0), find_method, make_map, make_encoding])
+def test_a_name_that_is_no_text_is_refused(make, name):
+    with pytest.raises(RopepatchError, match=r"^(method|map|encoding) must be a name, got ") as error:
+        make(name)
+    assert repr(name) in str(error.value)
+    assert "s: " in error.value.hint
+
+
+@pytest.mark.parametrize("number", [np.float32(16), np.float64(16), np.int64(16), torch.tensor(16)])
+def test_a_number_of_another_library_becomes_pythons(number):
+    made = make_scaling("yarn", factor=number, beta_fast=number)
+    assert made == make_scaling("yarn", factor=16.0, beta_fast=16.0)
+    assert {type(made.factor), type(made.beta_fast)} <= {int, float}
+    assert type(make_map("rerope", window=np.int64(64)).window) is int
+    with pytest.raises(RopepatchError, match=r"yarn: factor must be a finite number, got nan"):
+        YaRN(factor=np.float32("nan"))
 
 
 def test_an_unknown_parameter_is_answered_with_the_nearest_and_the_list():

@@ -1,7 +1,11 @@
 """A scaling in a small JSON file stands wherever the name of a method does."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -122,6 +126,46 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RopepatchError, match=r"cannot write .*x\.json: File exists"):
         written(tmp_path / "file" / "x.json", custom())
+
+
+def test_the_home_of_nobody_is_one_line():
+    with pytest.raises(RopepatchError, match=r"cannot write ~nobody-of-that-name/x\.json: ") as caught:
+        written("~nobody-of-that-name/x.json", custom())
+    assert caught.value.hint == "name another file"
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritten(
+    tmp_path, monkeypatch, links
+):
+    """Where a file system knows no links the file that appeared is seen, too, though not to the instant."""
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    written(tmp_path / "x.json", custom())
+    assert read_scaling(tmp_path / "x.json").scaling == custom()
+    write_text = Path.write_text
+
+    def slow(path, text, **options):
+        (tmp_path / "y.json").write_bytes(b"theirs")
+        return write_text(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", slow)
+    with pytest.raises(RopepatchError, match="already exists"):
+        written(tmp_path / "y.json", custom())
+    assert (tmp_path / "y.json").read_bytes() == b"theirs"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.json", "y.json"]
+
+
+@pytest.mark.parametrize("number", [np.float32(4), np.float64(4), np.int64(4), torch.tensor(4.0)])
+def test_numbers_of_other_libraries_are_written_as_pythons(tmp_path, number):
+    file = written(tmp_path / "x.json", CustomDivisors(factor=number, divisors=[np.float32(2)] * 8))
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert (content["factor"], content["parameters"]["divisors"]) == (4, [2.0] * 8)
+    assert read_scaling(file).scaling == custom(divisors=(2.0,) * 8, attention_factor=1.0)
 
 
 # What is no scaling
@@ -340,14 +384,14 @@ def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, chec
     scaling = read_result(out / "small-256-perplexity-fitted.json").scaling
     assert scaling["method"] == "custom"
     assert scaling["parameters"] == CONTENT["parameters"]
-    losses = {label: result.tables["by_length"][-1]["nats"] for label, result in results.items()}
-    assert losses["fitted"] not in (losses["as it is"], losses["ntk"])
+    losses = {label: result.row("loss", length=TARGET).value for label, result in results.items()}
+    assert losses["fitted"] not in (losses["baseline"], losses["ntk"])
 
 
 def test_a_file_that_changed_is_not_taken_for_what_was_measured(tmp_path, checkpoint, fitted):
     task = PerplexityTask(text=str(checkpoint.parent / "text.txt"), windows=1)
     suite = Suite(models=(str(checkpoint),), methods=(Method(name=str(fitted)),), to=(TARGET,), tasks=(task,))
-    assert [result.label for result in measure(suite, out=tmp_path / "results")] == ["as it is", "fitted"]
+    assert [result.label for result in measure(suite, out=tmp_path / "results")] == ["baseline", "fitted"]
     before = contents(tmp_path / "results")
     assert len(list(measure(suite, out=tmp_path / "results"))) == 2
     assert contents(tmp_path / "results") == before
@@ -382,10 +426,13 @@ def test_extend_and_eval_take_a_file(run_here, tmp_path, checkpoint, fitted):
     text = ("--text", checkpoint.parent / "text.txt", "--windows", 2, "--lengths", TARGET, "--json")
     scaled = ("--method", fitted, "--to", TARGET)
     patched, reloaded = (
-        {result["label"]: result["tables"]["by_length"] for result in json.loads(run_here(*words).stdout)}
+        {
+            result["label"]: next(row for row in result["rows"] if row["at"] == {"length": TARGET})
+            for result in json.loads(run_here(*words).stdout)
+        }
         for words in (("eval", checkpoint, *scaled, *text), ("eval", held, *text))
     )
-    assert patched["fitted"] == reloaded["as it is"] != patched["as it is"]
+    assert patched["fitted"] == reloaded["baseline"] != patched["baseline"]
 
 
 def test_methods_describes_a_file(run_here, fitted):

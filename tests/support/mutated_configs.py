@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from oldest import BROKEN
@@ -18,6 +19,16 @@ ALL_FAMILIES = (
     *("deepseek_v3", "gpt_oss", "qwen3_5_text", "falcon", "mixtral", "cohere2", "stablelm", "smollm3"),
 )
 FAMILIES = tuple(family for family in ALL_FAMILIES if family not in BROKEN)
+COMPOSITE = ("gemma3", "fuyu", "emu3", "got_ocr2", "llama4", "mllama", "qwen3_5")
+HUB = json.loads((Path(__file__).parent / "public_configs.json").read_text(encoding="utf-8"))
+PUBLISHED: tuple[
+    dict[str, Json], ...
+] = (  # of models with several parts; what they leave out transformers knows
+    *(entry["config"] for entry in HUB if "text_config" in entry["config"]),
+    {"model_type": "fuyu", "hidden_size": 4096, "max_position_embeddings": 16384, "rope_theta": 25000.0},
+    *({"model_type": family, "tie_word_embeddings": False, "dtype": "bfloat16"} for family in COMPOSITE),
+    *({"model_type": family, "text_config": {"num_hidden_layers": 4}} for family in COMPOSITE),
+)
 WINDOW = 64
 SCALED: tuple[dict[str, Json], ...] = (
     {"rope_type": "linear", "factor": 4.0},
@@ -55,14 +66,23 @@ class Mutant:
     damage: tuple[str, ...]
     text: str
     method: str
-    to: int
+    to: int | str
 
     def __str__(self) -> str:
         return f"seed {self.seed}, {self.family}, {self.method}: {'; '.join(self.damage)}"
 
 
 def original(draw: random.Random) -> tuple[str, dict[str, Json]]:
-    """The configuration of a small model, its rope scaled or not, in today's keys or in the older ones."""
+    """The configuration of a small model, its rope scaled or not, in today's keys or in the older ones.
+
+    Or one that is published, with its part for text in the file, or left to transformers.
+    """
+    if draw.random() < 0.2:
+        config = deepcopy(draw.choice(PUBLISHED))
+        text = config.get("text_config", config)
+        if draw.random() < 0.5:
+            text["rope_scaling"] = draw.choice(SCALED) | {"original_max_position_embeddings": WINDOW // 4}
+        return config["model_type"], config
     family = draw.choice(FAMILIES)
     config = json.loads(tiny_config(family).to_json_string())
     rope = config["rope_parameters"]
@@ -84,7 +104,8 @@ def mutant(seed: int) -> Mutant:
     tree = as_objects(config)
     damage = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        places = [*walk(tree)]
+        if not (places := [*walk(tree)]):
+            break
         of_rope = [
             place for place in places if re.search(r"rope|rotary|position|head_dim|model_type", place.name)
         ]
@@ -92,9 +113,8 @@ def mutant(seed: int) -> Mutant:
         kind = draw.choice([*DAMAGES])
         DAMAGES[kind](draw, place)
         damage.append(f"{kind} {place.name}")
-    return Mutant(
-        seed, family, tuple(damage), written(tree), draw.choice(METHODS), draw.choice((256, 100, 512))
-    )
+    to = "4x" if family in COMPOSITE else draw.choice((256, 100, 512))
+    return Mutant(seed, family, tuple(damage), written(tree), draw.choice(METHODS), to)
 
 
 @dataclass(frozen=True)

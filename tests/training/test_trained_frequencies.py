@@ -21,6 +21,7 @@ import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
 from ropepatch.evaluation.results import as_read
 from ropepatch.fitting.fitting import Fitted
@@ -400,19 +401,17 @@ def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, fits, 
 
 
 RECOMMENDED = "ntk-by-parts"
+LOSS, GAIN = Mean(((15.0, 10.0),) * 3), Mean(((2.5, 10.0),) * 2)  # the gain of too few texts
 RANKED = Ranked(
     label="ntk-by-parts",
-    nats=1.5,
-    interval=(1.25, 1.75),
-    behind=0.0,
-    behind_interval=(0.0, 0.0),
-    inside=1.0,
-    price=0.25,
-    price_interval=(-math.inf, math.inf),
+    loss=LOSS,
+    loss_gain=GAIN,
+    short_context_loss=LOSS,
+    short_context_cost=GAIN,
+    log_prob=None,
+    log_prob_gain=None,
     found=None,
-    found_interval=None,
-    asked=0,
-    front=True,
+    helps=True,
 )
 
 
@@ -451,7 +450,9 @@ def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_
     assert record["ranking"]["rule"] == RULE
     assert record["ranking"]["advice"] == ["Take it."]
     (row,) = record["ranking"]["rows"]
-    assert (row["label"], row["nats"], row["price_interval"]) == ("ntk-by-parts", 1.5, [None, None])
+    assert (row["label"], row["nats_per_token"]) == ("ntk-by-parts", 1.5)
+    cost = [row[f"short_context_cost{end}"] for end in ("", "_low", "_high")]
+    assert cost == [0.25, None, None]  # JSON has no infinity
     assert [path.name for path in place.iterdir()] == ["out"]
 
 

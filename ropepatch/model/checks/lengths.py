@@ -83,7 +83,7 @@ def factor_against_lengths(case: Case, block: Block) -> Iterator[Finding]:
             "Qwen documents it so; what takes max_position_embeddings for its limit never uses the scaling",
             f"write {reach:g}, or pass the longer context to the engine",
         )
-    elif factor == math.ceil(ratio) and ratio % 1:
+    elif factor % 1 == 0 and ratio < factor < ratio + 1:
         yield key.warning(
             "factor-rounded",
             f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up",
@@ -111,7 +111,7 @@ def factor_against_lengths(case: Case, block: Block) -> Iterator[Finding]:
             "transformers scales by the factor, others by the ratio of the windows; "
             "one of the three is wrong",
             "find out which: the factor and the original window are what the model was trained under",
-            meant=(key.set(ratio),) if ratio > 1 else None,
+            meant=(key.set(ratio),) if 1 < ratio < math.inf else None,
         )
 
 
