@@ -287,12 +287,12 @@ class _Evidence:
         reasons = []
         if f"loss {taken}" in self.better:
             reasons.append(
-                f"{_signed(row.loss_gain)} nats per token below the baseline over {self.target} tokens"
+                f"it gains {_signed(row.loss_gain)} nats per token over the baseline at {self.target} tokens"
             )
         if f"answers {taken}" in self.better and row.log_prob_gain and row.found and base.found:
             reasons.append(
-                f"its answers at {self.target} tokens are {_signed(row.log_prob_gain)} nats per token "
-                f"above the baseline's; it finds {_share(row.found)}, the baseline {_share(base.found)}"
+                f"its answers at {self.target} tokens gain {_signed(row.log_prob_gain)} nats per token in "
+                f"log-probability; it finds {_share(row.found)}, the baseline {_share(base.found)}"
             )
         advice = [f"Take {taken}: {'; '.join(reasons)}."]
         others = [label for label in self.order if self.helps(label) and label != taken]
@@ -323,7 +323,7 @@ class _Evidence:
         tested = " or its answers" if self.counted else ""
         mixed = [label for label in self.scalings if {f"loss {label}", f"answers {label}"} & self.better]
         trained = ", fine-tuned or not," if self._adapted else ""
-        why = f"the loss of {first} is {_signed(rows[first].loss_gain)} nats per token below the baseline's"
+        why = f"by loss {first} gains {_signed(rows[first].loss_gain)} nats per token"
         if mixed:
             why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
         return [

@@ -50,10 +50,12 @@ class Measure(NamedTuple):
 
 
 MEASURES: dict[str, Measure] = {
-    "loss": Measure("Nats per token", "{:.3f}".format, -1, hub="loss"),
-    "gain": Measure("Nats gained from beyond the trained context", "{:.3f}".format, 1, hub="gain"),
+    "loss": Measure("Nats per token", "{:z.3f}".format, -1, hub="loss"),
+    "gain": Measure("Nats gained from beyond the trained context", "{:z.3f}".format, 1, hub="gain"),
     "found": Measure("Answers found", "{:.0%}".format, 1, share=True, hub="accuracy"),
-    "log_prob": Measure("Log-probability of the answers, nats per token", "{:.2f}".format, 1, hub="log_prob"),
+    "log_prob": Measure(
+        "Log-probability of the answers, nats per token", "{:z.2f}".format, 1, hub="log_prob"
+    ),
 }
 
 

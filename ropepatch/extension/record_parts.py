@@ -178,7 +178,7 @@ class Ranking(Part):
     rows: list[dict[Text, Any]]
     recommended: Text | None
     advice: list[Text]
-    warnings: list[Text] = []
+    warnings: list[Text] | None = None
     fit: dict[Text, Any] | None = None
 
 

@@ -42,7 +42,7 @@ class Results(tuple[Result, ...]):
             | row.tidy()
             for result in self
             for row in result.rows
-            if measure in (None, row.measure)
+            if measure in (None, row.measure, row.tidy()["measure"])
         )
 
     def plot(self, name: str | None = None) -> Figure:

@@ -96,11 +96,11 @@ def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
     heads = [
         "",
         f"nats/token to {to}",
-        "gain over baseline",
+        "loss gain over baseline",
         f"nats/token to {trained}",
         "short-context cost",
     ]
-    heads += [f"answer log-probability at {to}", "gain over baseline", f"found at {to}"]
+    heads += [f"answer log-probability at {to}", "log-probability gain", f"found at {to}"]
     unscaled = {result.label for result in results if result.scaling is None}
     rows = [
         _ranked(row, first=row is ranking.rows[0], baseline=row.label in unscaled) for row in ranking.rows
@@ -119,12 +119,12 @@ def _ranked(row: Ranked, *, first: bool, baseline: bool) -> list[Cell]:
 
     return [
         Cell(row.label, value=row.label, best=first),
-        _mean_cell(row.loss, "{:.3f}".format),
-        gain(row.loss_gain, "{:+.3f}".format),
+        _mean_cell(row.loss, "{:z.3f}".format),
+        gain(row.loss_gain, "{:+z.3f}".format),
         _mean_cell(row.short_context_loss, "{:.3f}".format)._replace(detail=""),
-        gain(row.short_context_cost, "{:+.3f}".format),
-        _mean_cell(row.log_prob, "{:.2f}".format),
-        gain(row.log_prob_gain, "{:+.2f}".format),
+        gain(row.short_context_cost, "{:+z.3f}".format),
+        _mean_cell(row.log_prob, "{:z.2f}".format),
+        gain(row.log_prob_gain, "{:+z.2f}".format),
         _mean_cell(row.found, "{:.0%}".format),
     ]
 

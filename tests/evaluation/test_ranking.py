@@ -84,7 +84,9 @@ def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
     assert [row.helps for row in ranking.rows] == [True, True, False]
     assert (last.loss_gain.value, last.log_prob, last.found) == (0, None, None)
     assert ranking.recommended == "a"
-    assert "+2.000 (95 % interval +2.000 to +2.000) nats per token below the baseline" in ranking.advice[0]
+    assert (
+        "gains +2.000 (95 % interval +2.000 to +2.000) nats per token over the baseline" in ranking.advice[0]
+    )
     assert "short-context cost: +0.100" in ranking.advice[1]
 
 
@@ -94,7 +96,7 @@ def test_a_gain_within_the_noise_is_no_reason_to_extend():
     assert ranking.recommended is None
     (advice,) = ranking.advice
     assert advice.startswith("Do not extend: over 1024 tokens none of these scalings improves the loss sig")
-    assert "the loss of a is +0.100" in advice
+    assert "by loss a gains +0.100" in advice
 
 
 @pytest.mark.parametrize(("texts", "missing"), [(1, 2), (2, 1)])
@@ -125,7 +127,7 @@ def test_better_answers_come_first_though_the_shares_found_and_the_losses_are_eq
     assert [row.label for row in ranking.rows] == ["b", "a", BASELINE]
     assert len({row.found.value for row in ranking.rows}) == 1
     assert ranking.recommended == "b"
-    assert "its answers at 1024 tokens are +3.200" in ranking.advice[0]
+    assert "its answers at 1024 tokens gain +3.200" in ranking.advice[0]
     assert "25% of 12" in ranking.advice[0]
     assert any("finds 25% of the answers at 1024 tokens: train it" in line for line in ranking.advice)
 

@@ -151,7 +151,7 @@ def test_extend_with_auto_shows_why_on_stderr(fits, measures, run_here, tmp_path
         "--method auto is searched for before there is a plan; nothing of it is kept"
     )
     assert RULE in done.stderr
-    assert "Take fit: +8.000" in done.stderr
+    assert "Take fit: it gains +8.000" in done.stderr
 
 
 def test_extend_with_auto_ends_with_exit_code_1_where_nothing_helps(fits, measures, run_here, tmp_path):
