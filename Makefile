@@ -2,6 +2,7 @@
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
 # make sweep  run every test; PART=1/5 leaves four fifths of what is marked slow or sweep out, as CI does in turn
+# make ends   run those of the mathematics, patches, saving and measuring with the oldest and the newest transformers allowed
 # make lint   format, lint and types
 # make documents   rewrite the tables and figures of the documents from eval/results, the schemas of recipes and suites, and the catalogue of the commands
 # make site   build the documentation into .site; open .site/index.html
@@ -37,6 +38,17 @@ test: .venv/test/installed
 sweep: .venv/test/installed
 	$(PYTEST) $(if $(PART),--part $(PART))
 
+ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_mapping.py \
+  tests/encodings/test_swapped_attention.py tests/training/test_self_written.py tests/doctor/test_doctor_weights.py \
+  $(addprefix tests/extension/test_,patching.py families.py forms.py map_code.py) \
+  $(addprefix tests/evaluation/test_,retrieval.py perplexity.py batches.py)
+TRANSFORMERS_oldest := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/==\1/p' pyproject.toml)
+
+ends: ends-oldest ends-newest
+
+ends-%: .venv/%/installed
+	OMP_NUM_THREADS=1 .venv/$*/bin/pytest -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
+
 documents: .venv/test/installed
 	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/studies tests/extension/test_engines.py tests/gallery/test_explorer_numbers.py
 
@@ -54,7 +66,14 @@ lint: .venv/test/installed
 	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)"
 	@touch $@
 
+# The tested set but for transformers, and for what each version of it wants in a version of its own.
+.venv/oldest/installed .venv/newest/installed: .venv/%/installed: pyproject.toml .ci/constraints.txt
+	$(PYTHON) -m venv --clear .venv/$*
+	grep -vE '^(transformers|huggingface_hub|tokenizers)==' .ci/constraints.txt >.venv/$*/constraints.txt
+	.venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .venv/$*/constraints.txt --editable ".[gguf,train]" hypothesis pytest "transformers$(TRANSFORMERS_$*)"
+	@touch $@
+
 clean:
 	rm -rf .venv .demo .site docs/figures
 
-.PHONY: demo quick test sweep documents site lint clean
+.PHONY: demo quick test sweep ends documents site lint clean
