@@ -454,7 +454,8 @@ def test_the_costs_are_those_of_the_benchmarks():
         )
     for one in asking["counted"]:
         rows.append(
-            f"| retrieval to {one['lengths'][-1]} tokens, {one['haystacks']} haystacks | "
+            f"| retrieval to {one['lengths'][-1]} tokens, {one['haystacks']} haystacks, "
+            f"{one['keys']} keys of each of {len(one['kinds'])} kinds | "
             f"{one['tokens'][ONCE]['all'] / 1e6:.2f} M tokens read | "
             f"{one[f'tokens: {EACH} / {ONCE}']['all']:.0f} x fewer than by one prompt for each answer |"
         )
