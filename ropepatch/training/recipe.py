@@ -86,8 +86,8 @@ class Recipe(Settings):
         distil: Teach it by what the base model expects, in place of the text's tokens; None for the tokens.
         frequencies: Train the frequencies, too, from those of the method on; None to leave them.
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
-            `learning_rate` must be among them. Without `bf16` and `fp16` the precision is the fastest: on a
-            GPU bfloat16, on a CPU what a measurement of a tenth of a second says.
+            `learning_rate` must be among them. Without `bf16` and `fp16` the precision follows from
+            the hardware: bfloat16 where it has units for it (CUDA 8.0, AMX, AVX512_BF16), else float32.
         parallel: How processes share a row; None for rows of their own.
         watch: What is measured meanwhile.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
