@@ -74,7 +74,7 @@ def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: li
 
 
 def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
-    """Whether the key was found, among all and among those of its length."""
+    """The score of a key: 1 if it was found, over all and over those of its length."""
     ((_, greedy),) = results
     return {"acc": float(greedy), f"acc_{doc['length']}": float(greedy)}
 

@@ -45,7 +45,7 @@ class ScoredAttention(ABC):
         """The masked scores [B, H, q, end] of queries [B, H, q, E] of some rows, in float32 or wider."""
 
     def _more(self, rows: slice, weights: Tensor) -> Tensor | None:
-        """What the weights [B, H, q, end] of some rows add to the output [B, H, q, F]."""
+        """The addition of the weights [B, H, q, end] of some rows to the output [B, H, q, F], if any."""
         return None
 
     def output(self, wants_weights: bool) -> tuple[Tensor, Tensor | None]:
@@ -68,7 +68,7 @@ class ScoredAttention(ABC):
         return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
 
     def _block(self, query: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """What the queries [B, H, q, E] of some rows read: [B, H, q, F], and their weights [B, H, q, end]."""
+        """The output [B, H, q, F] and the weights [B, H, q, end] of the queries [B, H, q, E] of some rows."""
         dtype, end = self.value.dtype, self.sight.end_of(rows)
         with torch.autocast(query.device.type, enabled=False):
             weights = nn.functional.dropout(self._scores(query, rows, end).softmax(-1), self.dropout)

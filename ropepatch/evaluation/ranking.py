@@ -202,14 +202,19 @@ class _Evidence:
         return of_loss | {f"answers {s}": difference(self.log_probs[s], base) for s in self.scalings}
 
     @cached_property
+    def decided(self) -> set[str]:
+        """The gains that differ significantly from 0, over all of them."""
+        return significant(self.gains)
+
+    @cached_property
     def better(self) -> set[str]:
-        """The gains that are significant over all of them."""
-        return {name for name in significant(self.gains) if self.gains[name].value > 0}
+        """The significant gains above 0."""
+        return {name for name in self.decided if self.gains[name].value > 0}
 
     @cached_property
     def worse(self) -> set[str]:
-        """The significant losses."""
-        return significant(self.gains) - self.better
+        """The significant gains below 0."""
+        return self.decided - self.better
 
     def helps(self, label: str) -> bool:
         """Whether it is significantly better in one measure and not significantly worse in the other."""
@@ -287,11 +292,11 @@ class _Evidence:
         reasons = []
         if f"loss {taken}" in self.better:
             reasons.append(
-                f"it gains {_signed(row.loss_gain)} nats per token over the baseline at {self.target} tokens"
+                f"it gains {signed(row.loss_gain)} nats per token over the baseline at {self.target} tokens"
             )
         if f"answers {taken}" in self.better and row.log_prob_gain and row.found and base.found:
             reasons.append(
-                f"its answers at {self.target} tokens gain {_signed(row.log_prob_gain)} nats per token in "
+                f"its answers at {self.target} tokens gain {signed(row.log_prob_gain)} nats per token in "
                 f"log-probability; it finds {_share(row.found)}, the baseline {_share(base.found)}"
             )
         advice = [f"Take {taken}: {'; '.join(reasons)}."]
@@ -301,7 +306,7 @@ class _Evidence:
         if tied := [label for label in others if label not in apart]:
             advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
         if row.short_context_cost.value > 0:
-            cost = _signed(row.short_context_cost)
+            cost = signed(row.short_context_cost)
             advice.append(f"Its short-context cost: {cost} nats within the first {self.trained} tokens.")
         if row.found is not None and self.counted and row.found.value < THRESHOLD:
             train = "train longer" if self._adapted else "train it"
@@ -323,7 +328,7 @@ class _Evidence:
         tested = " or its answers" if self.counted else ""
         mixed = [label for label in self.scalings if {f"loss {label}", f"answers {label}"} & self.better]
         trained = ", fine-tuned or not," if self._adapted else ""
-        why = f"by loss {first} gains {_signed(rows[first].loss_gain)} nats per token"
+        why = f"by loss {first} gains {signed(rows[first].loss_gain)} nats per token"
         if mixed:
             why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
         return [
@@ -361,7 +366,8 @@ def _number(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _signed(mean: Mean) -> str:
+def signed(mean: Mean) -> str:
+    """A difference with its interval, both with a sign."""
     low, high = mean.interval()
     doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if not mean.missing else ""
     return f"{mean.value:+.3f}{doubt}"

@@ -26,6 +26,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ropepatch.data.haystack import Haystack, Haystacks, Question
+from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.bars import advancing
 from ropepatch.evaluation.intervals import Mean
@@ -306,7 +307,7 @@ def ask(
     with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
         reader = _Reader(model, tokens_per_batch, read_once=read_once)
         indices = list(range(len(haystacks)))
-        of_all = distribute(indices, answers, key=lambda i: str(haystacks[i].ids.tolist()), split=split)
+        of_all = distribute(indices, answers, key=lambda i: digest([haystacks[i].ids]), split=split)
     return Retrieval(tuple(answer for of_one in of_all for answer in of_one))
 
 

@@ -49,7 +49,7 @@ def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
     """At the trained context and at the target, or the next length below; and what has no length."""
     quoted = [row for row in result.rows if "task" in row.at]
     for measure in dict.fromkeys(row.measure for row in result.rows):
-        rows = {int(row.at["length"]): row for row in result.of(measure, "length")}
+        rows = {row.length: row for row in result.of(measure, "length")}
         bounds = (group.trained, group.target)
         places = {max(within) for bound in bounds if (within := [n for n in rows if n <= bound])}
         quoted += [rows[length] for length in sorted(places)]

@@ -231,7 +231,7 @@ def _first_figure(result: Result) -> str:
     rows = [row for row in result.rows if row.at.keys() == {"length"}]
     if not rows:
         return ""
-    last = max((row for row in rows if row.measure == rows[0].measure), key=lambda row: row.at["length"])
+    last = max((row for row in rows if row.measure == rows[0].measure), key=lambda row: row.length)
     doubt = f" ({last.interval})" if last.interval else ""
     return f": {measure_of(last.measure).title.lower()} {last.text}{doubt}"
 

@@ -39,10 +39,11 @@ class Results(tuple[Result, ...]):
         return data_frame(
             {"model": result.model["name"]}
             | {key: getattr(result, key) for key in ("target", "task", "label")}
-            | row.tidy()
+            | columns
             for result in self
             for row in result.rows
-            if measure in (None, row.measure, row.tidy()["measure"])
+            for columns in (row.tidy(),)
+            if measure in (None, row.measure, columns["measure"])
         )
 
     def plot(self, name: str | None = None) -> Figure:

@@ -170,7 +170,7 @@ def _by_length(comparison: Comparison, measure: str) -> list[Table]:
             for name in comparison.results
         ]
         if comparison.floor is not None and (bounds := comparison.floor.of(measure, "length")):
-            least = {row.at["length"]: cell(row)._replace(detail="") for row in bounds}
+            least = {row.length: cell(row)._replace(detail="") for row in bounds}
             rows.append([Cell(FLOOR, value=FLOOR), *(least.get(length, MISSING) for length in lengths)])
         heads = [("Method", ""), *((f"{length:,}", "tokens") for length in lengths)]
         if measure == "found":
@@ -185,7 +185,7 @@ def _effective(comparison: Comparison) -> dict[str, Cell]:
     """By method the effective length, with the lower end of what is found there."""
     cells = {}
     for name, rows in comparison.rows("found", "length").items():
-        of_length = {int(row.at["length"]): row for row in rows if row.value is not None}
+        of_length = {row.length: row for row in rows if row.value is not None}
         length = effective_length({tokens: row.value or 0.0 for tokens, row in of_length.items()})
         if length is None:
             cells[name] = Cell("none", value=0.0)

@@ -9,8 +9,8 @@ from typing import Any
 
 from ropepatch.attention import MAPS
 from ropepatch.evaluation.comparisons import Comparison, training_free
-from ropepatch.evaluation.intervals import Mean, difference
-from ropepatch.evaluation.ranking import Ranking, rank
+from ropepatch.evaluation.intervals import difference
+from ropepatch.evaluation.ranking import Ranking, rank, signed
 from ropepatch.evaluation.results import Result, Row, measure_of
 from ropepatch.evaluation.table import enumeration
 from ropepatch.evaluation.tasks import task_of
@@ -86,9 +86,9 @@ def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
         ("Take", taken.label),
         (
             f"Loss over {target} tokens",
-            f"{taken.loss.value:.3f}, gain over the baseline {_signed(taken.loss_gain)}",
+            f"{taken.loss.value:.3f}, gain over the baseline {signed(taken.loss_gain)}",
         ),
-        (f"Short-context cost, {trained} tokens", f"{_signed(taken.short_context_cost)} nats"),
+        (f"Short-context cost, {trained} tokens", f"{signed(taken.short_context_cost)} nats"),
     ]
     if taken.found is not None:
         found = f"{taken.found.value:.0%} of {taken.found.weight:.0f} answers"
@@ -99,11 +99,6 @@ def verdict(groups: Sequence[Comparison]) -> list[tuple[str, str]]:
 def warnings(groups: Sequence[Comparison]) -> list[str]:
     """Every warning that belongs to the results of one model and target."""
     return list(dict.fromkeys(warning for group in groups for warning in group.warnings()))
-
-
-def _signed(mean: Mean) -> str:
-    low, high = mean.interval()
-    return f"{mean.value:+.3f}" + ("" if mean.missing else f" (95 % interval {low:+.3f} to {high:+.3f})")
 
 
 def _best(rows: Mapping[str, Row], measure: str) -> str:
@@ -126,7 +121,7 @@ def _of_training(group: Comparison) -> list[str]:
             if not gain.missing:
                 low, high = gain.interval()
                 said = "" if low > 0 else ": it does harm" if high < 0 else ", which is not significant"
-                sentences.append(f"Training gains {name} {_signed(gain)} nats per token over {before}{said}.")
+                sentences.append(f"Training gains {name} {signed(gain)} nats per token over {before}{said}.")
     least = group.floor and group.floor.row("loss", length=group.lengths()[-1])
     return [*sentences, *([f"No model can be below {least.text}."] if least else [])]
 

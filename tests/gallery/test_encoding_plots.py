@@ -233,7 +233,7 @@ def test_the_notebook_runs_and_shows_the_whole_gallery(monkeypatch, tmp_path, ca
     assert shown[7]._repr_png_().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "no positions, no mask:     True" in printed
-    before, after = re.findall(r"^(?:as it is|put back): (\S+)", printed, re.MULTILINE)
+    before, after = re.findall(r"^(?:unchanged|put back): (\S+)", printed, re.MULTILINE)
     assert before == after
     assert not list(tmp_path.iterdir())
 

@@ -185,7 +185,7 @@ class Cell:
     def texts(
         self, tokenizer: Any, place: Path
     ) -> tuple[Path | None, list[torch.Tensor], list[int], list[float] | None]:
-        """What is learned from and tested on.
+        """The text to learn from and the windows to test on.
 
         Returns:
             The file to learn from, None for the tales of tiny; the windows to test on; for each the index of

@@ -21,7 +21,7 @@ def headline(model: Extended) -> str:
     for evidence in model.evidence:
         measure = evidence.group.measure
         if measure is not None and (own := evidence.group.last(evidence.own, measure)) is not None:
-            length = int(own.at["length"])
+            length = own.length
             rows = {"this checkpoint": own}
             if (before := evidence.row(measure, length, evidence.before)) is not None:
                 rows["the base model"] = before

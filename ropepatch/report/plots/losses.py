@@ -186,7 +186,7 @@ def _height(lines: Mapping[str, Line]) -> float:
 
 
 def _by_length(rows: Sequence[Row]) -> Line:
-    return _line(rows, lambda row: float(row.at["length"]))
+    return _line(rows, lambda row: float(row.length))
 
 
 def _by_position(rows: Sequence[Row]) -> Line:

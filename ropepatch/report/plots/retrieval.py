@@ -49,7 +49,7 @@ def _depth_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: str = "depth") -> Figure:
-    lengths = sorted({int(row.at["length"]) for rows in tables.values() for row in rows})
+    lengths = sorted({row.length for rows in tables.values() for row in rows})
     depths = list(dict.fromkeys(row.at[by] for rows in tables.values() for row in rows))  # or kinds
     if by == "depth":
         depths.sort(key=float)
@@ -100,7 +100,7 @@ def _map(
     from matplotlib.patches import Rectangle
 
     for row in rows:
-        x, y = lengths.index(int(row.at["length"])), depths.index(row.at[by])
+        x, y = lengths.index(row.length), depths.index(row.at[by])
         share = row.value or 0.0
         axes.add_patch(
             Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=COLOURS[0], alpha=_alpha(share), linewidth=0)
