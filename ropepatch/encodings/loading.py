@@ -16,7 +16,7 @@ from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.config import load_config
-from ropepatch.model.loading import AUTO, load_model, load_tokenizer
+from ropepatch.model.loading import AUTO, check_device, known_dtype, load_model, load_tokenizer
 from ropepatch.model.mapped import is_mapped, saved_map, without_map
 from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapped
 from ropepatch.model.rotary import SEQUENCE
@@ -51,33 +51,6 @@ def load(
     folder = find_source(model, revision, weights=True).folder
     loaded: Any = load_checkpoint(folder, kind, AUTO if device == AUTO else None)
     return loaded if device == AUTO else loaded.to(device), load_tokenizer(folder)
-
-
-def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """A precision of weights by its name.
-
-    Raises:
-        RopepatchError: There is none of that name.
-    """
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-        raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")
-    return kind
-
-
-def check_device(device: str | torch.device) -> None:
-    """Refuse a device that is not here.
-
-    Raises:
-        RopepatchError: With the reason that torch gives.
-    """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise RopepatchError(
-            f"no device {str(device)!r} here: {reason}", hint="cpu is always there"
-        ) from error
 
 
 def load_checkpoint(

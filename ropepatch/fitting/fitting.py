@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 
-from ropepatch.encodings.loading import check_device
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.processes import distribute, is_first_process, rank_and_ranks
@@ -42,7 +41,7 @@ from ropepatch.fitting.problem import BACKWARD, reading
 from ropepatch.fitting.searches import run_search
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.loading import check_device, load_model, load_tokenizer
 from ropepatch.model.precision import put, reads_faster_whole, whereabouts
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder

@@ -26,6 +26,29 @@ AUTO = "auto"  # in a device's place: accelerate puts every layer where there is
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
+def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Look up a floating-point dtype by its name; None stays None.
+
+    Raises:
+        RopepatchError: There is none of that name.
+    """
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")
+    return kind
+
+
+def check_device(device: str | torch.device) -> None:
+    """Refuse a device that this machine lacks, with torch's reason."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RopepatchError(
+            f"no device {str(device)!r} here: {reason}", hint="cpu is always there"
+        ) from error
+
+
 def load_model(
     folder: Path,
     config: PreTrainedConfig | None = None,

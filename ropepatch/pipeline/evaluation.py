@@ -9,14 +9,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from ropepatch.encodings.loading import check_device, known_dtype
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import few
 from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
-from ropepatch.model.loading import AUTO
+from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
