@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pretraining_recipe import PUBLISHED
+from pretraining_rows import MATERIALS, Stock, tell
 from tokenization import train_tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from ropepatch.data.texts import read_documents
-from ropepatch.data.tiny.grammar import tell
-from ropepatch.data.tiny.mixture import MATERIALS, Stock
 from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from huggingface_hub.errors import StrictDataclassError
+from pretraining_rows import MATERIALS
 from pydantic import Field
 from transformers import LlamaConfig, SchedulerType
 
-from ropepatch.data.documents import BOS, EOS
-from ropepatch.data.tiny.mixture import MATERIALS
+from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.encodings import Encoding, make_encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Count, OneOf, Settings, Several, Text, Whole, expected, refuse_unknown
@@ -25,7 +25,7 @@ class Stage(Settings):
 
     Args:
         name: Names its folder.
-        mixture: The share of rows of each of `ropepatch.data.tiny.mixture.MATERIALS`.
+        mixture: The share of rows of each of `pretraining_rows.MATERIALS`.
         windows: Tokens per row; the steps take one value after the other, and come in an order of their own.
         tokens_per_step: Rows times tokens per row, at most.
         steps: Optimiser steps.

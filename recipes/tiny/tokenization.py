@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropepatch.data.documents import BOS, EOS
+from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:

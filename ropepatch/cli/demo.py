@@ -17,7 +17,7 @@ from ropepatch.pipeline.running import device as best_device
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ropepatch.data.documents import GeneratedDocument
+    from ropepatch.data.tiny.tales import Tale
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.retrieval import Retrieval
 
@@ -92,7 +92,7 @@ def demo(
 def _measured(
     models: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
-    tales: Sequence[GeneratedDocument],
+    tales: Sequence[Tale],
     *,
     say: Say,
     progress: Progress,

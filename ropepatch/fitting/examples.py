@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ropepatch.data.haystack import Haystacks
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, windows
-from ropepatch.data.tiny.corpus import Narrator
+from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.objective import Objective
 from ropepatch.settings import seed_of

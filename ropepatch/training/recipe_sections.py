@@ -33,7 +33,7 @@ class Generated(Settings):
 
     Args:
         generated: `self`, which the model writes itself, in documents within its context; or, for the bundled
-            checkpoint, one of the materials of `ropepatch.data.tiny.mixture`.
+            checkpoint, one of the materials of `ropepatch.data.tiny.materials`.
         weight: Its share of the batches, relative to the other sources.
     """
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
+from ropepatch.data.tiny.materials import IGNORED, MATERIALS
+from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.token_store import TokenStore, amount
 from ropepatch.data.tokens import tokenizer_digest
 from ropepatch.errors import RopepatchError
@@ -103,7 +104,7 @@ class GeneratedRows:
     """Rows of a material of the bundled checkpoint, one document each, and never the same twice.
 
     Args:
-        material: One of `ropepatch.data.tiny.mixture.MATERIALS`.
+        material: One of `ropepatch.data.tiny.materials.MATERIALS`.
         tokenizer: The tokenizer of the bundled checkpoint.
         seed: The seed of the rows.
 
@@ -116,20 +117,20 @@ class GeneratedRows:
         self.name = f"generated {material}"
         self.digest = hashlib.sha256(repr((material, tokenizer_digest(tokenizer), seed)).encode()).hexdigest()
         self.size: int | None = None
-        self._material, self._stock, self._seed = material, _stock(tokenizer), seed
+        self._material, self._narrator, self._seed = material, _narrator(tokenizer), seed
 
     def row(self, index: int, window: int) -> Row:
         """As `TokenRows.row`; refused where the material does not come in so few tokens."""
         seed = seed_of(self._seed, self._material, window, index)
-        ids, labels = MATERIALS[self._material](self._stock, window, seed)
+        ids, labels = MATERIALS[self._material](self._narrator, window, seed)
         labels = labels.clone()
         labels[0] = IGNORED
         return Row(ids, labels, (window,))
 
 
 @lru_cache(maxsize=1)
-def _stock(tokenizer: PreTrainedTokenizerBase) -> Stock:
-    return Stock.of(tokenizer, [])
+def _narrator(tokenizer: PreTrainedTokenizerBase) -> Narrator:
+    return Narrator(tokenizer)
 
 
 Stream = TokenRows | GeneratedRows

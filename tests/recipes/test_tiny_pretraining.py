@@ -15,12 +15,13 @@ import typer
 import yaml
 from pretraining import Rows, make_tokenizer, pretrain
 from pretraining_recipe import Recipe, Stage, read_recipe
+from pretraining_rows import MATERIALS, Stock
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Trainer
 from typer.testing import CliRunner
 
-from ropepatch.data.documents import BOS, EOS
-from ropepatch.data.tiny.mixture import IGNORED, MATERIALS, Stock
+from ropepatch.data.tiny.grammar import BOS, EOS
+from ropepatch.data.tiny.materials import IGNORED
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.settings import seed_of

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pretraining_rows import tell
 from tokenization import train_tokenizer
 from transformers import AutoTokenizer
 
-from ropepatch.data.documents import BOS, EOS
-from ropepatch.data.tiny.grammar import tell
+from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 

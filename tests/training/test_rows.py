@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.texts import Texts
-from ropepatch.data.tiny.mixture import MATERIALS, Stock
+from ropepatch.data.tiny.materials import MATERIALS
+from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.token_store import Reading, TokenStore
 from ropepatch.data.tokens import tokenised
 from ropepatch.errors import RopepatchError
@@ -156,16 +157,16 @@ def test_held_out_are_the_first_tokens_and_they_are_not_trained_on():
 
 
 @pytest.fixture(scope="module")
-def stock(tiny: tuple[object, PreTrainedTokenizerBase]) -> Stock:
-    return Stock.of(tiny[1], [])
+def narrator(tiny: tuple[object, PreTrainedTokenizerBase]) -> Narrator:
+    return Narrator(tiny[1])
 
 
-@pytest.mark.parametrize("material", [name for name in MATERIALS if name != "stories"])
-def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, stock, material):
+@pytest.mark.parametrize("material", MATERIALS)
+def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, narrator, material):
     rows = GeneratedRows(material, tiny[1], 5)
     for index, window in ((0, 128), (1, 128), (0, 100)):
         row = rows.row(index, window)
-        ids, labels = MATERIALS[material](stock, window, seed_of(5, material, window, index))
+        ids, labels = MATERIALS[material](narrator, window, seed_of(5, material, window, index))
         assert torch.equal(row.ids, ids)
         assert row.labels.tolist() == [-100, *labels[1:].tolist()]
         assert row.lengths == (window,)
@@ -289,7 +290,7 @@ def test_a_batch_is_its_rows_on_end_as_an_independent_reading_of_the_schedule_ha
 
 def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny):
     data = data_of(1.0, windows=(64,), tokens_per_batch=128, boundaries=False)
-    rows = GeneratedRows("strings", tiny[1], 0)
+    rows = GeneratedRows("retold", tiny[1], 0)
     batch = batches_of(data, [rows])[0]
     assert batch["cu_seq_lens_q"].tolist() == [0, 64, 128]
     assert torch.equal(batch["labels"][0, :64], rows.row(0, 64).labels)

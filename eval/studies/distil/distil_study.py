@@ -27,10 +27,9 @@ from typing import Any
 import torch
 
 import ropepatch
-from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest
-from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
@@ -137,7 +136,7 @@ class Case:
         return {"name": "rerope", "window": self.trained * 3 // 4}
 
     @property
-    def tales(self) -> list[GeneratedDocument]:
+    def tales(self) -> list[Tale]:
         """Of tiny, which no row is from."""
         return held_out_tales(self.base[1], length=self.target, count=WINDOWS)
 

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 import ropepatch
-from ropepatch.data.tiny.mixture import Stock
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment
@@ -39,6 +38,7 @@ sys.path.insert(0, str(PRETRAINING))  # the program that trains the bundled chec
 
 from pretraining import Rows, pretrain, train  # noqa: E402
 from pretraining_recipe import Recipe, Stage, read_recipe  # noqa: E402
+from pretraining_rows import Stock  # noqa: E402
 
 RECIPE = PRETRAINING / "encodings.yaml"
 FACTOR, TALES, HAYSTACKS = 16, 32, 20

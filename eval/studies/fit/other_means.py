@@ -26,8 +26,7 @@ from means import MEANS, Case, Reading, Row
 import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, windows
-from ropepatch.data.tiny.corpus import Narrator
-from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.tiny.tales import Narrator, held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file

@@ -6,8 +6,9 @@ whoever has seen the value has seen whose it is.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
+
+BOS, EOS = 0, 1  # the special tokens of the tokenizer
 
 PEOPLE = "Anna Boris Clara David Edith Felix Greta Hugo Irma Jonas Karin Leo Marta Nils Olga Peter".split()
 FAMILIES = (
@@ -119,18 +120,3 @@ SENTENCES = [
     for subject in kind.subjects
     for form in kind.forms
 ]
-
-
-def tell(count: int, seed: int) -> str:
-    """So many sentences of one document, as text; the same process as `Narrator.tale`, not the same draws."""
-    draw = random.Random(seed)
-    facts: dict[str, str] = {}
-    texts = []
-    for sentence in draw.choices(SENTENCES, [sentence.share for sentence in SENTENCES], k=count):
-        text = sentence.text
-        if sentence.subject is not None:
-            if sentence.subject not in facts:
-                facts[sentence.subject] = draw.choice(sentence.values)
-            text = text.replace("{value}", facts[sentence.subject])
-        texts.append(text)
-    return " ".join(texts)

@@ -1,8 +1,18 @@
-"""The words of the passkey prompt that the bundled checkpoint is trained on."""
+"""The passkey prompt that the bundled checkpoint is trained on."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import random
+from itertools import chain, cycle
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Words(NamedTuple):
@@ -36,3 +46,33 @@ PASSKEY = Words(
     question="What is the pass key? The pass key is",
     digits=5,
 )
+
+
+def passkey_prompt(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Tensor:
+    """Token ids [length] of a prompt with its answer; the needle's position and the key are drawn uniformly.
+
+    The first filler sentence loses its first tokens where it does not fit.
+
+    Raises:
+        RopepatchError: The length has no room for a sentence of filler.
+    """
+    draw = random.Random(seed)
+    key = "".join(draw.choices("0123456789", k=PASSKEY.digits))
+    told = (*PASSKEY.filler, PASSKEY.needle.replace("{key}", key), f"{PASSKEY.question} {key}")
+    texts = [PASSKEY.intro, *(f" {text}" for text in told)]
+    intro, *filler, needle, end = tokenizer(texts, add_special_tokens=False).input_ids
+    begin = [tokenizer.bos_token_id, *intro]
+    room = length - len(begin) - len(needle) - len(end)
+    if room < len(filler[-1]):
+        raise RopepatchError(
+            f"a passkey prompt of {length} tokens has no room for its filler",
+            hint=f"the shortest takes {length - room + len(filler[-1])} tokens with this tokenizer",
+        )
+    sentences: list[list[int]] = []
+    for sentence in cycle(reversed(filler)):
+        sentences.insert(0, sentence[-room:])
+        room -= len(sentences[0])
+        if room == 0:
+            break
+    sentences.insert(draw.randrange(len(sentences) + 1), needle)
+    return torch.tensor([*begin, *chain(*sentences), *end])

@@ -1,19 +1,206 @@
-"""Tales that the bundled checkpoint has not been trained on."""
+"""Tales of any length whose every token has a known probability.
+
+narrator = Narrator(tokenizer)
+tale = narrator.tale(2048, seed=1)
+floor = -tale.log_probs()             # the loss, in nats, that no model beats
+nearby = -tale.log_probs(window=256)  # what is left for a model that sees 256 tokens
+
+Shapes: T tokens of a tale. Log-probabilities are natural logarithms, float64.
+"""
 
 from __future__ import annotations
 
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ropepatch.data.tiny.corpus import Narrator
+import torch
+from torch import Tensor
+
+from ropepatch.data.tiny.grammar import SENTENCES, Sentence
+from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ropepatch.data.documents import GeneratedDocument
+Tokens = tuple[int, ...]
 
 
-def held_out_tales(tokenizer: PreTrainedTokenizerBase, *, length: int, count: int) -> list[GeneratedDocument]:
-    """``count`` tales of ``length`` tokens each, always the same; a shorter one begins a longer one."""
+@dataclass(frozen=True, eq=False)
+class Tale:
+    """Token ids and their exact probabilities under the process that drew them.
+
+    A reader of the last w tokens is taken to know the process, the tale's length and the position. For such a
+    reader a token is certain if it repeats one among those w, and otherwise as probable as it was when it was
+    first drawn.
+
+    Attributes:
+        ids: Token ids [T]; the first is the beginning-of-sequence token.
+        prior: The log-probability [T] of each token for a reader who has not seen what it repeats.
+        distance: How many tokens back [T] that is; 0 if the token repeats nothing.
+        reach: The smallest window for which `log_probs` is exact: a smaller one may not hold the sentence
+            that it is to continue.
+    """
+
+    ids: Tensor
+    prior: Tensor
+    distance: Tensor
+    reach: int
+
+    def log_probs(self, window: int | None = None) -> Tensor:
+        """The log-probability [T] of every token given all tokens before it, or the last ``window`` alone.
+
+        The mean of its negative is the loss that no model can beat, other than by luck.
+
+        Raises:
+            RopepatchError: ``window`` is shorter than `reach`.
+        """
+        if window is not None and window < self.reach:
+            raise RopepatchError(
+                f"window must be at least {self.reach} tokens, got {window}",
+                hint="a shorter one does not hold the sentence that it is to continue",
+            )
+        certain = self.distance > 0
+        if window is not None:
+            certain &= self.distance <= window
+        return self.prior.masked_fill(certain, 0.0)
+
+
+def held_out_tales(tokenizer: PreTrainedTokenizerBase, *, length: int, count: int) -> list[Tale]:
+    """``count`` tales of ``length`` tokens each on which the bundled checkpoint was not trained.
+
+    They are always the same; a shorter one begins a longer one.
+    """
     narrator = Narrator(tokenizer)
     return [narrator.tale(length, seed_of("held out", index)) for index in range(count)]
+
+
+class Narrator:
+    """Tells tales in the tokens of one tokenizer.
+
+    Sentences are drawn independently of each other; what they state is not: a subject has one value for a
+    whole tale, drawn uniformly when it is first told. So a value is certain to whoever has seen it in this
+    tale, and as probable as any other to whoever has not; a part of a value, where the window begins in the
+    middle of one, tells nothing about its other tokens.
+
+    Raises:
+        RopepatchError: The tokenizer does not mark the beginning of a text, or does not split these
+            sentences into words and digits.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence] = SENTENCES) -> None:
+        self.tokenizer = tokenizer
+        pools = {sentence.values for sentence in sentences}
+        values = {pool: self._encode([f" {value}" for value in pool]) for pool in pools}
+        choices = {pool: _Choice((tokens, 1.0) for tokens in values[pool]) for pool in pools}
+        heads, middles, tails = map(self._encode, zip(*map(_parts, sentences), strict=True))
+        self._forms = [
+            _Form(sentence.subject, head, middle, tail, values[sentence.values], choices[sentence.values])
+            for sentence, head, middle, tail in zip(sentences, heads, middles, tails, strict=True)
+        ]
+        self._shares = [sentence.share for sentence in sentences]
+        self._heads = _Choice(zip(heads, self._shares, strict=True))
+        self._longest = max(len(form.tokens(form.values[0] if form.values else ())) for form in self._forms)
+        self._check(sentences, values)
+
+    def tale(self, length: int, seed: int) -> Tale:
+        """The first ``length`` tokens of an endless tale, the beginning-of-sequence token included."""
+        draw = random.Random(seed)
+        ids, prior, distance = [self.tokenizer.bos_token_id], [0.0], [0]
+        values: dict[str, tuple[Tokens, int]] = {}  # of a subject, and where it was last said
+        while len(ids) < length:
+            (form,) = draw.choices(self._forms, self._shares)
+            ids += form.head
+            prior += self._heads.log_probs(form.head)
+            distance += [0] * len(form.head)
+            if form.subject is None:
+                continue
+            here = len(ids)
+            value, last = values.get(form.subject) or (draw.choice(form.values), here)
+            values[form.subject] = value, here + len(value) + len(form.middle)
+            rest = form.middle + value + form.tail
+            ids += value + rest
+            prior += form.choice.log_probs(value) + [0.0] * len(rest)
+            distance += [here - last] * len(value) + [0] * len(rest)
+        return Tale(
+            torch.tensor(ids[:length]),
+            torch.tensor(prior[:length], dtype=torch.float64),
+            torch.tensor(distance[:length]),
+            reach=self._longest,
+        )
+
+    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+        encoded = self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+        return list(map(tuple, encoded))
+
+    def _check(self, sentences: Sequence[Sentence], values: Mapping[tuple[str, ...], list[Tokens]]) -> None:
+        """Refuse sentences in whose tokens the probabilities would be others than stated."""
+        hint = "use a tokenizer with a beginning-of-sequence token, names in one token and digits one by one"
+        if self.tokenizer.bos_token_id is None:
+            raise RopepatchError("the tokenizer has no beginning-of-sequence token for a tale", hint=hint)
+        for sentence, form in zip(sentences, self._forms, strict=True):
+            value, tokens = (sentence.values[0], form.values[0]) if sentence.values else ("", ())
+            text = f" {sentence.text}".replace("{value}", value)
+            if self._encode([text]) != [form.tokens(tokens)]:
+                raise RopepatchError(f"the tokenizer does not split {text!r} into its words", hint=hint)
+        for pool, split in values.items():
+            if not _independent(split):
+                longest = max(zip(map(len, split), pool, strict=True))[1]
+                raise RopepatchError(
+                    f"the tokenizer splits {longest!r} so that one part tells something about the other",
+                    hint=hint,
+                )
+        for head, following in pairwise(sorted(form.head for form in self._forms)):
+            if following[: len(head)] == head:
+                beginning = self.tokenizer.decode(list(head))
+                raise RopepatchError(f"two sentences begin with {beginning!r}", hint="let them differ there")
+
+
+class _Choice:
+    """One of several token sequences, none the beginning of another."""
+
+    def __init__(self, options: Iterable[tuple[Tokens, float]]) -> None:
+        self._weights: dict[Tokens, float] = defaultdict(float)  # of all options that begin so
+        for tokens, weight in options:
+            for end in range(len(tokens) + 1):
+                self._weights[tokens[:end]] += weight
+
+    def log_probs(self, tokens: Tokens) -> list[float]:
+        """The log-probability of each token given those before it."""
+        weights = [self._weights[tokens[:end]] for end in range(len(tokens) + 1)]
+        return [math.log(after / before) for before, after in pairwise(weights)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """A sentence in tokens: head, value, middle, value, tail; of one without a fact the head is all."""
+
+    subject: str | None
+    head: Tokens
+    middle: Tokens
+    tail: Tokens
+    values: Sequence[Tokens]
+    choice: _Choice  # of the value
+
+    def tokens(self, value: Tokens) -> Tokens:
+        return self.head + value + self.middle + value + self.tail
+
+
+def _parts(sentence: Sentence) -> tuple[str, str, str]:
+    """The text before, between and after the two mentions of the value, which bring their own space."""
+    before, middle, after = (
+        f" {sentence.text}".split(" {value}") if sentence.values else (f" {sentence.text}", "", "")
+    )
+    return before, middle, after
+
+
+def _independent(values: Sequence[Tokens]) -> bool:
+    """True if no token of a value tells anything about the others: every combination is one of them."""
+    columns = [set(column) for column in zip(*values, strict=False)]
+    alike = all(len(value) == len(columns) for value in values)
+    return not values or (alike and math.prod(map(len, columns)) == len(set(values)) == len(values))

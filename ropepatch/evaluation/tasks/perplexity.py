@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.data.documents import GeneratedDocument
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest, first_documents
-from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import perplexity
@@ -139,7 +138,7 @@ class PerplexityTask(Task):
         count = "windows" if self.documents is None else "documents"
         return self.model_copy(update={count: min(limit, getattr(self, count) or limit)})
 
-    def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[GeneratedDocument]:
+    def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[Tale]:
         check_text(self.text, model)
         if self.bos == "none":
             raise RopepatchError(

@@ -1,7 +1,7 @@
-"""What a reader of a generated document can know, by brute force from how the process is defined.
+"""What a reader of a tale can know, by brute force from how the process is defined.
 
-Shares no code with `ropepatch.data.tiny.corpus`. Every `log_probs` gives the log-probability of each token
-of a document given the ``window`` tokens before it (all of them if None), as a list; the first token is
+Shares no code with `ropepatch.data.tiny.tales`. Every `log_probs` gives the log-probability of each token
+of a tale given the ``window`` tokens before it (all of them if None), as a list; the first token is
 certain.
 """
 
@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from functools import cache
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 
@@ -156,79 +156,3 @@ class Assignments:
                 if world[sentence][0][offset] == token:
                     following[sentence, offset] += chance * share
         return following
-
-
-# Passkeys: every place of the needle; a digit of the key is (k,) in place of a token.
-
-
-def passkey_prompts(tokenizer, words, length):
-    """The prompt with the needle in each place, in tokens; a tuple (k,) is the k-th digit of the key."""
-    digits = {f"{n}": tokenizer(f"{n}", add_special_tokens=False).input_ids for n in range(10)}
-    zero = digits["0"][0]
-
-    def split(text):
-        return tokenizer(text, add_special_tokens=False).input_ids
-
-    def keyed(text):
-        tokens, digit = [], 0
-        for token in split(text.format(key="0" * words.digits)):
-            tokens.append((digit % words.digits,) if token == zero else token)
-            digit += token == zero
-        return tokens
-
-    intro = [tokenizer.bos_token_id, *split(words.intro)]
-    end = keyed(f" {words.question} {{key}}")
-    needle = keyed(f" {words.needle}")
-    room = length - len(intro) - len(end) - len(needle)
-    sentences = []
-    while sum(map(len, sentences)) < room:
-        sentences.insert(0, split(" " + words.filler[-1 - len(sentences) % len(words.filler)]))
-    sentences[0] = sentences[0][sum(map(len, sentences)) - room :]
-    places = [[*sentences[:at], needle, *sentences[at:]] for at in range(len(sentences) + 1)]
-    return [[*intro, *chain.from_iterable(place), *end] for place in places]
-
-
-def passkey_log_probs(prompts, ids, digit_ids, window=None):
-    """By weighing every place with how probable it makes what is visible; unseen digits are uniform."""
-    result = [0.0]
-    for position in range(1, len(ids)):
-        span = visible(position, window)
-        before = after = 0.0
-        for prompt in prompts:
-            key = {}
-            weight = _explained(prompt[span], ids[span], digit_ids, key)
-            before += weight
-            here = slice(position, position + 1)
-            after += weight * _explained(prompt[here], ids[here], digit_ids, key)
-        result.append(math.log(after / before))
-    return result
-
-
-def _explained(tokens, seen, digit_ids, key):
-    """The probability of what is seen if the prompt is this; ``key`` keeps the digits that it settles."""
-    chance = 1.0
-    for token, there in zip(tokens, seen, strict=True):
-        if not isinstance(token, tuple):
-            chance *= token == there
-        elif token in key:
-            chance *= key[token] == there
-        else:
-            chance *= (there in digit_ids) / 10
-            key[token] = there
-        if not chance:
-            break
-    return chance
-
-
-# Anything: every document there is, each as probable as any other.
-
-
-def enumerated_log_probs(documents, ids, window=None):
-    """By counting the documents [N, T] that agree with what is visible."""
-    documents = np.array(documents)
-    result = [0.0]
-    for position in range(1, len(ids)):
-        span = visible(position, window)
-        fits = (documents[:, span] == ids[span]).all(axis=1)
-        result.append(math.log((fits & (documents[:, position] == ids[position])).sum() / fits.sum()))
-    return result

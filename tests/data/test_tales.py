@@ -1,21 +1,19 @@
-"""Every probability that a generated document states, against readers who know nothing but the process."""
+"""Every probability that a tale states, against readers who know nothing but the process; passkey prompts."""
 
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
-from tiny_corpus_oracle import Assignments, Words, enumerated_log_probs, passkey_log_probs, passkey_prompts
+from pretraining_rows import tell
+from tale_oracle import Assignments, Words
 from tokenization import train_tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropepatch.data.documents import BOS, EOS, copying
-from ropepatch.data.tiny import corpus
-from ropepatch.data.tiny.corpus import Narrator
-from ropepatch.data.tiny.grammar import KINDS, SENTENCES, Sentence, tell
-from ropepatch.data.tiny.passkey import PASSKEY
+from ropepatch.data.tiny.grammar import BOS, KINDS, SENTENCES, Sentence
+from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
+from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.settings import seed_of
@@ -111,142 +109,6 @@ def test_the_words_would_give_a_plausible_mistake_away(narrator, words, sabotage
     assert any(off(wrong, words.log_probs(document.ids.tolist(), w), w) > 0.01 for w in windows)
 
 
-# Passkeys
-
-SHORT = PASSKEY._replace(
-    intro="Read on.",
-    filler=("The mill wheel turns and turns.", "Bread cools.", "The pass is closed."),
-    digits=1,
-)
-
-
-def prompts_of(tokenizer, words, length):
-    prompts = passkey_prompts(tokenizer, words, length)
-    return prompts, set(tokenizer("0123456789", add_special_tokens=False).input_ids)
-
-
-@pytest.mark.parametrize("length", range(96, 128, 3))  # the filler sentence is cut anywhere
-def test_a_passkey_prompt_is_as_probable_as_its_places_and_keys_say(narrator, tokenizer, length):
-    prompts, digits = prompts_of(tokenizer, PASSKEY, length)
-    document = narrator.passkey(length, seed=length)
-    for window in (None, document.reach, document.reach + length % 7, 60):
-        oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
-        assert off(document, oracle, window) < EXACT
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_long_passkey_prompt_is_exact_where_the_window_just_reaches_the_key_or_cuts_it(
-    narrator, tokenizer, seed
-):
-    prompts, digits = prompts_of(tokenizer, PASSKEY, 230)
-    document = narrator.passkey(230, seed)
-    distance = int(document.distance.max())
-    for window in (distance - 3, distance - 1, distance, distance + 1):
-        if window >= document.reach:
-            oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
-            assert off(document, oracle, window) < EXACT
-
-
-@pytest.mark.parametrize("digits", [1, 2])
-def test_a_short_prompt_agrees_with_counting_every_place_and_key(narrator, tokenizer, digits, monkeypatch):
-    short = SHORT._replace(digits=digits)
-    monkeypatch.setattr(corpus, "PASSKEY", short)
-    prompts, _ = prompts_of(tokenizer, short, 70)
-    spelt = tokenizer("0123456789", add_special_tokens=False).input_ids
-    documents = [
-        [key[token[0]] if isinstance(token, tuple) else token for token in prompt]
-        for prompt in prompts
-        for key in product(spelt, repeat=digits)
-    ]
-    for seed in range(4):
-        document = narrator.passkey(70, seed)
-        assert document.ids.tolist() in documents
-        for window in (None, document.reach, document.reach + 9):
-            oracle = enumerated_log_probs(documents, document.ids.tolist(), window)
-            assert off(document, oracle, window) < EXACT
-
-
-def test_filler_that_comes_round_like_the_needle_takes_a_longer_window(narrator, tokenizer, monkeypatch):
-    assert narrator.passkey(230, seed=3).reach < 30
-    words = PASSKEY._replace(digits=8)  # the needle is as long as a round of filler: it moves nothing
-    monkeypatch.setattr(corpus, "PASSKEY", words)
-    prompts, digits = prompts_of(tokenizer, words, 230)
-    document = narrator.passkey(230, seed=3)
-    assert document.reach > 100
-    exact = passkey_log_probs(prompts, document.ids.tolist(), digits, document.reach)
-    assert off(document, exact, document.reach) < EXACT
-    shorter = passkey_log_probs(prompts, document.ids.tolist(), digits, 40)
-    assert off(replace(document, reach=40), shorter, 40) > 0.01
-
-
-def hazard_off_by_one(document):
-    """As if the needle had one place more."""
-    chance = document.prior.exp()
-    stays = (chance > 0.5) & (chance < 1)
-    places = 1 / (1 - chance)
-    return replace(document, prior=torch.where(stays, (1 - 1 / (places + 1)).log(), document.prior))
-
-
-@pytest.mark.parametrize(
-    "sabotage",
-    [
-        hazard_off_by_one,
-        lambda d: replace(d, prior=d.prior.roll(1)),
-        lambda d: replace(d, distance=torch.where(d.distance > 0, d.distance + 1, 0)),
-        lambda d: replace(d, prior=torch.where((d.prior + math.log(10)).abs() < 1e-6, d.prior, 0.0)),
-    ],
-    ids=["one place more", "decided one token later", "distance + 1", "place known beforehand"],
-)
-def test_the_places_would_give_a_plausible_mistake_away(narrator, tokenizer, sabotage):
-    prompts, digits = prompts_of(tokenizer, PASSKEY, 200)
-    document = narrator.passkey(200, seed=2)
-    window = int(document.distance.max())
-    oracle = passkey_log_probs(prompts, document.ids.tolist(), digits, window)
-    assert off(document, oracle, window) < EXACT
-    assert off(sabotage(document), oracle, window) > 0.01
-
-
-def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_shortest(narrator):
-    with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
-        narrator.passkey(66, seed=0)
-    assert "the shortest takes 67 tokens" in caught.value.hint
-    assert len(narrator.passkey(67, seed=0).ids) == 67
-
-
-@pytest.mark.parametrize("joined", [["sill. Smoke"], [f"{number:02}" for number in range(100)]])
-def test_a_tokenizer_that_joins_pieces_of_a_passkey_prompt_or_digits_is_refused(joined):
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    tokenizer.add_tokens(joined)
-    narrator = Narrator(tokenizer, [fact("Rain falls on the roofs.", 1.0, None)])
-    with pytest.raises(RopepatchError, match="probabilities of a passkey are not known") as caught:
-        narrator.passkey(200, seed=0)
-    assert "digits one by one" in caught.value.hint
-
-
-# Copies
-
-
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 5, 6, 7])
-def test_a_copy_agrees_with_counting_every_string(window):
-    length, vocab_size = 4, 5
-    documents = [
-        [BOS, *string, EOS, *string, EOS] for string in product(range(EOS + 1, vocab_size), repeat=length)
-    ]
-    for seed in range(4):
-        document = copying(length, vocab_size, seed)
-        assert document.ids.tolist() in documents
-        assert off(document, enumerated_log_probs(documents, document.ids.tolist(), window), window) < EXACT
-
-
-def test_counting_would_give_a_copy_one_token_off_away():
-    documents = [[BOS, *string, EOS, *string, EOS] for string in product(range(2, 5), repeat=4)]
-    document = copying(4, 5, seed=0)
-    for shift, window in ((-1, 4), (1, 5)):
-        wrong = replace(document, distance=torch.where(document.distance > 0, document.distance + shift, 0))
-        oracle = enumerated_log_probs(documents, document.ids.tolist(), window)
-        assert off(wrong, oracle, window) > 0.1
-
-
 # Probabilities
 
 
@@ -260,21 +122,9 @@ def totals(documents):
     return stated, drawn
 
 
-def draws(tokenizer, sort):
+def test_the_probabilities_of_all_tales_sum_to_one_and_are_how_often_each_comes(tokenizer):
     narrator = Narrator(tokenizer, FEW)
-    return {
-        "tales": (narrator.tale(14, seed) for seed in range(4000)),
-        "passkeys": (narrator.passkey(60, seed) for seed in range(800)),
-        "copies": (copying(3, 6, seed) for seed in range(3000)),
-    }[sort]
-
-
-@pytest.mark.parametrize("sort", ["tales", "passkeys", "copies"])
-def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_comes(
-    tokenizer, sort, monkeypatch
-):
-    monkeypatch.setattr(corpus, "PASSKEY", SHORT)
-    stated, drawn = totals(draws(tokenizer, sort))
+    stated, drawn = totals(narrator.tale(14, seed) for seed in range(4000))
     assert sum(stated.values()) == pytest.approx(1, abs=1e-9)
     trials = drawn.total()
     square = sum((drawn[key] - trials * p) ** 2 / (trials * p) for key, p in stated.items())
@@ -287,15 +137,14 @@ def test_the_probabilities_of_all_documents_sum_to_one_and_are_how_often_each_co
 
 
 def test_a_window_that_may_not_hold_a_sentence_is_refused(narrator):
-    for document in (narrator.tale(100, 0), narrator.passkey(100, 0), copying(9, 99, 0)):
-        assert document.log_probs(document.reach).isfinite().all()
-        window = document.reach - 1
-        message = f"window must be at least {document.reach} tokens, got {window}"
-        with pytest.raises(RopepatchError, match=message):
-            document.log_probs(window)
+    tale = narrator.tale(100, 0)
+    assert tale.log_probs(tale.reach).isfinite().all()
+    window = tale.reach - 1
+    with pytest.raises(RopepatchError, match=f"window must be at least {tale.reach} tokens, got {window}"):
+        tale.log_probs(window)
 
 
-# Documents
+# Tales and prompts as documents
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
@@ -308,18 +157,50 @@ def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(nar
 
 
 def test_a_seed_gives_one_document_another_seed_another_and_their_first_token_is_certain(narrator):
-    for make in (narrator.tale, narrator.passkey, lambda length, seed: copying(length, 1024, seed)):
-        document = make(200, 1)
-        assert torch.equal(document.ids, make(200, 1).ids)
-        assert not torch.equal(document.ids, make(200, 2).ids)
-        assert document.log_probs()[0] == 0 == document.log_probs().max()
-        assert document.log_probs().dtype == torch.float64
+    document = narrator.tale(200, 1)
+    assert torch.equal(document.ids, narrator.tale(200, 1).ids)
+    assert not torch.equal(document.ids, narrator.tale(200, 2).ids)
+    assert document.log_probs()[0] == 0 == document.log_probs().max()
+    assert document.log_probs().dtype == torch.float64
 
 
 def test_the_tokens_are_the_tokenizers_own_split_of_the_text(narrator, tokenizer):
-    for document in (narrator.tale(500, 0), narrator.passkey(199, 1)):
-        text = tokenizer.decode(document.ids[1:])
-        assert tokenizer(text).input_ids == document.ids.tolist()
+    for ids in (narrator.tale(500, 0).ids, passkey_prompt(tokenizer, 199, seed=1)):
+        text = tokenizer.decode(ids[1:])
+        assert tokenizer(text).input_ids == ids.tolist()
+
+
+@pytest.mark.parametrize("length", [67, 68, 111, 230])
+def test_a_passkey_prompt_has_its_length_and_its_parts_in_order(tokenizer, length):
+    text = tokenizer.decode(passkey_prompt(tokenizer, length, seed=length)[1:])
+    assert len(passkey_prompt(tokenizer, length, seed=length)) == length
+    key = text[-PASSKEY.digits :]
+    assert key.isdigit()
+    needle = f" {PASSKEY.needle.replace('{key}', key)}"
+    assert text.startswith(PASSKEY.intro)
+    assert text.count(needle) == 1
+    assert text.endswith(f" {PASSKEY.question} {key}")
+    rest = text.replace(needle, "").removeprefix(PASSKEY.intro).removesuffix(f" {PASSKEY.question} {key}")
+    assert (" " + " ".join(PASSKEY.filler * 20)).endswith(rest)
+
+
+def test_keys_and_positions_of_the_needle_are_uniform(tokenizer):
+    texts = [tokenizer.decode(passkey_prompt(tokenizer, 120, seed)[1:]) for seed in range(600)]
+    digits = Counter("".join(text[-PASSKEY.digits :] for text in texts))
+    assert len(digits) == 10
+    places = Counter(text.index("The pass key is") for text in texts)
+    for counts in (digits, places):
+        expected = counts.total() / len(counts)
+        square = sum((count - expected) ** 2 / expected for count in counts.values())
+        freedom = len(counts) - 1
+        assert abs(square - freedom) < 5 * math.sqrt(2 * freedom)
+    assert len(places) > 4
+
+
+def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_shortest(tokenizer):
+    with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
+        passkey_prompt(tokenizer, 66, seed=0)
+    assert "the shortest takes 67 tokens" in caught.value.hint
 
 
 # The grammar

@@ -1,0 +1,82 @@
+"""Rows for adapting the bundled checkpoint, each drawn from a seed of its own.
+
+Shapes: T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ropepatch.data.tiny.grammar import BOS, EOS
+from ropepatch.data.tiny.passkey import passkey_prompt
+from ropepatch.data.tiny.tales import Narrator, Tale
+from ropepatch.errors import RopepatchError
+
+IGNORED = -100  # the label of a token that is not trained on
+SHORTEST_COPY = 4  # tokens of the sequence
+SHORTEST_PASSKEY = 80  # tokens: intro, two or three filler sentences, needle, question and answer
+
+Row = tuple[Tensor, Tensor]  # ids and labels, [T] each
+
+
+def copies(narrator: Narrator, length: int, seed: int) -> Row:
+    """Random strings of any length, each with its repetition, on end."""
+    draw = random.Random(seed)
+    longest = (length - 3) // 2
+    if longest < SHORTEST_COPY:
+        raise RopepatchError(f"a row of copies takes {2 * SHORTEST_COPY + 3} tokens, got {length}")
+    ids: list[int] = []
+    while len(ids) < length:
+        half = draw.randint(SHORTEST_COPY, longest)
+        ids += copied(half, len(narrator.tokenizer), draw.getrandbits(64))
+    return all_trained(torch.tensor(ids[:length]))
+
+
+def passkey(narrator: Narrator, length: int, seed: int) -> Row:
+    """A passkey prompt with its answer; every other one is shorter than the row and followed by a tale."""
+    if length < SHORTEST_PASSKEY:
+        raise RopepatchError(f"a row of passkey takes {SHORTEST_PASSKEY} tokens, got {length}")
+    draw = random.Random(seed)
+    shorter = draw.random() < 0.5
+    tokens = draw.randint(SHORTEST_PASSKEY, length) if shorter else length
+    prompt = passkey_prompt(narrator.tokenizer, tokens, draw.getrandbits(64))
+    return all_trained(torch.cat([prompt, narrator.tale(length, draw.getrandbits(64)).ids])[:length])
+
+
+def tales(narrator: Narrator, length: int, seed: int) -> Row:
+    """The beginning of a tale."""
+    return all_trained(narrator.tale(length, seed).ids)
+
+
+def retold(narrator: Narrator, length: int, seed: int) -> Row:
+    """The beginning of a tale; trained on values that have been told before, alone."""
+    return told_before(narrator.tale(length, seed))
+
+
+MATERIALS: dict[str, Callable[[Narrator, int, int], Row]] = {
+    "copies": copies,
+    "passkey": passkey,
+    "tales": tales,
+    "retold": retold,
+}
+
+
+def copied(length: int, vocab_size: int, seed: int) -> list[int]:
+    """BOS, ``length`` random tokens that are not special, EOS, the same tokens again, EOS."""
+    draw = random.Random(seed)
+    sequence = [draw.randrange(EOS + 1, vocab_size) for _ in range(length)]
+    return [BOS, *sequence, EOS, *sequence, EOS]
+
+
+def told_before(tale: Tale) -> Row:
+    """A tale of whose tokens those that repeat a value are trained on."""
+    return tale.ids, tale.ids.masked_fill(tale.distance == 0, IGNORED)
+
+
+def all_trained(ids: Tensor) -> Row:
+    """Token ids that are all trained on."""
+    return ids, ids.clone()
