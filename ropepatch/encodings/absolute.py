@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ropepatch.encodings.encoding import AbsoluteModule, Encoding, ModelShape
+from ropepatch.encodings.encoding import Encoding, ModelShape
 from ropepatch.errors import RopepatchError
 
 
@@ -41,19 +40,8 @@ class TableEncoding(Encoding):
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         """The vectors [..., C] float32 of positions [...], before they are divided by sqrt(C)."""
 
-    def build(self, shape: ModelShape) -> AbsoluteModule:
-        return FixedTable(self.vectors, shape.hidden_size)
-
-
-class FixedTable(AbsoluteModule):
-    """A table that is computed."""
-
-    def __init__(self, vectors: Callable[[Tensor, int], Tensor], width: int) -> None:
-        super().__init__()
-        self.vectors, self.width = vectors, width
-
-    def forward(self, positions: Tensor) -> Tensor:
-        return self.vectors(positions, self.width) / math.sqrt(self.width)
+    def apply(self, positions: Tensor, shape: ModelShape) -> Tensor:
+        return self.vectors(positions, shape.hidden_size) / math.sqrt(shape.hidden_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +101,11 @@ class Sinusoidal(TableEncoding):
 
     base: float = 10000.0
 
+    def check_shape(self, shape: ModelShape) -> None:
+        self._require_even("hidden_size", shape.hidden_size, instead="learned")
+
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         return sinusoid(positions, width, self.base)
-
-    def build(self, shape: ModelShape) -> AbsoluteModule:
-        self._require_even("hidden_size", shape.hidden_size, instead="learned")
-        return super().build(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,21 +124,13 @@ class LearnedPositions(Encoding):
 
     rows: int | None = None
 
-    def build(self, shape: ModelShape) -> AbsoluteModule:
-        return LearnedTable(shape, self.rows or shape.window)
+    def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        return {"table": (self.rows or shape.window, shape.hidden_size)}
 
-
-class LearnedTable(AbsoluteModule):
-    """A table that is trained."""
-
-    def __init__(self, shape: ModelShape, rows: int) -> None:
-        super().__init__()
-        self.table = shape.parameter(rows, shape.hidden_size)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        if (last := int(positions.max())) >= len(self.table):
+    def apply(self, positions: Tensor, shape: ModelShape, *, table: Tensor) -> Tensor:
+        if (last := int(positions.max())) >= len(table):
             raise RopepatchError(
-                f"learned positions end at {len(self.table) - 1}, got position {last}",
+                f"learned positions end at {len(table) - 1}, got position {last}",
                 hint="swap with more rows and train them, or use an encoding that is defined everywhere",
             )
-        return nn.functional.embedding(positions, self.table.to(positions.device)).float()
+        return nn.functional.embedding(positions, table).float()

@@ -24,7 +24,7 @@ from ropepatch.attention.relative import Relative
 from ropepatch.attention.relative import attended as by_distance
 from ropepatch.attention.scored import ScoredAttention, masked
 from ropepatch.attention.sight import Run, Sight, sight_mask
-from ropepatch.encodings.encoding import Attended
+from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.errors import RopepatchError
 
 NAME = "ropepatch_encoding"  # in the interfaces of transformers, which are one per process
@@ -62,8 +62,8 @@ def attend(
     if position_ids is None:
         position_ids = torch.arange(sight.column, sight.end, device=query.device)[None]
     places = sight.places(query, key, position_ids)
-    stock = Attended(query, key, value)
-    attended = positions.attended(stock, module.layer_idx, places, scaling)
+    layer: Any = module.layer_idx
+    attended = positions.encoded(AttentionInputs(query, key, value, *places, layer, scaling))
     weights, relative = None, attended.relative
     if relative is not None or positions.wants_weights:
         groups = attended.query.shape[1] // attended.key.shape[1]

@@ -1,7 +1,7 @@
-"""What every position encoding is: a frozen set of parameters that builds the module a model runs.
+"""Base of all position encodings: frozen parameters, and a function from inputs of attention to others.
 
-Shapes, here and in the encodings: B sequences, H heads, K key-value heads, Q queries, T keys, q queries of a
-block, D dimensions of a head, C those of the residual stream.
+Shapes, here and in the encodings: B sequences, H heads, K key-value heads, Q queries, T keys, D dimensions of
+a head, E those that attention works on, C channels of the residual stream.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention.places import Places as Places
 from ropepatch.attention.relative import Relative as Relative
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
@@ -23,7 +22,7 @@ from ropepatch.settings.parameters import Checked
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What an encoding must know of a model.
+    """Sizes of a model that an encoding depends on.
 
     Args:
         layers: The number of layers.
@@ -48,51 +47,42 @@ class ModelShape:
         """L: the tokens the model was built to read."""
         return self.rope.original_max_position_embeddings
 
-    def parameter(self, *size: int) -> nn.Parameter:
-        """A new parameter, normally distributed as the model's own are."""
-        return nn.Parameter(torch.randn(*size, dtype=torch.float32) * self.initializer_range)
 
-
-@dataclass(frozen=True)
-class Attended:
-    """What attention works on in place of the model's own queries, keys and values.
+@dataclass(frozen=True, eq=False)
+class AttentionInputs:
+    """Inputs of one layer's attention, of the cached tokens too.
 
     Args:
-        query: [B, H, Q, E]; E may differ from D.
+        query: [B, H, Q, E]; without any position as the model gives them, when E is D.
         key: [B, K, T, E].
-        value: [B, K, T, F].
+        value: [B, K, T, E].
+        query_positions: [B or 1, Q], in tokens; explicit, never counted.
+        key_positions: [B or 1, T].
+        layer: Counted from 0.
+        scaling: The factor of the product of a query and a key, 1/sqrt(D).
         relative: What distances add to scores and values.
-        finish: What the whole output [B, H, Q, F] becomes: [B, H, Q, D].
+        finish: A function of the whole output [B, H, Q, E], which gives [B, H, Q, D].
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
+    query_positions: Tensor
+    key_positions: Tensor
+    layer: int
+    scaling: float
     relative: Relative | None = None
     finish: Callable[[Tensor], Tensor] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the layer."""
+        return self.query.device
 
-class AbsoluteModule(nn.Module, ABC):
-    """Adds a vector to every token before the first layer."""
-
-    @abstractmethod
-    def forward(self, positions: Tensor) -> Tensor:
-        """The vectors [B, T, C], float32, of tokens at positions [B, T]."""
-
-
-class AttentionModule(nn.Module, ABC):
-    """Changes what attention works on, in every layer."""
-
-    @abstractmethod
-    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
-        """What attention works on.
-
-        Args:
-            stock: The model's own queries, keys and values, of the cached tokens too; without any position.
-            layer: Counted from 0.
-            places: The positions of queries and keys.
-            scaling: What the product of a query and a key is multiplied by, 1/sqrt(D).
-        """
+    @property
+    def reach(self) -> int:
+        """One more than the greatest distance of a query from a key behind it."""
+        return int((self.query_positions.max() - self.key_positions.min()).clamp(min=0)) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +105,57 @@ class Encoding(Checked, ABC):
         for parameter, domain, holds in self.domains:
             self._require(holds(self), parameter, domain)
 
-    @abstractmethod
-    def build(self, shape: ModelShape) -> AbsoluteModule | AttentionModule:
-        """The module for a model of this shape, its new parameters drawn from torch's generator.
-
-        Raises:
-            RopepatchError: Where the encoding does not fit the shape.
-        """
-
     def parameters(self) -> dict[str, Any]:
         """The parameters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def check_shape(self, shape: ModelShape) -> None:
+        """Refuse a model that the encoding does not fit."""
+
+    def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+        """Sizes of the tensors that are trained, by the names under which a checkpoint has them."""
+        return {}
+
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
+        """Tensors that are not trained, in float32 on the CPU: never saved, and rounded to no other dtype."""
+        return {}
+
+    @abstractmethod
+    def apply(self, *inputs: Any, **tensors: Any) -> Any:
+        """Encode positions, given `(inputs, shape, **tensors)`.
+
+        The tensors are all of `sizes`, in the model's dtype, and of `constants`, on the device of the inputs.
+        An absolute encoding is given positions [B, T], and returns what is added to the embeddings of their
+        tokens, [B, T, C] float32. All others are given the `AttentionInputs` of a layer, and return others.
+        """
+
     def _require_even(self, name: str, channels: int, instead: str) -> None:
         if channels % 2:
             raise RopepatchError(f"{self.name} needs an even {name}, got {channels}", hint=f"use {instead}")
+
+
+class EncodingModule(nn.Module):
+    """An encoding within a model, with new trained parameters from torch's generator.
+
+    Args:
+        encoding: The encoding.
+        shape: Of the model.
+
+    Raises:
+        RopepatchError: Where the encoding does not fit the shape.
+    """
+
+    def __init__(self, encoding: Encoding, shape: ModelShape) -> None:
+        super().__init__()
+        encoding.check_shape(shape)
+        self.encoding, self.shape = encoding, shape
+        self.constants = encoding.constants(shape)
+        for name, size in encoding.sizes(shape).items():
+            drawn = torch.randn(*size, dtype=torch.float32) * shape.initializer_range
+            self.register_parameter(name, nn.Parameter(drawn))
+
+    def forward(self, inputs: Any) -> Any:
+        """Encode positions [B, T], or the `AttentionInputs` of a layer."""
+        tensors = (*self.constants.items(), *self.named_parameters(recurse=False))
+        here = {name: tensor.to(inputs.device) for name, tensor in tensors}
+        return self.encoding.apply(inputs, self.shape, **here)

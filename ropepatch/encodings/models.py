@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from ropepatch.attention.interchange import SLOT, attending_here, uninterchangeable
 from ropepatch.encodings.attention import NAME
-from ropepatch.encodings.encoding import Attended, ModelShape
-from ropepatch.encodings.rotary import turned
+from ropepatch.encodings.encoding import AttentionInputs, ModelShape
+from ropepatch.encodings.rotary import rotated as rotated_by
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.config import text_config
@@ -102,7 +102,7 @@ def _turns_halves(attention: nn.Module, survey: Survey) -> bool:
         rotated, _ = apply(x, x, *_tables(angles))
     except (TypeError, ValueError, RuntimeError, AttributeError):
         return False
-    return torch.equal(rotated, turned(x, angles))
+    return torch.equal(rotated, rotated_by(x, angles))
 
 
 @torch.no_grad()
@@ -114,12 +114,12 @@ def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
     angles[:, 0] = 0.0
     rotated: list[Tensor] = []
 
-    def attended(stock: Attended, *_: Any) -> Attended:
-        rotated.extend((stock.query, stock.key))
-        return stock
+    def encoded(inputs: AttentionInputs) -> AttentionInputs:
+        rotated.extend((inputs.query, inputs.key))
+        return inputs
 
     modes = [(part, part.training) for part in attention.modules()]
-    attention.__dict__[SLOT] = SimpleNamespace(attended=attended, wants_weights=False)
+    attention.__dict__[SLOT] = SimpleNamespace(encoded=encoded, wants_weights=False)
     try:
         attention.eval()(
             hidden_states=tokens.to(device, dtype),
@@ -134,7 +134,7 @@ def _turns_last(attention: Any, survey: Survey, dtype: torch.dtype) -> bool:
             part.training = mode
     return len(rotated) > 0 and all(
         x.is_meta
-        or torch.allclose(turned(x[:, :, :1].expand_as(x), angles.to(x.device)), x, rtol=1e-2, atol=1e-2)
+        or torch.allclose(rotated_by(x[:, :, :1].expand_as(x), angles.to(x.device)), x, rtol=1e-2, atol=1e-2)
         for x in rotated
     )
 

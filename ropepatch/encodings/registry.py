@@ -6,13 +6,19 @@ from dataclasses import fields
 from typing import Any
 
 from ropepatch.encodings.absolute import Binary, Integer, LearnedPositions, Normalised, Sinusoidal
-from ropepatch.encodings.biases import ALiBi, T5Bias
 from ropepatch.encodings.encoding import Encoding
-from ropepatch.encodings.nezha import NEZHA
-from ropepatch.encodings.rotary import Axial, PartialRotary, ProportionalRotary, RoPE, XPos
-from ropepatch.encodings.shaw import Shaw
-from ropepatch.encodings.transformer_xl import TransformerXL
-from ropepatch.encodings.unrotated import DroPE, NoPE, NoPEHeads, NoPELayers
+from ropepatch.encodings.relative import NEZHA, ALiBi, Shaw, T5Bias, TransformerXL
+from ropepatch.encodings.rotary import (
+    Axial,
+    DroPE,
+    NoPE,
+    NoPEHeads,
+    NoPELayers,
+    PartialRotary,
+    ProportionalRotary,
+    RoPE,
+    XPos,
+)
 from ropepatch.errors import RopepatchError
 from ropepatch.settings.parameters import find_kind, hashable, refuse_parameters, required
 

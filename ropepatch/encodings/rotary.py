@@ -1,29 +1,27 @@
-"""Rotary positions: pairs of channels turn with the position, so that a product depends on the distance.
+"""Rotary positions, in all channels, heads and layers, in some, or in none.
 
-Pairs are (x_i, x_{i + n}) for i < n in the first 2n channels, as LLaMA lays them out.
+Pairs of channels rotate with the position, so that a product of a query and a key depends on the distance.
+Pairs are (x_i, x_{i + n}) for i < n in the first 2n channels, as LLaMA lays them out. Where nothing rotates,
+order comes from the causal mask alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ropepatch.encodings.encoding import Attended, AttentionModule, Encoding, ModelShape, Places
+from ropepatch.encodings.encoding import AttentionInputs, Encoding, ModelShape
 from ropepatch.errors import RopepatchError
 
-Angles = Callable[[Tensor], Tensor]  # positions [B, T] -> radians [B, T, n], float32
 
-
-def turned(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """x [B, H, T, D] with the pairs of its first 2n channels turned by angles [B, T, n].
+def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    """Queries or keys x [B, H, T, D] with the pairs of their first 2n channels rotated.
 
     Args:
         x: Queries or keys.
-        angles: Radians, float32.
+        angles: Radians [B, T, n], float32.
         scale: The factor of cos and sin: a number, or [B or 1, T, n].
     """
     tables = angles.cos() * scale, angles.sin() * scale
@@ -34,113 +32,89 @@ def turned(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     return out if rotary.shape == x.shape else torch.cat((out, x[..., cos.shape[-1] :]), -1)
 
 
-class Turning(AttentionModule):
-    """Turns queries and keys by the same angles.
-
-    Args:
-        angles: The angles of positions.
-        scale: The factor of cos and sin.
-        groups: The first so many key-value heads, and their queries, turn; None for all.
-        skipped: Layers that do not turn.
-    """
-
-    def __init__(
-        self,
-        angles: Angles,
-        scale: float = 1.0,
-        groups: int | None = None,
-        skipped: frozenset[int] = frozenset(),
-    ) -> None:
-        super().__init__()
-        self.angles, self.scale, self.groups, self.skipped = angles, scale, groups, skipped
-
-    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
-        if layer in self.skipped:
-            return stock
-        query, key = stock.query, stock.key
-        groups = key.shape[1] if self.groups is None else self.groups
-        heads = groups * (query.shape[1] // key.shape[1])
-        query, key = self._turned(query, heads, places.queries), self._turned(key, groups, places.keys)
-        return replace(stock, query=query, key=key)
-
-    def _turned(self, x: Tensor, heads: int, positions: Tensor) -> Tensor:
-        out = turned(x[:, :heads], self.angles(positions), self.scale)
-        return out if heads == x.shape[1] else torch.cat((out, x[:, heads:]), 1)
-
-
-def ladder(inv_freq: Tensor) -> Angles:
-    """p * inv_freq, for frequencies [n] in radians per token."""
-    return partial(_climbed, inv_freq)
-
-
-def _climbed(inv_freq: Tensor, positions: Tensor) -> Tensor:
-    return positions[..., None].float() * inv_freq.to(positions.device)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoPE(Encoding):
-    """The model's own rope, on queries and keys at the time of attention: caches hold unturned keys."""
+    """The model's own rope, on queries and keys at the time of attention: caches hold unrotated keys."""
 
     name = "rope"
     family = "rotary"
-    formula = "pair i turns by p·b^(−2i/D)"
+    formula = "pair i rotates by p·b^(−2i/D)"
     paper = "arXiv:2104.09864"
 
-    def build(self, shape: ModelShape) -> AttentionModule:
-        return Turning(ladder(shape.rope.inv_freq()), shape.rope.carried_attention_factor)
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
+        return {"inv_freq": shape.rope.inv_freq()}
+
+    def scale(self, shape: ModelShape) -> float:
+        """The factor of cos and sin."""
+        return shape.rope.carried_attention_factor
+
+    def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
+        """The radians [B, T, n] of positions [B, T], float32."""
+        return positions[..., None].float() * inv_freq.to(positions.device)
+
+    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
+        query, key = (
+            rotated(x, self.angles(positions, inv_freq), self.scale(shape))
+            for x, positions in ((inputs.query, inputs.query_positions), (inputs.key, inputs.key_positions))
+        )
+        return replace(inputs, query=query, key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialRotary(Encoding):
-    """Only the first channels of a head turn, through all frequencies (GPT-J, GPT-NeoX).
+class PartialRotary(RoPE):
+    """Only the first channels of a head rotate, through all frequencies (GPT-J, GPT-NeoX).
 
     Args:
-        share: The share of the head's channels; the number that turns is cut to an even one.
+        share: The share of the head's channels; the number that rotates is cut to an even one.
     """
 
     name = "partial"
-    family = "rotary"
     formula = "the first share·D channels are a rope of their own"
     paper = "arXiv:2204.06745"
     domains = (("share", "above 0 and at most 1", lambda one: 0 < one.share <= 1),)
 
     share: float = 0.5
 
-    def build(self, shape: ModelShape) -> AttentionModule:
-        pairs = int(self.share * shape.head_dim) // 2
-        if not pairs:
+    def check_shape(self, shape: ModelShape) -> None:
+        if not self._pairs(shape):
             raise RopepatchError(
                 f"partial: a share of {self.share:g} leaves no pair of {shape.head_dim} channels",
                 hint=f"use a share of {2 / shape.head_dim:g} or more, or nope",
             )
-        exponents = torch.arange(pairs).float() / pairs
-        return Turning(ladder(1.0 / shape.rope.rope_theta**exponents))
+
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
+        pairs = self._pairs(shape)
+        return {"inv_freq": 1.0 / shape.rope.rope_theta ** (torch.arange(pairs).float() / pairs)}
+
+    def scale(self, shape: ModelShape) -> float:
+        return 1.0
+
+    def _pairs(self, shape: ModelShape) -> int:
+        return int(self.share * shape.head_dim) // 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProportionalRotary(Encoding):
-    """The lowest frequencies do not turn (Barbero et al. 2024).
+class ProportionalRotary(RoPE):
+    """The lowest frequencies do not rotate (Barbero et al. 2024).
 
     Args:
-        share: The share of the pairs that turn; the fastest int(share * D/2) keep their frequencies.
+        share: The share of the pairs that rotate; the fastest int(share * D/2) keep their frequencies.
     """
 
     name = "p-rope"
-    family = "rotary"
-    formula = "the fastest share·D/2 pairs turn as in rope, the others stand"
+    formula = "the fastest share·D/2 pairs rotate as in rope"
     paper = "arXiv:2410.06205"
     domains = (("share", "from 0 to 1", lambda one: 0 <= one.share <= 1),)
 
     share: float = 0.75
 
-    def build(self, shape: ModelShape) -> AttentionModule:
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         inv_freq = shape.rope.inv_freq()
-        turning = torch.arange(len(inv_freq)) < int(self.share * len(inv_freq))
-        return Turning(ladder(inv_freq * turning), shape.rope.carried_attention_factor)
+        return {"inv_freq": inv_freq * (torch.arange(len(inv_freq)) < int(self.share * len(inv_freq)))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axial(Encoding):
+class Axial(RoPE):
     """A rope per axis, each on its own block of pairs: axial, and N-dimensional.
 
     A text is laid out on a grid, line by line; with a grid of (16,) the position p is at (p // 16, p % 16).
@@ -150,8 +124,7 @@ class Axial(Encoding):
     """
 
     name = "axial"
-    family = "rotary"
-    formula = "block c of N: pair i turns by p^c·b^(−2i/(D/N))"
+    formula = "block c of N: pair i rotates by p^c·b^(−2i/(D/N))"
     paper = "arXiv:2403.13298"
     domains = (
         (
@@ -163,21 +136,28 @@ class Axial(Encoding):
 
     grid: tuple[int, ...] = (16,)
 
-    def build(self, shape: ModelShape) -> AttentionModule:
+    def check_shape(self, shape: ModelShape) -> None:
         axes = len(self.grid) + 1
         if shape.head_dim % (2 * axes):
             raise RopepatchError(
                 f"{axes} axes need a head_dim that {2 * axes} divides, got {shape.head_dim}",
                 hint="use a grid of fewer axes",
             )
-        return Turning(partial(self._angles, shape.head_dim, shape.rope.rope_theta))
 
-    def _angles(self, head_dim: int, base: float, positions: Tensor) -> Tensor:
-        return axial_angles(coordinates(positions, self.grid), head_dim, base)
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
+        channels = shape.head_dim // (len(self.grid) + 1)  # of an axis
+        exponents = torch.arange(0, channels, 2).float() / channels
+        return {"inv_freq": 1.0 / shape.rope.rope_theta**exponents}
+
+    def scale(self, shape: ModelShape) -> float:
+        return 1.0
+
+    def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
+        return super().angles(coordinates(positions, self.grid), inv_freq).flatten(-2)
 
 
 def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Where positions [...] are on a grid that is filled line by line: [..., N] int64."""
+    """Coordinates of positions [...] on a grid that is filled line by line: [..., N] int64."""
     where: list[Tensor] = []
     for extent in reversed(grid):
         where.insert(0, positions % extent)
@@ -185,16 +165,11 @@ def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.stack((positions, *where), -1)
 
 
-def axial_angles(where: Tensor, head_dim: int, base: float) -> Tensor:
-    """The angles [..., D/2] of tokens at N coordinates [..., N]: a block of D/2N pairs for each."""
-    axes = where.shape[-1]
-    exponents = torch.arange(0, head_dim // axes, 2, device=where.device).float() / (head_dim // axes)
-    return (where[..., None].float() * (1.0 / base**exponents)).flatten(-2)
-
-
 @dataclass(frozen=True, kw_only=True)
-class XPos(Encoding):
+class XPos(RoPE):
     """A rope whose products decay with the distance, fast pairs faster (Sun et al. 2022).
+
+    Powers count from the farthest query: a key far behind it vanishes, and nothing overflows in one step.
 
     Args:
         scale_base: Tokens over which pair i decays by zeta_i = (2i/D + gamma) / (1 + gamma).
@@ -202,7 +177,6 @@ class XPos(Encoding):
     """
 
     name = "xpos"
-    family = "rotary"
     formula = "rope, times ζ_i^((m−n)/scale_base), ζ_i = (2i/D+γ)/(1+γ)"
     paper = "arXiv:2212.10554"
     domains = (
@@ -213,28 +187,16 @@ class XPos(Encoding):
     scale_base: float = 512.0
     gamma: float = 0.4
 
-    def build(self, shape: ModelShape) -> AttentionModule:
-        return Decaying(shape, self.scale_base, self.gamma)
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
+        decay = (shape.rope.exponents() + self.gamma) / (1 + self.gamma)
+        return super().constants(shape) | {"decay": decay}
 
-
-class Decaying(AttentionModule):
-    """Turns queries and keys, and scales them by inverse powers of their positions.
-
-    Powers count from the farthest query: a key far behind it vanishes, and nothing overflows in one step.
-    """
-
-    def __init__(self, shape: ModelShape, scale_base: float, gamma: float) -> None:
-        super().__init__()
-        self.angles = ladder(shape.rope.inv_freq())
-        self.factor = shape.rope.carried_attention_factor
-        self.decay = (shape.rope.exponents() + gamma) / (1 + gamma)
-        self.scale_base = scale_base
-
-    def forward(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
-        query, key = stock.query, stock.key
-        origin = places.queries.amax(-1, keepdim=True)
-        decay = self.decay.to(query.device)
-        reach = (origin - places.queries).max() / self.scale_base
+    def apply(  # type: ignore[override]  # it has one tensor more
+        self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor, decay: Tensor
+    ) -> AttentionInputs:
+        query, key = inputs.query, inputs.key
+        origin = inputs.query_positions.amax(-1, keepdim=True)
+        reach = (origin - inputs.query_positions).max() / self.scale_base
         largest = float(query.detach().abs().max() * key.detach().abs().max())
         bound = float(decay.min() ** -reach.float()) * 4 * query.shape[-1] * max(largest, 1.0)
         if not bound < torch.finfo(query.dtype).max:
@@ -243,13 +205,112 @@ class Decaying(AttentionModule):
                 hint="read in chunks through a cache, or give a larger scale_base",
             )
 
-        def scale(positions: Tensor, sign: int) -> Tensor:
+        def stretched(x: Tensor, positions: Tensor, sign: int) -> Tensor:
             behind = (positions - origin).clamp(max=0)[..., None].float()  # a cache has empty columns ahead
-            power: Tensor = self.factor * decay ** (sign * behind / self.scale_base)
-            return power
+            power: Tensor = self.scale(shape) * decay ** (sign * behind / self.scale_base)
+            return rotated(x, self.angles(positions, inv_freq), power)
 
         return replace(
-            stock,
-            query=turned(query, self.angles(places.queries), scale(places.queries, 1)),
-            key=turned(key, self.angles(places.keys), scale(places.keys, -1)),
+            inputs,
+            query=stretched(query, inputs.query_positions, 1),
+            key=stretched(key, inputs.key_positions, -1),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPE(Encoding):
+    """No positions at all (Haviv et al. 2022, Kazemnejad et al. 2023)."""
+
+    name = "nope"
+    family = "none"
+    formula = "q·k"
+    paper = "arXiv:2305.19466"
+
+    def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
+        return inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroPE(Encoding):
+    """A rope that is dropped after training, to be followed by a short training at L (Sakana AI, 2025).
+
+    Args:
+        temperature: The factor of the scores, for texts beyond L; 1 while training.
+    """
+
+    name = "drope"
+    family = "none"
+    formula = "q·k after training with rope, then a recalibration at L"
+    paper = "arXiv:2512.12167"
+    domains = (("temperature", "above 0", lambda one: one.temperature > 0),)
+
+    temperature: float = 1.0
+
+    def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
+        return inputs if self.temperature == 1 else replace(inputs, query=inputs.query * self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPEHeads(RoPE):
+    """Some heads have a rope, the others no positions.
+
+    Args:
+        rotated: The share of the key-value heads, the first ones, that rotate with their queries.
+    """
+
+    name = "nope-heads"
+    family = "none"
+    formula = "rope in the first rotated·K key-value heads"
+    paper = "–"
+    domains = (("rotated", "from 0 to 1", lambda one: 0 <= one.rotated <= 1),)
+
+    rotated: float = 0.5
+
+    def check_shape(self, shape: ModelShape) -> None:
+        groups = self._groups(shape)
+        if 0 < self.rotated < 1 and groups in (0, shape.key_value_heads):
+            raise RopepatchError(
+                f"nope-heads: {self.rotated:g} of {shape.key_value_heads} key-value heads is "
+                f"{'none' if groups == 0 else 'all'} of them",
+                hint="use nope-layers, or another share",
+            )
+
+    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
+        groups = self._groups(shape)
+        heads = groups * (inputs.query.shape[1] // inputs.key.shape[1])
+        first = replace(inputs, query=inputs.query[:, :heads], key=inputs.key[:, :groups])
+        first = super().apply(first, shape, inv_freq=inv_freq)
+        query = torch.cat((first.query, inputs.query[:, heads:]), 1)
+        return replace(inputs, query=query, key=torch.cat((first.key, inputs.key[:, groups:]), 1))
+
+    def _groups(self, shape: ModelShape) -> int:
+        return round(self.rotated * shape.key_value_heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPELayers(RoPE):
+    """Every n-th layer has no positions, the others a rope (as SmolLM3 and Llama 4).
+
+    Args:
+        every: n: layers n, 2n, ... counted from 1 do not rotate.
+    """
+
+    name = "nope-layers"
+    family = "none"
+    formula = "rope, but not in every n-th layer"
+    paper = "arXiv:2501.18795"
+    domains = (("every", "at least 1", lambda one: one.every >= 1),)
+
+    every: int = 4
+
+    def check_shape(self, shape: ModelShape) -> None:
+        if self.every > shape.layers:
+            raise RopepatchError(
+                f"nope-layers: of {shape.layers} layers none is number {self.every}",
+                hint=f"every={shape.layers} leaves the last one without positions",
+            )
+
+    def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
+        if (inputs.layer + 1) % self.every == 0:
+            return inputs
+        return super().apply(inputs, shape, inv_freq=inv_freq)

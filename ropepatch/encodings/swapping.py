@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ropepatch.attention.interchange import ATTENTION, SLOT, set_attention
 from ropepatch.attention.unrotated import Unrotated
 from ropepatch.encodings.attention import NAME
-from ropepatch.encodings.encoding import AbsoluteModule, Attended, Encoding, Places
+from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.errors import RopepatchError
@@ -40,8 +40,7 @@ class SwappedPositions(Unrotated):
 
     Args:
         stock: The rotary module; not registered.
-        encoding: What is in force.
-        module: What it has built, registered as `module`, so that it is trained, moved and saved.
+        module: The encoding that is in force, registered, so that it is trained, moved and saved.
         config: The configuration of the language model.
     """
 
@@ -50,17 +49,20 @@ class SwappedPositions(Unrotated):
     reason = "its position encoding is swapped"
     attention, what, when = NAME, "encoding", "swap"
 
-    def __init__(
-        self, stock: nn.Module, encoding: Encoding, module: nn.Module, config: PreTrainedConfig
-    ) -> None:
+    def __init__(self, stock: nn.Module, module: EncodingModule, config: PreTrainedConfig) -> None:
         super().__init__(stock, config)
-        self.encoding, self.module = encoding, module
-        self.absolute = isinstance(module, AbsoluteModule)
+        self.encoding = module.encoding
+        self.module: nn.Module = module  # PEFT wraps it
 
-    def attended(self, stock: Attended, layer: int, places: Places, scaling: float) -> Attended:
-        """What attention works on in a layer."""
-        attended: Attended = stock if self.absolute else self.module(stock, layer, places, scaling)
-        return attended
+    @property
+    def absolute(self) -> bool:
+        """Whether positions are added before the first layer."""
+        return self.encoding.family == "absolute"
+
+    def encoded(self, inputs: AttentionInputs) -> AttentionInputs:
+        """The inputs of attention in a layer, with their positions."""
+        encoded: AttentionInputs = inputs if self.absolute else self.module(inputs)
+        return encoded
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
         """A copy within the copy of a model, whose attention finds it.
@@ -207,10 +209,10 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
     if encoding.family == "absolute":
         check_embeddings(base)
     weight = attentions[0].q_proj.weight
-    module = encoding.build(shape_of(base, surveyed)).to(device=weight.device, dtype=base.dtype)
+    module = EncodingModule(encoding, shape_of(base, surveyed)).to(device=weight.device, dtype=base.dtype)
     path = surveyed.site.path
     stock = base.get_submodule(path)
-    positions = SwappedPositions(stock, encoding, module, text_config(base.config)).train(base.training)
+    positions = SwappedPositions(stock, module, text_config(base.config)).train(base.training)
     positions.configs = configs
     base.set_submodule(path, positions)
     for attention in attentions:

@@ -21,16 +21,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.places import Places
 from ropepatch.encodings.attention import attend
-from ropepatch.encodings.encoding import (
-    AbsoluteModule,
-    Attended,
-    AttentionModule,
-    Encoding,
-    ModelShape,
-    Places,
-)
-from ropepatch.encodings.unrotated import Unpositioned
+from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
+from ropepatch.encodings.rotary import NoPE
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings.parameters import required
 
@@ -48,14 +42,14 @@ ELEMENTWISE = "add sub rsub mul div neg pow reciprocal sin cos log"  # those tha
 
 @dataclass(frozen=True)
 class IdentityModel:
-    """What an encoding has built, in such a model.
+    """An encoding in such a model.
 
     Args:
-        module: What the encoding has built.
+        module: The encoding.
         shape: That of the model, with as many key-value heads as heads and C = H * D.
     """
 
-    module: AbsoluteModule | AttentionModule
+    module: EncodingModule
     shape: ModelShape
 
     @classmethod
@@ -66,21 +60,27 @@ class IdentityModel:
         encoding = kind(**dict.fromkeys(required(kind), length))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return cls(encoding.build(shape), shape)
+            return cls(EncodingModule(encoding, shape), shape)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether vectors are added to the hidden states."""
+        return self.module.encoding.family == "absolute"
 
     @property
     def layers(self) -> range:
         """Those that may differ."""
-        return range(1 if isinstance(self.module, AbsoluteModule) else self.shape.layers)
+        return range(1 if self.absolute else self.shape.layers)
 
-    def attended(self, layer: int, query: Tensor, key: Tensor, places: Places) -> Attended:
+    def attended(self, layer: int, query: Tensor, key: Tensor, places: Places) -> AttentionInputs:
         """What attention works on, for contents [B, H, Q or 1, D] and [B, H, T or 1, D] at these places."""
         query = query.expand(-1, -1, places.queries.shape[1], -1)
         key = key.expand(-1, -1, places.keys.shape[1], -1)
-        if isinstance(self.module, AbsoluteModule):
+        if self.absolute:
             query, key = query + self._vectors(places.queries), key + self._vectors(places.keys)
-            return Attended(query, key, key)
-        return self.module.forward(Attended(query, key, key), layer, places, self.shape.head_dim**-0.5)
+        inputs = AttentionInputs(query, key, key, *places, layer, self.shape.head_dim**-0.5)
+        encoded: AttentionInputs = inputs if self.absolute else self.module(inputs)
+        return encoded
 
     def scores(self, query: Tensor, key: Tensor, places: Places) -> Tensor:
         """The scores of these contents, before the softmax and with the future: [layers, B, H, Q, T]."""
@@ -116,7 +116,7 @@ class IdentityModel:
         """
         places = text(self.shape.window)
         carried = torch.stack([self.attended(layer, key, key, places).key for layer in self.layers])
-        if isinstance(self.module, AbsoluteModule):
+        if self.absolute:
             carried, key = (x.transpose(-3, -2).flatten(-2).unsqueeze(-3) for x in (carried, key))
         return carried, key.norm(dim=-1)
 
@@ -128,8 +128,9 @@ class IdentityModel:
             mask: [B, 1, T, T], True where a query sees a key; None for those up to itself.
         """
         module = self.module
-        if isinstance(module, AbsoluteModule):
-            content, module = content + self._vectors(text(content.shape[2]).keys), Unpositioned()
+        if self.absolute:
+            content = content + self._vectors(text(content.shape[2]).keys)
+            module = EncodingModule(NoPE(), self.shape)
         return torch.stack([_attention(module, layer, content, mask) for layer in self.layers])
 
     @torch.no_grad()
@@ -139,10 +140,11 @@ class IdentityModel:
         for tokens in (step, 2 * step, 3 * step):
             hidden = torch.ones(1, tokens, self.shape.hidden_size)
             content = hidden.view(1, self.shape.heads, tokens, self.shape.head_dim)
-            if isinstance(self.module, AbsoluteModule):
+            if self.absolute:
                 counts.append(_operations(lambda x: x + self.module(text(x.shape[1]).keys), hidden))
             else:
-                plain = _operations(IdentityModel(Unpositioned(), self.shape).outputs, content, None)
+                unpositioned = IdentityModel(EncodingModule(NoPE(), self.shape), self.shape)
+                plain = _operations(unpositioned.outputs, content, None)
                 counts.append(_operations(self.outputs, content, None) - plain)
         per_pair = (counts[2] - 2 * counts[1] + counts[0]) // (2 * step**2)
         return (counts[1] - counts[0]) // step - 3 * step * per_pair, per_pair
@@ -178,11 +180,11 @@ def by_distance(scores: Tensor, nothing: float) -> Tensor:
     return scores.gather(-1, columns.clamp(min=0).expand_as(scores)).masked_fill(columns < 0, nothing)
 
 
-def _attention(module: AttentionModule, layer: int, content: Tensor, mask: Tensor | None) -> Tensor:
+def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor | None) -> Tensor:
     """The attention that a swapped model runs, with all scores written down: [B, T, H, D]."""
     attention: Any = nn.Module()
     attention.layer_idx = layer
-    attention.__dict__[SLOT] = SimpleNamespace(attended=module, wants_weights=True)
+    attention.__dict__[SLOT] = SimpleNamespace(encoded=module, wants_weights=True)
     output, _ = attend(attention, content, content, content, mask)
     return output
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.encodings.absolute import Binary, Integer, Normalised, Sinusoidal
-from ropepatch.encodings.biases import buckets_of, slopes
+from ropepatch.encodings.relative import buckets_of, slopes
 from ropepatch.report.plots.style import COLOURS, INK, QUIET, canvas
 
 if TYPE_CHECKING:

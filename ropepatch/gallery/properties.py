@@ -9,7 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ropepatch.encodings.encoding import AbsoluteModule, Encoding, Places
+from ropepatch.attention.places import Places
+from ropepatch.encodings.encoding import Encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.gallery.identity_model import SHAPE, IdentityModel, by_distance, contents, text
 
@@ -91,7 +92,7 @@ def properties_of(kind: type[Encoding]) -> Properties:
     shorter = IdentityModel.of(kind, window // 2).scores(query, key, text(window // 2))
     carried, plain = model.carried(contents(2))
     moves = not _equal(carried - carried[..., :1, :], carried).holds
-    vectors = model.module(text(window).keys) if isinstance(model.module, AbsoluteModule) else None
+    vectors = model.module(text(window).keys) if model.absolute else None
     reach, fall, difference = _reach(kind, query, key), _fall(model), _difference(model, causal=False)
     per_token, per_pair = model.cost()
     return Properties(

@@ -27,13 +27,14 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
     Wav2Vec2ConformerSelfAttention,
 )
 
-from ropepatch.attention import relative, scored
+from ropepatch.attention import relative as by_distance
+from ropepatch.attention import scored
 from ropepatch.attention.interchange import SLOT
 from ropepatch.attention.tiles import table
-from ropepatch.encodings import ENCODINGS, biases, make_encoding, rotary
+from ropepatch.encodings import ENCODINGS, absolute, make_encoding, relative, rotary
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.attention import attend
-from ropepatch.encodings.encoding import Attended, Encoding, ModelShape, Places
+from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
@@ -130,7 +131,7 @@ def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
 def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -> Iterator[Layer]:
     """A layer as `swap` leaves it, but with new parameters that are large enough to be seen."""
     shape, attended = shape_of_model(model), model.model.layers[layer].self_attn
-    module = encoding.build(shape)
+    module = EncodingModule(encoding, shape)
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -146,7 +147,7 @@ def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -
         shape.hidden_size,
         BASE,
     )
-    attended.__dict__[SLOT] = SwappedPositions(model.model.rotary_emb, encoding, module, model.config)
+    attended.__dict__[SLOT] = SwappedPositions(model.model.rotary_emb, module, model.config)
     try:
         yield Layer(attended, module, case)
     finally:
@@ -310,13 +311,13 @@ def test_buckets_are_those_of_t5(half, more):
         theirs = T5Attention._relative_position_bucket(
             -distances, bidirectional=False, num_buckets=buckets, max_distance=half + more
         )
-        assert torch.equal(biases.buckets_of(distances, buckets, half + more), theirs)
+        assert torch.equal(relative.buckets_of(distances, buckets, half + more), theirs)
 
 
 @pytest.mark.parametrize("heads", range(1, 33))
 def test_slopes_are_those_of_bloom(heads):
     theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(biases.slopes(heads), theirs, rtol=1e-6, atol=0)
+    torch.testing.assert_close(relative.slopes(heads), theirs, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_slopes_are_those_of_bloom(heads):
     ],
     ids=str,
 )
-def test_queries_and_keys_are_turned_as_by_stock_llama(name, parameters, width, stock):
+def test_queries_and_keys_are_rotated_as_by_stock_llama(name, parameters, width, stock):
     if stock["rope_type"] not in STOCK_TYPES:
         pytest.skip(f"this transformers has no rope type {stock['rope_type']}")
     q, k, v = drawn(3, TOKENS, TOKENS)
@@ -340,7 +341,7 @@ def test_queries_and_keys_are_turned_as_by_stock_llama(name, parameters, width, 
     turning = apply_rotary_pos_emb(q[..., :width], k[..., :width], *tables(q, JUMPING))
     wanted = [torch.cat((x, old[..., width:]), -1) for x, old in zip(turning, (q, k), strict=True)]
     with swapped_layer(make_encoding(name, **parameters), model_of(3)) as layer:
-        got = layer.module(Attended(q, k, v), 0, Places(JUMPING, JUMPING), 1.0)
+        got = layer.module(AttentionInputs(q, k, v, JUMPING, JUMPING, 0, 1.0))
     assert_close(got.query, wanted[0], atol=1e-6)
     assert_close(got.key, wanted[1], atol=1e-6)
     assert got.value is v
@@ -372,12 +373,12 @@ def test_transformer_xl_is_that_of_the_conformer():
         hidden_size=HIDDEN, num_attention_heads=2, position_embeddings_type="relative"
     )
     stock, hidden, inputs = speech_layer(Wav2Vec2ConformerSelfAttention, config)
-    relative = Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden)
+    sinusoids = Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden)
     with swapped_layer(encoding_of("transformer-xl"), model_of(2, heads=2), 1) as layer, torch.no_grad():
         layer.module.projection[1] = stock.linear_pos.weight.view(2, HEAD_DIM, HIDDEN)
         layer.module.u.copy_(stock.pos_bias_u)
         layer.module.v.copy_(stock.pos_bias_v)
-        wanted = stock(hidden, attention_mask=causal_sum(), relative_position_embeddings=relative)[0]
+        wanted = stock(hidden, attention_mask=causal_sum(), relative_position_embeddings=sinusoids)[0]
         got, _ = layer.read(*inputs, None, COUNTED)
     assert_close(got.transpose(1, 2).flatten(2), wanted)
 
@@ -418,18 +419,19 @@ def test_the_vector_of_nezha_is_that_of_the_paper_not_of_the_released_code():
     code = (
         "-0.966117770 -0.258101636 -0.182162504 0.983268438 0.572867460 0.819648018 0.060962177 0.998140077"
     )
-    module, nothing = encoding_of("nezha").build(shape(head_dim=8)), torch.zeros(1, 1, 1, 8)
-    places = Places(torch.tensor([[20]]), torch.tensor([[17]]))
-    attended = module(Attended(nothing, nothing, nothing), 0, places, 1.0)
-    got = attended.finish(attended.value).flatten()
+    module, nothing = EncodingModule(encoding_of("nezha"), shape(head_dim=8)), torch.zeros(1, 1, 1, 8)
+    query, key = torch.tensor([[20]]), torch.tensor([[17]])
+    encoded = module(AttentionInputs(nothing, nothing, nothing, query, key, 0, 1.0))
+    got = encoded.finish(encoded.value).flatten()
     assert_close(got, [float(number) for number in paper.split()], atol=1e-6)
     assert off(got, [float(number) for number in code.split()]) > 0.5
     assert_close(sinusoid(torch.tensor(64 - 3), 8), [float(number) for number in code.split()], atol=1e-5)
 
 
 def test_the_axes_of_axial_turn_by_1_and_a_hundredth():
-    turns = rotary.axial_angles(torch.tensor([[1, 0], [0, 1], [7, 5]]), 8, 1e4)
-    assert_close(turns, [[1, 0.01, 0, 0], [0, 0, 1, 0.01], [7, 0.07, 5, 0.05]], atol=1e-6)
+    axial, sizes = make_encoding("axial", grid=(10,)), ModelShape(1, 1, 1, 8, 8, Rope(8, 1e4, WINDOW))
+    angles = axial.angles(torch.tensor([10, 1, 75]), axial.constants(sizes)["inv_freq"])
+    assert_close(angles, [[1, 0.01, 0, 0], [0, 0, 1, 0.01], [7, 0.07, 5, 0.05]], atol=1e-6)
 
 
 # Properties
@@ -468,8 +470,21 @@ def test_only_distances_matter_to_relative_and_rotary_encodings(name, positions,
 # Mistakes that the oracle must see
 
 
-def shifted(places: Places, of_keys: int) -> Places:
-    return Places(places.queries, places.keys + of_keys)
+def other_heads(inputs: AttentionInputs) -> AttentionInputs:
+    return replace(inputs, query=inputs.query.flip(1), key=inputs.key.flip(1))
+
+
+def moved(query: int, key: int, shift: int) -> Callable[[Any], Any]:
+    """Other positions: multiplied, and those of keys shifted."""
+    return lambda right: (
+        lambda inputs: right(
+            replace(
+                inputs,
+                query_positions=query * inputs.query_positions,
+                key_positions=key * inputs.key_positions + shift,
+            )
+        )
+    )
 
 
 def neighbours_paired(x: Tensor, angles: Tensor, scale: float = 1.0) -> Tensor:
@@ -479,17 +494,9 @@ def neighbours_paired(x: Tensor, angles: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def the_same_power_for_queries_and_keys(right: Any) -> Any:
-    def forward(stock, layer, places, scaling):
-        keys = right(replace(stock, query=stock.key), layer, Places(places.keys, places.keys), scaling)
-        return replace(right(stock, layer, places, scaling), key=keys.query)
-
-    return forward
-
-
-def last_heads_turned(right: Any) -> Any:
-    def forward(stock, *call):
-        flipped = right(replace(stock, query=stock.query.flip(1), key=stock.key.flip(1)), *call)
-        return replace(stock, query=flipped.query.flip(1), key=flipped.key.flip(1))
+    def forward(inputs: AttentionInputs) -> AttentionInputs:
+        keys = right(replace(inputs, query=inputs.key, query_positions=inputs.key_positions))
+        return replace(right(inputs), key=keys.query)
 
     return forward
 
@@ -502,55 +509,49 @@ def exchanged(one: str, other: str) -> Callable[[Any], None]:
     return mistake
 
 
+def with_frequencies(inv_freq: Tensor) -> Callable[[Any], Any]:
+    return lambda constants: constants | {"inv_freq": inv_freq.float()}
+
+
 THETA = torch.tensor(oracle.ladder(BASE, HEAD_DIM))
+FORWARD = None, "forward"  # of the module
+CONSTANTS = None, "constants"
 # An encoding with its parameters; what is wrong: an attribute of its module, or of one of Python's,
 # and what it becomes.
 MISTAKES: dict[str, tuple[str, dict[str, Any], Any, str, Callable[[Any], Any]]] = {
-    "reversed slopes": ("alibi", {}, None, "slopes", lambda slopes: slopes.flip(0)),
+    "reversed slopes": ("alibi", {}, *CONSTANTS, lambda c: {"slopes": c["slopes"].flip(0)}),
     "slopes of twice the heads without a gap": (
-        *("alibi", {}, None, "slopes"),
-        lambda slopes: torch.cat((slopes[:4], biases.slopes(8)[:2])),
+        *("alibi", {}, *CONSTANTS),
+        lambda c: {"slopes": torch.cat((c["slopes"][:4], relative.slopes(8)[:2]))},
     ),
     "buckets for both directions": (
-        *("t5", {}, biases, "buckets_of"),
+        *("t5", {}, relative, "buckets_of"),
         lambda _: lambda t, n, end: T5Attention._relative_position_bucket(-t, True, n, end),
     ),
     "bias before the scaling": ("t5", {}, None, "table", lambda table: table / math.sqrt(HEAD_DIM)),
     "the bucket after": ("t5", {}, None, "table", lambda table: table.roll(1, 0)),
-    "phase of the released nezha": (
-        *("nezha", {}, None, "forward"),
-        lambda right: lambda stock, layer, places, c: right(stock, layer, shifted(places, 64), c),
-    ),
-    "nezha with i - j": (
-        *("nezha", {}, None, "forward"),
-        lambda right: lambda stock, layer, at, c: right(stock, layer, Places(-at.queries, -at.keys), c),
-    ),
+    "phase of the released nezha": ("nezha", {}, *FORWARD, moved(1, 1, 64)),
+    "nezha with i - j": ("nezha", {}, *FORWARD, moved(-1, -1, 0)),
     "nezha without values": (
-        *("nezha", {}, None, "forward"),
-        lambda right: lambda stock, *call: replace(right(stock, *call), value=stock.value, finish=None),
+        *("nezha", {}, *FORWARD),
+        lambda right: lambda inputs: replace(right(inputs), value=inputs.value, finish=None),
     ),
     "sines, then cosines": (
-        *("sinusoidal", {}, None, "vectors"),
+        *("sinusoidal", {}, absolute, "sinusoid"),
         lambda right: lambda *call: torch.cat((right(*call)[..., 0::2], right(*call)[..., 1::2]), -1),
     ),
     "as large as beside embeddings times root C": (
-        *("sinusoidal", {}, None, "forward"),
+        *("sinusoidal", {}, *FORWARD),
         lambda right: lambda positions: right(positions) * math.sqrt(HIDDEN),
     ),
-    "divided by n": (
-        "normalised",
-        {},
-        None,
-        "vectors",
-        lambda _: make_encoding("normalised", length=71).vectors,
-    ),
+    "divided by n": ("normalised", {}, None, "encoding", lambda _: make_encoding("normalised", length=71)),
     "first digit first": (
-        *("binary", {}, None, "vectors"),
-        lambda right: lambda positions, width: right(positions, width).flip(-1),
+        *("binary", {}, *FORWARD),
+        lambda right: lambda positions: right(positions).flip(-1),
     ),
     "the row after": ("learned", {}, None, "table", lambda table: table.roll(1, 0)),
-    "growth instead of decay": ("xpos", {}, None, "decay", lambda decay: 1 / decay),
-    "the same power for queries and keys": ("xpos", {}, None, "forward", the_same_power_for_queries_and_keys),
+    "growth instead of decay": ("xpos", {}, *CONSTANTS, lambda c: c | {"decay": 1 / c["decay"]}),
+    "the same power for queries and keys": ("xpos", {}, *FORWARD, the_same_power_for_queries_and_keys),
     "keys from the other end": ("shaw", {}, None, "keys", lambda keys: keys.flip(1)),
     "values from the other end": ("shaw", {}, None, "values", lambda values: values.flip(1)),
     "keys of another layer": ("shaw", {}, None, "keys", lambda keys: keys.roll(1, 0)),
@@ -558,36 +559,36 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], Any, str, Callable[[Any], Any]]] 
     "keys and values exchanged": ("shaw", {}, None, "", exchanged("keys", "values")),
     "no values": ("shaw", {}, None, "values", lambda values: values * 0),
     "u and v exchanged": ("transformer-xl", {}, None, "", exchanged("u", "v")),
-    "queries alone turned": (
-        *("rope", {}, None, "forward"),
-        lambda right: lambda stock, *call: replace(right(stock, *call), key=stock.key),
+    "queries alone rotated": (
+        *("rope", {}, *FORWARD),
+        lambda right: lambda inputs: replace(right(inputs), key=inputs.key),
     ),
-    "neighbours paired": ("rope", {}, rotary, "turned", lambda _: neighbours_paired),
+    "neighbours paired": ("rope", {}, rotary, "rotated", lambda _: neighbours_paired),
     "slowest pairs kept": (
-        *("p-rope", {}, None, "angles"),
-        lambda _: rotary.ladder((THETA * (torch.arange(len(THETA)) >= len(THETA) - 4)).float()),
+        *("p-rope", {}, *CONSTANTS),
+        with_frequencies(THETA * (torch.arange(len(THETA)) >= len(THETA) - 4)),
     ),
     "exponents over the kept pairs in place of the whole head": (
-        *("p-rope", {}, None, "angles"),
-        lambda _: rotary.ladder(torch.cat((torch.tensor(oracle.ladder(BASE, 8)), THETA[:2] * 0)).float()),
+        *("p-rope", {}, *CONSTANTS),
+        with_frequencies(torch.cat((torch.tensor(oracle.ladder(BASE, 8)), THETA[:2] * 0))),
     ),
-    "frequencies of the whole head": (
-        "partial",
-        {},
-        None,
-        "angles",
-        lambda _: rotary.ladder(THETA[:3].float()),
-    ),
+    "frequencies of the whole head": ("partial", {}, *CONSTANTS, with_frequencies(THETA[:3])),
     "axes exchanged": (
         *("axial", {"grid": (4,)}, rotary, "coordinates"),
         lambda right: lambda positions, grid: right(positions, grid).flip(-1),
     ),
-    "last heads turned": ("nope-heads", {"rotated": 0.3}, None, "forward", last_heads_turned),
-    "layers counted from 0": (
-        *("nope-layers", {"every": 2}, None, "skipped"),
-        lambda skipped: frozenset(layer - 1 for layer in skipped),
+    "last heads rotated": (
+        *("nope-heads", {"rotated": 0.3}, *FORWARD),
+        lambda right: lambda inputs: replace(other_heads(right(other_heads(inputs))), value=inputs.value),
     ),
-    "cooler instead of hotter": ("drope", {"temperature": 1.7}, None, "temperature", lambda hot: 1 / hot),
+    "layers counted from 0": (
+        *("nope-layers", {"every": 2}, *FORWARD),
+        lambda right: lambda inputs: right(replace(inputs, layer=inputs.layer - 1)),
+    ),
+    "cooler instead of hotter": (
+        *("drope", {"temperature": 1.7}, None, "encoding"),
+        lambda _: make_encoding("drope", temperature=1 / 1.7),
+    ),
 }
 
 
@@ -687,7 +688,7 @@ def test_tokens_that_follow_each_other_are_read_as_if_their_scores_were_written_
 
 @pytest.mark.parametrize(("name", "parameters"), BY_DISTANCE, ids=str)
 def test_distances_that_are_one_off_would_be_found(name, parameters, monkeypatch):
-    monkeypatch.setattr(relative, "table", lambda *given: table(*given).roll(1, -1))
+    monkeypatch.setattr(by_distance, "table", lambda *given: table(*given).roll(1, -1))
     with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer, torch.no_grad():
         inputs = drawn(3, 150, 150)
         fast, slow = (layer.read(*inputs, mask)[0] for mask in (None, causal(150, 150)[:, None]))
@@ -817,7 +818,7 @@ def test_a_parameter_outside_its_domain_is_refused(name, parameter, value, neede
 )
 def test_a_model_that_an_encoding_does_not_fit_is_refused(name, parameters, changes, message):
     with pytest.raises(RopepatchError) as error:
-        make_encoding(name, **parameters).build(shape(**changes))
+        EncodingModule(make_encoding(name, **parameters), shape(**changes))
     assert str(error.value) == message
     assert error.value.hint
 
@@ -832,7 +833,7 @@ def test_a_model_that_changes_its_scores_itself_is_refused(argument):
 
 
 def test_a_position_without_a_learned_row_is_refused():
-    module = encoding_of("learned").build(shape())
+    module = EncodingModule(encoding_of("learned"), shape())
     assert module(torch.tensor([[WINDOW - 1]])).shape == (1, 1, HIDDEN)
     with pytest.raises(RopepatchError, match="learned positions end at 63, got position 64") as error:
         module(torch.tensor([[3, WINDOW]]))
@@ -857,10 +858,10 @@ def test_an_xpos_that_would_overflow_is_refused():
 @pytest.mark.parametrize("tokens", [1000, 3000, 4200, 4400])
 def test_xpos_in_half_precision_is_finite_or_refused(tokens):
     inputs = [8 * x.half() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
-    module = encoding_of("xpos").build(shape(heads=1, key_value_heads=1))
+    module = EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1))
     positions = torch.arange(tokens)[None]
     try:
-        attended = module(Attended(*inputs), 0, Places(positions, positions), 0.3)
+        attended = module(AttentionInputs(*inputs, positions, positions, 0, 0.3))
     except RopepatchError:
         return
     assert attended.query.isfinite().all()

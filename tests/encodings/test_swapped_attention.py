@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError, swap
 from ropepatch.attention import tiles
-from ropepatch.attention.places import places_of
+from ropepatch.attention.places import Places, places_of
 from ropepatch.attention.relative import Relative
 from ropepatch.attention.sight import Sight
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
-from ropepatch.encodings.encoding import Places
+from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.evaluation.retrieval import ask
 
 # Of the second half of a row, after a first half in the cache.
@@ -116,8 +116,9 @@ def test_absolute_positions_are_not_added_to_embeddings_that_the_model_scales(fa
 
 def test_parameters_follow_the_tokens_to_another_device(model):
     """On the meta device, where a tensor of another device would be an error."""
-    module = ropepatch.swap(model, "t5").module
-    assert module.bias(torch.zeros(2, dtype=torch.long, device="meta")).device.type == "meta"
+    module, positions = ropepatch.swap(model, "t5").module, torch.zeros(1, 2, dtype=torch.long)
+    inputs = AttentionInputs(*torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0)
+    assert module(inputs).relative.numbers.device.type == "meta"
 
 
 # Cached equals full, generation
@@ -219,7 +220,7 @@ def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
         layer.self_attn.scaling = scale
     seen: list[tuple[int, float]] = []
     handle = put(model, "shaw")
-    handle.module.register_forward_pre_hook(lambda _, call: seen.append((call[1], call[-1])))
+    handle.module.register_forward_pre_hook(lambda _, call: seen.append((call[0].layer, call[0].scaling)))
     logits(model)
     assert seen == [(0, 0.3), (1, 0.4)]
 

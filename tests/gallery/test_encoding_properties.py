@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,10 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch.encodings.absolute import Sinusoidal, sinusoid
-from ropepatch.encodings.biases import ALiBi, LinearBias
 from ropepatch.encodings.registry import ENCODINGS
-from ropepatch.encodings.rotary import RoPE, Turning, ladder
-from ropepatch.encodings.unrotated import NoPE
+from ropepatch.encodings.relative import ALiBi
+from ropepatch.encodings.rotary import NoPE, RoPE
 from ropepatch.gallery.identity_model import IdentityModel
 from ropepatch.gallery.properties import MEANINGS, identical_tokens_agree, properties_of
 
@@ -144,16 +143,24 @@ class ByLength(RoPE):
 
     length: int
 
-    def build(self, shape):
-        return Turning(lambda p: (100 * p / self.length)[..., None] * shape.rope.inv_freq())
+    def angles(self, positions, inv_freq):
+        return super().angles(100 * positions / self.length, inv_freq)
 
 
 def turning(change, scale=1.0):
     """A rope whose positions are changed, by a function of the positions and the window."""
+    factor = scale
 
     class Flawed(RoPE):
-        def build(self, shape):
-            return Turning(lambda p: ladder(shape.rope.inv_freq())(change(p, shape.window)), scale)
+        def apply(self, inputs, shape, *, inv_freq):
+            at = {
+                name: change(getattr(inputs, name), shape.window)
+                for name in ("query_positions", "key_positions")
+            }
+            return super().apply(replace(inputs, **at), shape, inv_freq=inv_freq)
+
+        def scale(self, shape):
+            return factor
 
     return Flawed
 
@@ -161,8 +168,8 @@ def turning(change, scale=1.0):
 class Inverted(ALiBi):
     """What is farther scores more."""
 
-    def build(self, shape):
-        return LinearBias(-super().build(shape).slopes)
+    def constants(self, shape):
+        return {"slopes": -super().constants(shape)["slopes"]}
 
 
 ENDING = turning(lambda p, window: torch.where(p < 5 * window, p, torch.nan))

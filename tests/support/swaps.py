@@ -26,14 +26,10 @@ TRAINED = ["learned", "shaw", "transformer-xl", "t5"]
 IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 
-# The first of every module, and those with parameters to train; the others in the sweep.
-FIRST = {kind.__module__: name for name, kind in reversed(ENCODINGS.items())}.values()
+OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others in the sweep
 every_encoding = pytest.mark.parametrize(
     "name",
-    [
-        name if name in {*FIRST, *TRAINED} else pytest.param(name, marks=pytest.mark.sweep)
-        for name in ENCODINGS
-    ],
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS],
 )
 
 
