@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ropepatch.attention.relative import Relative as Relative
 from ropepatch.errors import RopepatchError
+from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings.parameters import Checked
 
@@ -41,6 +42,20 @@ class ModelShape:
     hidden_size: int
     rope: Rope
     initializer_range: float = 0.02
+
+    @classmethod
+    def of(cls, surveyed: Survey) -> ModelShape:
+        """The sizes that a configuration states."""
+        config: Any = surveyed.config
+        return cls(
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            head_dim=surveyed.head_dim,
+            hidden_size=config.hidden_size,
+            rope=surveyed.rope,
+            initializer_range=config.initializer_range,
+        )
 
     @property
     def window(self) -> int:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention import make_map, map_attention
-from ropepatch.encodings.models import shape_of
+from ropepatch.encodings.encoding import ModelShape
 from ropepatch.encodings.registry import make_encoding
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
@@ -86,7 +86,7 @@ def _swap_again(model: Any, folder: Path) -> None:
     encoding = make_encoding(record.encoding, **record.parameters)
     surveyed = survey(model.config.to_dict(), model)
     prefix, weights = f"{surveyed.site.path}.module.", read_headers(folder)
-    parameters = encoding.sizes(shape_of(model, surveyed))
+    parameters = encoding.sizes(ModelShape.of(surveyed))
     expected = {f"{prefix}{name}": size for name, size in parameters.items()}
     stored = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
     if stored != expected:

@@ -12,26 +12,12 @@ from transformers import PreTrainedModel
 
 from ropepatch.attention.interchange import SLOT, attending_here, uninterchangeable
 from ropepatch.encodings.attention import NAME
-from ropepatch.encodings.encoding import AttentionInputs, ModelShape
+from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.encodings.rotary import rotated as rotated_by
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.config import text_config
 from ropepatch.model.survey import Survey
-
-
-def shape_of(base: PreTrainedModel, survey: Survey) -> ModelShape:
-    """What an encoding must know of a model."""
-    config: Any = text_config(base.config)
-    return ModelShape(
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=survey.head_dim,
-        hidden_size=config.hidden_size,
-        rope=survey.rope,
-        initializer_range=config.initializer_range,
-    )
 
 
 def attentions_of(base: PreTrainedModel) -> list[Any]:

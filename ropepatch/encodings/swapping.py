@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ropepatch.attention.interchange import ATTENTION, SLOT, set_attention
 from ropepatch.attention.unrotated import Unrotated
 from ropepatch.encodings.attention import NAME
-from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule
-from ropepatch.encodings.models import attentions_of, check_embeddings, check_model, shape_of
+from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
+from ropepatch.encodings.models import attentions_of, check_embeddings, check_model
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
@@ -64,6 +64,14 @@ class SwappedPositions(Unrotated):
         encoded: AttentionInputs = inputs if self.absolute else self.module(inputs)
         return encoded
 
+    def added(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Add the vectors of the positions to the inputs of the first layer: a hook before its forward."""
+        hidden, *others = args
+        vectors = self.module(kwargs["position_ids"])
+        return (hidden + vectors.to(hidden.dtype), *others), kwargs
+
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
         """A copy within the copy of a model, whose attention finds it.
 
@@ -84,20 +92,6 @@ class SwappedPositions(Unrotated):
         """What `print(model)` shows."""
         values = [f"{name}={value!r}" for name, value in self.encoding.parameters().items()]
         return ", ".join([self.encoding.name, *values])
-
-
-class _Added:
-    """A hook before the first layer that adds the vectors of the positions."""
-
-    def __init__(self, positions: SwappedPositions) -> None:
-        self.positions = positions
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden, *others = args
-        vectors = self.positions.module(kwargs["position_ids"])
-        return (hidden + vectors.to(hidden.dtype), *others), kwargs
 
 
 class Swap(Substitution[SwappedPositions]):
@@ -163,7 +157,7 @@ class Swap(Substitution[SwappedPositions]):
             del attention.__dict__[SLOT]
         first = _first_layer(self.model, self.path)
         for key, hook in list(first._forward_pre_hooks.items()):
-            if isinstance(hook, _Added):
+            if getattr(hook, "__self__", None) is self._substitute:
                 del first._forward_pre_hooks[key], first._forward_pre_hooks_with_kwargs[key]
         encoding = self._substitute.encoding
         logger.info("%s: positions %s -> rope", type(self.model).__name__, encoding.name)
@@ -209,7 +203,7 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
     if encoding.family == "absolute":
         check_embeddings(base)
     weight = attentions[0].q_proj.weight
-    module = EncodingModule(encoding, shape_of(base, surveyed)).to(device=weight.device, dtype=base.dtype)
+    module = EncodingModule(encoding, ModelShape.of(surveyed)).to(weight.device, base.dtype)
     path = surveyed.site.path
     stock = base.get_submodule(path)
     positions = SwappedPositions(stock, module, text_config(base.config)).train(base.training)
@@ -218,7 +212,7 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
     for attention in attentions:
         attention.__dict__[SLOT] = positions
     if positions.absolute:
-        _first_layer(base, path).register_forward_pre_hook(_Added(positions), with_kwargs=True)
+        _first_layer(base, path).register_forward_pre_hook(positions.added, with_kwargs=True)
     set_attention(base, NAME)
     logger.info("%s: positions rope -> %s", type(base).__name__, positions.extra_repr())
     return Swap(base, path, positions)

@@ -35,7 +35,6 @@ from ropepatch.encodings import ENCODINGS, absolute, make_encoding, relative, ro
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
-from ropepatch.encodings.models import shape_of
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
 from ropepatch.model.survey import survey
@@ -124,7 +123,7 @@ class Layer(NamedTuple):
 
 @lru_cache
 def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
-    return shape_of(model, survey(model.config.to_dict(), model))
+    return ModelShape.of(survey(model.config.to_dict(), model))
 
 
 @contextmanager
