@@ -54,7 +54,7 @@ def demo(
     from ropepatch.evaluation.results import environment
     from ropepatch.extension.planning import plan
     from ropepatch.extension.writing import extend
-    from ropepatch.model.precision import whereabouts
+    from ropepatch.model.precision import describe_placement
 
     nothing = "nothing is kept; the same command starts anew"
     with interruptible(say_on_stderr, lambda: nothing), new_folder(folder) as partial:
@@ -62,7 +62,7 @@ def demo(
         extended = extend(tiny_plan, partial / f"tiny-{METHOD}-2k")
         where = device or best_device()
         base, tokenizer = load("tiny", device=where)
-        for line in whereabouts(base):
+        for line in describe_placement(base):
             speech["say"](line)
         tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))

@@ -11,7 +11,7 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.processes import distribute
 from ropepatch.extension.history import context_before
 from ropepatch.model.loading import AUTO, load_tokenizer
-from ropepatch.model.precision import put, reads_faster_whole, whereabouts
+from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.record_file import swapped_encoding
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import Survey, survey_folder
@@ -59,14 +59,15 @@ class Subject:
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
         spread = AUTO if self.device == AUTO else None
-        loaded, whole = load_checkpoint(self.source.folder, self.dtype, spread), False
+        model: Any = load_checkpoint(self.source.folder, self.dtype, spread)
         if self.dtype is None and not spread:
-            choose = partial(reads_faster_whole, device=self.device)
-            (whole,) = distribute([loaded], choose, key=lambda model: self.name, split=True)
-        model: PreTrainedModel = loaded if spread else put(loaded, self.device, whole=whole)
-        for line in whereabouts(model):
+            choose = partial(prefers_float32, device=self.device)
+            (float32,) = distribute([model], choose, key=lambda model: self.name, split=True)
+            model = model.float() if float32 else model
+        loaded: PreTrainedModel = model if spread else model.to(self.device)
+        for line in describe_placement(loaded):
             self.say(line)
-        return model
+        return loaded
 
     def forget_model(self) -> None:
         """Free its memory; the model is loaded again if it is asked for."""

@@ -42,7 +42,7 @@ from ropepatch.fitting.searches import run_search
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import check_device, load_model, load_tokenizer
-from ropepatch.model.precision import put, reads_faster_whole, whereabouts
+from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import Source, find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint, read_headers
@@ -217,7 +217,7 @@ def fit(
     material.check_ids(loaded.config.get_text_config().vocab_size)
     request = _request(source, to, material, settings)
     with reading(_placed(loaded, device, work), survey) as module:
-        for line in whereabouts(loaded):
+        for line in describe_placement(loaded):
             say(line)
         bench = FitBench(loaded, tokenizer, module, survey, material, settings)
         budget = math.inf if minutes is None else 60 * minutes
@@ -253,10 +253,11 @@ def remove_finished(work: Path) -> None:
 def _placed(model: Any, device: str, work: Path | None) -> Any:
     """The model on its device, in the precision in which the fit of a work folder began."""
     if work is None or not (work / STATE).exists():
-        choose = partial(reads_faster_whole, device=device)
-        (whole,) = distribute([model], choose, key=lambda model: device, split=True)
-        return put(model, device, whole=whole)
-    return put(model, device, whole=read_json(work / STATE).get("dtype") == str(torch.float32))
+        choose = partial(prefers_float32, device=device)
+        (float32,) = distribute([model], choose, key=lambda model: device, split=True)
+    else:
+        float32 = read_json(work / STATE).get("dtype") == str(torch.float32)
+    return (model.float() if float32 else model).to(device)
 
 
 def _request(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""What the structure of a model does not tell: every exception by architecture, a row each.
-
-A new exception for an architecture is one more name in a row, and nothing else.
-"""
+"""What the structure of a model does not show: exceptions by architecture, a row each."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True)
 class Exceptional:
-    """The architectures that are unlike others in one way; `model_type in row` tells.
+    """Model types that need special handling; `model_type in row` tells.
 
     Args:
         model_types: In transformers' words; `*` stands for any letters.
-        reason: What is unlike in them.
+        reason: The difference to others.
         version: Of the program whose sources were read, or which was run.
     """
 
@@ -27,79 +24,56 @@ class Exceptional:
         return any(fnmatchcase(str(model_type), pattern) for pattern in self.model_types)
 
 
-# What a user should know when such a model is planned.
-LOCAL_ONLY = Exceptional(
-    frozenset({"cohere2", "cohere2_moe"}),
+def _row(model_types: str, reason: str, version: str) -> Exceptional:
+    return Exceptional(frozenset(model_types.split()), reason, version)
+
+
+T4, T5 = "transformers 4.57.6", "transformers 5.23"
+
+# Remarks of a plan.
+LOCAL_ONLY = _row(
+    "cohere2 cohere2_moe",
     "only the sliding-window layers rotate here: the global layers need no scaling to read farther",
-    "transformers 5.23",
+    T5,
 )
-NORMALISED = Exceptional(
-    frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text", "nanochat"}),
+NORMALISED = _row(
+    "hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat",
     "queries and keys are normalised after rotation here: an attention factor changes nothing",
-    "transformers 5.23",
+    T5,
 )
 
 # How config.json names and states the rope.
-NEOX_KEYS = Exceptional(
-    frozenset({"gpt_neox", "gpt_neox_japanese"}),
-    "rope_theta is called rotary_emb_base, and partial_rotary_factor rotary_pct",
-    "transformers 4",
+NEOX_KEYS = _row(
+    "gpt_neox gpt_neox_japanese", "rotary_emb_base is rope_theta, rotary_pct partial_rotary_factor", T4
 )
-LOCAL_BASE = Exceptional(
-    frozenset({"gemma3*"}),
-    "the base of the sliding-window layers stands at the top as rope_local_base_freq",
-    "transformers 4",
+LOCAL_BASE = _row("gemma3*", "rope_local_base_freq is the base of the sliding-window layers", T4)
+STATE_THETA = _row(
+    "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral mixtral "
+    "olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2",
+    "younger than the key rope_theta, which every configuration states",
+    T4,
 )
-STATE_THETA = Exceptional(
-    frozenset({"cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm"})
-    | frozenset({"glm4", "gpt_oss", "granite", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "phi3"})
-    | frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2"}),
-    "they are younger than the key rope_theta, so that every configuration states it",
-    "transformers 4",
+STATE_THETA_LATELY = _row(
+    "llama phi stablelm persimmon", "configurations since transformers 4.34 state rope_theta", T4
 )
-STATE_THETA_LATELY = Exceptional(
-    frozenset({"llama", "phi", "stablelm", "persimmon"}),
-    "configurations that transformers 4.34 or a later one wrote state rope_theta",
-    "transformers 4.34",
-)
-OPEN_RAMP = Exceptional(
-    frozenset({"gpt_oss"}), "the published configuration itself says truncate: false", "transformers 5.23"
-)
+OPEN_RAMP = _row("gpt_oss", "the published configuration says truncate: false", T5)
 
-# What readers do with it.
-REFUSED_BY_4 = Exceptional(
-    frozenset({"llama4", "llama4_text", "olmo", "olmo2", "phi3", "phi4_multimodal"}),
-    "transformers 4 wants other keys in rope_scaling than it does elsewhere",
-    "transformers 4.57.6",
+# How readers differ.
+REFUSED_BY_4 = _row(
+    "llama4 llama4_text olmo olmo2 phi3 phi4_multimodal", "transformers 4 wants other rope_scaling keys", T4
 )
-SCALED_BY_DEFAULT = Exceptional(
-    frozenset({"apertus", "gpt_oss"}),
-    "transformers 4 scales the rope of a configuration without rope_scaling; null says that it is not scaled",
-    "transformers 4.57.6",
+SCALED_BY_DEFAULT = _row(
+    "apertus gpt_oss", "transformers 4 scales the rope where rope_scaling is absent, not where it is null", T4
 )
-IGNORED_BY_4 = Exceptional(
-    frozenset({"nemotron"}), "transformers 4 does not look at rope_scaling", "transformers 4.57.6"
-)
-NEWER_THAN_4 = Exceptional(
-    frozenset({"ministral3", "qwen3_5*"}), "transformers 4 does not have them", "transformers 4.57.6"
-)
-UNSCALED_IN_MLX = Exceptional(
-    frozenset({"qwen3_5*"}),
+IGNORED_BY_4 = _row("nemotron", "transformers 4 ignores rope_scaling", T4)
+NEWER_THAN_4 = _row("ministral3 qwen3_5*", "transformers 4 does not have them", T4)
+UNSCALED_IN_MLX = _row(
+    "qwen3_5*",
     "mlx-vlm and ollama's MLX runner read rope_theta, partial_rotary_factor and mrope_section alone",
     "mlx-vlm issue 1478, ollama 0.33.3 (issue 18262)",
 )
-REBUILD_CACHE = Exceptional(
-    frozenset({"phi3", "phimoe", "phi4_multimodal"}),
-    "generate() drops the cache when LongRoPE switches from one list to the other",
-    "transformers 5.23",
+REBUILD_CACHE = _row("phi3 phimoe phi4_multimodal", "generate() drops the cache where LongRoPE switches lists", T5)
+IN_LLAMA_CPP = _row(
+    "llama mistral qwen2", "run by llama.cpp's LLaMA graph: tests compared logits", "llama.cpp 0c1e57098"
 )
-IN_LLAMA_CPP = Exceptional(
-    frozenset({"llama", "mistral", "qwen2"}),
-    "llama.cpp's LLaMA graph runs them: the tests have compared the logits there",
-    "llama.cpp 0c1e57098",
-)
-SCALED_EMBEDDINGS = Exceptional(
-    frozenset({"*gemma*"}),
-    "embeddings are multiplied before the first layer: absolute positions would have another weight there",
-    "transformers 5.23",
-)
+SCALED_EMBEDDINGS = _row("*gemma*", "embeddings are multiplied before the first layer", T5)

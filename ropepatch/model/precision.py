@@ -1,10 +1,9 @@
 """The precision in which a device computes: bfloat16 where it has units for it, float32 elsewhere.
 
-It follows from the hardware, never from a clock: the same on every run. AVX512_BF16 counts as well as AMX.
-Measured once on an AMD EPYC that has the former alone (one thread, torch 2.13), bfloat16 takes of the time of
-float32 0.22 for a product of 512 x 1024 and 1024 x 1024 numbers; 0.55 for a forward pass of `tiny` over 256
-tokens, 0.31 of a LLaMA of 75M parameters over 512; 0.69 and 0.40 for a training step on 256 tokens in mixed
-precision; 1.47 and 0.71 for one token at a time.
+It follows from the hardware, never from a clock. AVX512_BF16 counts as well as AMX: measured once on an AMD
+EPYC that has the former alone (one thread, torch 2.13), bfloat16 takes 0.55 of the time of float32 for a
+forward pass of `tiny` over 256 tokens, 0.31 for a LLaMA of 75M parameters over 512; 0.69 and 0.40 for a
+training step on 256 tokens in mixed precision; 1.47 and 0.71 for one token at a time.
 """
 
 from __future__ import annotations
@@ -17,22 +16,14 @@ import torch
 from transformers import PreTrainedModel
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-LARGE = 10**9  # parameters, from which on a CPU takes long
-AMPERE = 8, 0  # the compute capability from which on a GPU has units for bfloat16
-UNITS = {
-    "AMX": "_is_amx_tile_supported",
-    "AVX512_BF16": "_is_avx512_bf16_supported",
-}  # of torch.cpu, if it has
+LARGE = 10**9  # parameters from which on a CPU is slow
+AMPERE = 8, 0  # the first compute capability with units for bfloat16
+UNITS = {"AMX": "_is_amx_tile_supported", "AVX512_BF16": "_is_avx512_bf16_supported"}  # in torch.cpu
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision.
-
-    Args:
-        dtype: `float32`, `bfloat16` or `float16`.
-        reason: The hardware from which it follows; empty where it is stated.
-    """
+    """`float32`, `bfloat16` or `float16`, and the hardware it follows from; no reason where it is stated."""
 
     dtype: str
     reason: str = ""
@@ -52,49 +43,44 @@ def fastest(device: str | torch.device | None = None) -> Precision:
         capability = torch.cuda.get_device_capability(on)
         dtype = BFLOAT16 if capability >= AMPERE else FLOAT32
         return Precision(dtype, f"compute capability {'.'.join(map(str, capability))}")
-    units = [name for name, asked in UNITS.items() if getattr(torch.cpu, asked, bool)()]
+    units = [name for name, supported in UNITS.items() if getattr(torch.cpu, supported, bool)()]
     if on.type == "cpu" and units:
         return Precision(BFLOAT16, f"this CPU has {units[0]}")
     return Precision(FLOAT32, "no units for bfloat16")
 
 
-def reads_faster_whole(model: PreTrainedModel, device: str | torch.device) -> bool:
-    """Whether a model of bfloat16 is to be read in float32: on a CPU that has no units for bfloat16.
+def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
+    """Whether a bfloat16 model runs faster in float32: on a CPU without units for bfloat16.
 
-    Never the other way round, as that would round its weights; and never where float32 would take more than
-    half of the machine's memory.
+    False where float32 would take more than half of the machine's memory.
     """
     on_cpu = torch.device(device).type == "cpu"
     if not on_cpu or model.dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
         return False
-    needed = 4 * sum(weight.numel() for weight in model.parameters())
-    return 2 * needed <= _memory() and fastest(device).dtype == FLOAT32
+    return 8 * num_parameters(model) <= _memory() and fastest(device).dtype == FLOAT32
 
 
-def put(model: Any, device: str | torch.device, *, whole: bool) -> Any:
-    """A model on its device, in float32 if that is how it is to be read."""
-    return (model.float() if whole else model).to(device)
-
-
-def whereabouts(model: PreTrainedModel) -> list[str]:
-    """On what a model is read and in which precision, in words; and a warning where that will take long."""
+def describe_placement(model: PreTrainedModel) -> list[str]:
+    """The device and dtype of a model, in words; and a warning where that will take long."""
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
-    places = dict.fromkeys(str(place) for place in (getattr(model, "hf_device_map", None) or {}).values())
-    if len(places) > 1:
-        return [f"on {', '.join(places)}, {dtype}"]
+    devices = dict.fromkeys(str(place) for place in (getattr(model, "hf_device_map", None) or {}).values())
+    if len(devices) > 1:
+        return [f"on {', '.join(devices)}, {dtype}"]
     if device.type != "cpu":
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         return [f"on {device}{name}, {dtype}"]
-    threads = torch.get_num_threads()
-    lines = [f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}"]
-    size = sum(weight.numel() for weight in model.parameters())
-    if size >= LARGE:
-        lines.append(f"warning: {size / 1e9:.1f} billion parameters are read on the CPU, which takes long")
-    return lines
+    threads, size = torch.get_num_threads(), num_parameters(model)
+    slow = f"warning: {size / 1e9:.1f} billion parameters are read on the CPU, which takes long"
+    return [f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}", *([slow] * (size >= LARGE))]
+
+
+def num_parameters(model: PreTrainedModel) -> int:
+    """All parameters of a model."""
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _memory() -> int:
-    """Of this machine, in bytes; 0 where it does not say."""
+    """The machine's memory in bytes; 0 where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

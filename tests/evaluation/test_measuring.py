@@ -454,7 +454,7 @@ def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_r
     monkeypatch.setattr(
         subject, "load_checkpoint", lambda folder, *_: load_model(folder, dtype=torch.bfloat16)
     )
-    monkeypatch.setattr(subject, "reads_faster_whole", lambda model, device: not first)
+    monkeypatch.setattr(subject, "prefers_float32", lambda model, device: not first)
     monkeypatch.setattr(subject, "distribute", lambda items, work, **how: [first] if how["split"] else [])
     tiny = subject.Subject("tiny", find_source("tiny", weights=True), survey_folder(TINY), "cpu")
     assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -6,7 +6,7 @@ from transformers.utils import generic
 
 import ropepatch
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.model.precision import whereabouts
+from ropepatch.model.precision import describe_placement
 from ropepatch.model.source import TINY
 
 DOCUMENTS = [list(range(5, 300)), list(range(9, 200))]
@@ -24,7 +24,7 @@ def spread():
 
 def test_layers_on_several_devices_give_the_losses_and_passkeys_of_one(spread, tiny):
     model, tokenizer = tiny
-    assert whereabouts(spread) == ["on cpu, disk, float32"]
+    assert describe_placement(spread) == ["on cpu, disk, float32"]
     assert spread.model.layers[0].self_attn.q_proj.weight.is_meta
     for method in (None, "yarn"):
         curves = []

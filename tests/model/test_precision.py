@@ -7,7 +7,7 @@ import torch
 
 import ropepatch
 from ropepatch.model import precision
-from ropepatch.model.precision import fastest, reads_faster_whole
+from ropepatch.model.precision import fastest, prefers_float32
 
 UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
 
@@ -41,8 +41,8 @@ def test_a_cpu_computes_in_bfloat16_where_it_has_units_for_it(hardware, units, d
     assert (chosen.dtype, chosen.to_dict()) == (dtype, {"dtype": dtype})
     assert said in str(chosen)
     model, _ = ropepatch.load("tiny")
-    assert reads_faster_whole(model.bfloat16(), "cpu") is (dtype == "float32")
-    assert not reads_faster_whole(model.float(), "cpu")  # it is, and it is never rounded
+    assert prefers_float32(model.bfloat16(), "cpu") is (dtype == "float32")
+    assert not prefers_float32(model.float(), "cpu")  # it is, and it is never rounded
 
 
 def test_a_torch_that_does_not_tell_of_units_computes_in_float32(hardware, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_gpu_computes_in_bfloat16_from_ampere_on(hardware, capability, dtype):
     assert {fastest().dtype, fastest("cuda").dtype} == {dtype}
     assert fastest("cpu").dtype == "float32"
     model, _ = ropepatch.load("tiny")
-    assert reads_faster_whole(model.bfloat16(), "cpu")
+    assert prefers_float32(model.bfloat16(), "cpu")
 
 
 def test_another_accelerator_computes_in_float32(hardware):
@@ -74,7 +74,7 @@ def test_a_model_for_which_memory_is_short_stays_as_it_is(hardware, monkeypatch)
     hardware()
     monkeypatch.setattr(precision, "_memory", lambda: 1 << 20)
     model, _ = ropepatch.load("tiny")
-    assert not reads_faster_whole(model.bfloat16(), "cpu")
+    assert not prefers_float32(model.bfloat16(), "cpu")
 
 
 def test_no_clock_and_no_random_state_takes_part(monkeypatch):
@@ -85,5 +85,5 @@ def test_no_clock_and_no_random_state_takes_part(monkeypatch):
     before = torch.random.get_rng_state()
     monkeypatch.setattr(time, "perf_counter", clock)
     assert len({fastest() for _ in range(40)} | {fastest(model.device)}) == 1
-    reads_faster_whole(model.bfloat16(), "cpu")
+    prefers_float32(model.bfloat16(), "cpu")
     assert torch.equal(before, torch.random.get_rng_state())

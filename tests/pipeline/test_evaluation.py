@@ -10,7 +10,7 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
-from ropepatch.model.precision import whereabouts
+from ropepatch.model.precision import describe_placement
 from ropepatch.report import print_results
 
 
@@ -83,7 +83,7 @@ def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_recor
 
 def test_a_model_too_large_for_a_cpu_is_said_to_take_long(tiny, monkeypatch):
     monkeypatch.setattr("ropepatch.model.precision.LARGE", 10)
-    where, warning = whereabouts(tiny[0])
+    where, warning = describe_placement(tiny[0])
     assert where.startswith("on cpu, float32, ")
     assert re.fullmatch(r"warning: .* billion parameters are read on the CPU, which takes long", warning)
 
