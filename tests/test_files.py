@@ -19,7 +19,6 @@ from ropepatch import RopepatchError, files
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.cli.recipes import recipes as show_recipes
 from ropepatch.data.sources import local_files, stream_documents
-from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import copy_small_files
@@ -33,8 +32,7 @@ from ropepatch.files import (
     remove,
     whole_file,
 )
-from ropepatch.model.source import find_source, stated_by_card
-from ropepatch.model.weights import read_header, read_headers
+from ropepatch.model.weights import read_headers
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe
@@ -42,21 +40,8 @@ from ropepatch.training.recipe import Recipe
 REFUSED = "is a pipe, a socket or a device, expected a regular file"
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
-OF_A_CHECKPOINT = [
-    *("config.json", SINGLE, "model-00001-of-00002.safetensors", INDEX, "tokenizer.json", "tokenizer.model"),
-    *(
-        "tokenizer_config.json",
-        "generation_config.json",
-        "ropepatch.json",
-        "adapter_config.json",
-        "README.md",
-    ),
-    *("merges.txt", "chat_template.jinja", "additional_chat_templates/tools.jinja"),
-]
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "json": ("config.json", read_json),
-    "header": (SINGLE, read_header),
-    "headers": (SINGLE, lambda file: read_headers(file.parent)),
     "index": (INDEX, lambda file: read_headers(file.parent)),
     "scaling": ("scaling.json", read_scaling),
     "set": ("x.json", lambda file: parse_settings("custom", [f"divisors={file}"])),
@@ -66,7 +51,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "parquet": ("a.parquet", stream_documents),
     "saved dataset": ("saved/data.arrow", lambda file: stream_documents(saved(file.parent))),
     "local files": ("a.txt", local_files),
-    "licence": ("README.md", lambda file: stated_by_card(file.parent)),
     "card": ("README.md", lambda file: write_card(file.parent)),
     "templates": (
         "additional_chat_templates/a.jinja",
@@ -136,15 +120,6 @@ def test_no_reader_opens_a_pipe_or_a_device(reader, put, tmp_path):
     with pytest.raises(RopepatchError, match=REFUSED) as caught:
         read(tmp_path / name)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("find", [lambda folder: find_source(folder, weights=True), diagnose])
-@pytest.mark.parametrize("name", OF_A_CHECKPOINT)
-def test_a_checkpoint_with_a_pipe_or_a_device_is_refused_whole(name, find, put, tmp_path):
-    write_checkpoint(tmp_path / "model")
-    put(tmp_path / "model" / name)
-    with pytest.raises(RopepatchError, match=REFUSED):
-        find(tmp_path / "model")
 
 
 def test_an_endless_device_and_a_socket_are_told_from_files_folders_and_what_is_missing(

@@ -99,12 +99,12 @@ def _index(shards: list[Path]) -> dict[str, Any]:
     places: dict[str, str] = {}
     total = 0
     for file in shards:
-        header = read_header(file)
-        if twice := places.keys() & header.tensors.keys():
+        tensors = read_header(file).tensors
+        if twice := places.keys() & tensors.keys():
             raise RopepatchError(
                 f"{min(twice)} is in {places[min(twice)]} and in {file.name}",
                 hint="keep the files of one save, and copy its index too",
             )
-        places |= dict.fromkeys(header.tensors, file.name)
-        total += header.num_bytes
+        places |= dict.fromkeys(tensors, file.name)
+        total += sum(entry.num_bytes for entry in tensors.values())
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
@@ -114,10 +114,9 @@ def read_shards(folder: Path) -> tuple[Headers, list[Finding]]:
         try:
             tensors = read_header(file).tensors
             headers[file.name] = {name: entry.dtype for name, entry in tensors.items()}
-        except (SafetensorError, OSError) as error:
-            problem, why = f"{file.name} cannot be read: {error}", "the checkpoint does not load"
-            remedy = "download the file again"
-            findings.append(Finding("weights-damaged", "error", problem, why, remedy, file=file.name))
+        except RopepatchError as error:
+            why, remedy = "the checkpoint does not load", "download the file again"
+            findings.append(Finding("weights-damaged", "error", str(error), why, remedy, file=file.name))
     return headers, findings
 
 

@@ -24,7 +24,7 @@ from ropepatch.model.source import (
     check_inside,
     find_source,
     included,
-    is_known,
+    is_carried,
     stated_by_card,
 )
 from ropepatch.model.stock import no_progress_bars
@@ -252,7 +252,7 @@ def small_files(source: Path) -> dict[str, Path]:
     Raises:
         RopepatchError: If one is a link that leads out of it, or no regular file.
     """
-    files = [file for file in sorted(source.iterdir()) if is_known(file.name) and file.name not in WRITTEN]
+    files = [file for file in sorted(source.iterdir()) if is_carried(file.name) and file.name not in WRITTEN]
     files += sorted(source.glob(f"{TEMPLATES}/*.jinja"))
     return _checked({file.relative_to(source).as_posix(): file for file in files}, source)
 

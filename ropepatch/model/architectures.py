@@ -48,8 +48,8 @@ NEOX_KEYS = _row(
 )
 LOCAL_BASE = _row("gemma3*", "rope_local_base_freq is the base of the sliding-window layers", T4)
 STATE_THETA = _row(
-    "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral mixtral "
-    "olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2",
+    "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
+    "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2",
     "younger than the key rope_theta, which every configuration states",
     T4,
 )
@@ -72,7 +72,9 @@ UNSCALED_IN_MLX = _row(
     "mlx-vlm and ollama's MLX runner read rope_theta, partial_rotary_factor and mrope_section alone",
     "mlx-vlm issue 1478, ollama 0.33.3 (issue 18262)",
 )
-REBUILD_CACHE = _row("phi3 phimoe phi4_multimodal", "generate() drops the cache where LongRoPE switches lists", T5)
+REBUILD_CACHE = _row(
+    "phi3 phimoe phi4_multimodal", "generate() drops the cache where LongRoPE switches lists", T5
+)
 IN_LLAMA_CPP = _row(
     "llama mistral qwen2", "run by llama.cpp's LLaMA graph: tests compared logits", "llama.cpp 0c1e57098"
 )

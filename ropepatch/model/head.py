@@ -1,7 +1,7 @@
-"""A model's head, which makes logits of hidden states: found, and run for a few positions at a time.
+"""A model's decoder and head, run for a few positions at a time, and by one thread at a time.
 
-Logits of all tokens of a long text take more memory than the model. Shapes: B rows of T tokens, C positions
-of a chunk, V vocabulary.
+Logits of all tokens of a long text take more memory than the model. Shapes: B sequences of T tokens, C
+positions of a chunk, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Where the model takes its token ids."""
+    """The device that takes the token ids of a model."""
     embedding: Any = model.get_input_embeddings().weight
     return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module | None:
-    """What the model runs below its head; None if it has no such part or cannot give single positions."""
+    """Find the part of a model below its head; None if it cannot return logits of single positions."""
     if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
         return None
     decoder = getattr(model, "get_decoder", lambda: None)()
@@ -40,14 +40,14 @@ def decoder_of(model: PreTrainedModel) -> nn.Module | None:
 
 
 def gives_positions(module: nn.Module) -> bool:
-    """Whether its forward can be asked for the logits of some positions alone."""
+    """Whether forward accepts `logits_to_keep`."""
     return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
 def cache_keyword(model: nn.Module) -> str | None:
-    """Under which name its forward takes the key-value cache, and its output holds it; None if it takes none.
+    """The name of the key-value cache in a model's forward and output; None if it takes none.
 
-    transformers 5.24 calls `cache` what was `past_key_values`, and warns of the old name.
+    transformers 5.24 renames `past_key_values` to `cache` and warns of the old name.
     """
     for module in model.modules():  # wrappers such as PEFT's pass keywords on
         taken = inspect.signature(module.forward).parameters
@@ -57,11 +57,7 @@ def cache_keyword(model: nn.Module) -> str | None:
 
 
 def reading_on(model: PreTrainedModel) -> Callable[..., Any]:
-    """A function that reads further tokens of a text, where its last call ended, and returns the output.
-
-    Raises:
-        RopepatchError: If the model takes no key-value cache.
-    """
+    """Make a function of further token ids [1, T] that continues from its last call, by the cache."""
     name = cache_keyword(model)
     if name is None:
         raise RopepatchError(f"{type(model).__name__} takes no key-value cache", hint="use another model")
@@ -82,14 +78,19 @@ def decoded_once(
     ids: Tensor,
     through: Callable[[Tensor], Tensor] = lambda hidden: hidden,
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
-    """The logits [B, C, V] of positions [C] of ids [B, T], a function within the block.
+    """Compute logits of a few positions at a time from one run of the decoder.
 
-    Every call runs the whole model, but for its decoder, which runs in the first call only: so the head is
-    the model's own code, with all its family does before and after the projection. `through` is applied to
-    the hidden states [B, T, H] once they are computed.
+    The head stays the model's own code, with all its family does before and after the projection: every call
+    runs the whole model, but for its decoder, which runs in the first call only.
+
+    Args:
+        model: The model.
+        decoder: Its `decoder_of`.
+        ids: Token ids [B, T].
+        through: Applied once to the hidden states [B, T, H].
 
     Yields:
-        The function, and the hidden states of the decoder, one per call.
+        The logits [B, C, V] as a function of positions [C]; and the hidden states, one per call.
     """
     forward = decoder.forward
     outputs: list[Any] = []
@@ -130,15 +131,15 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def find_linear_head(model: nn.Module, base: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Linear | None:
-    """The layer whose output is the model's logits as they are; None where there is none, or not one alone.
+    """Find the linear layer whose output is the model's logits, unchanged; None where no layer's is.
 
-    Some families scale or cap their logits, and a LoRA may be on the head. A short pass finds out, in which
-    the layer returns a mark instead, which must come out of the model unchanged.
+    Some families scale or cap their logits, and a LoRA may be on the head. So the layer returns a mark in a
+    short forward pass, which must be the model's output.
 
     Args:
         model: Wrapped or not.
         base: The transformers model within.
-        inputs: Of the pass: what the model takes, with `input_ids` [1, T].
+        inputs: Of the forward pass, with `input_ids` [1, T].
     """
     output: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = [part for part in output.modules() if isinstance(part, nn.Linear)] if output is not None else []
@@ -147,7 +148,6 @@ def find_linear_head(model: nn.Module, base: PreTrainedModel, inputs: Mapping[st
 
 
 def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
-    """Whether the model hands on what this layer gives for all its tokens, as it is."""
     shapes = []
 
     def mark(hidden: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any
     with shadowed(layer, mark):
         try:
             logits = model(use_cache=False, **inputs).logits
-        except (IndexError, RuntimeError):  # of a model that goes on with logits of the usual shape
+        except (IndexError, RuntimeError):  # of a model that computes with logits of the usual shape
             return False
     return shapes == [inputs["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
 
@@ -168,38 +168,24 @@ _FINDING = Lock()
 
 @contextmanager
 def held(module: nn.Module) -> Iterator[None]:
-    """This thread alone has hold of a module within the block; another that wants it waits.
-
-    A model has one lock, whichever of its wrappers, or of itself and its decoder, is given.
-    """
-    models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
-    whole = next(models, None)
+    """Hold the lock of a model within the block; it is one for the model, its wrappers and its decoder."""
+    model = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
     with _FINDING:
-        lock = _LOCKS.setdefault(module if whole is None else whole.base_model, RLock())
+        lock = _LOCKS.setdefault(module if model is None else model.base_model, RLock())
     with lock:
         yield
 
 
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward for one instance within the block, within its hooks; other threads see the usual one.
-
-    Raises:
-        RopepatchError: If the module is a copy that was made within such a block.
-    """
+    """Replace the forward of one instance within the block, within its hooks and for this thread alone."""
     with held(module):
-        before = vars(module).get("forward")  # of a loader that has put its own there
-        if getattr(before, "shadows", module) is not module:
-            raise RopepatchError(
-                "this model was copied while it was measured", hint="copy it again, before or after that"
-            )
-        usual, thread = module.forward, get_ident()
+        before, usual, thread = vars(module).get("forward"), module.forward, get_ident()  # accelerate's
 
         @functools.wraps(usual)
         def by_thread(*args: Any, **kwargs: Any) -> Any:
             return (forward if get_ident() == thread else usual)(*args, **kwargs)
 
-        by_thread.shadows = module  # type: ignore[attr-defined]  # a mark on the function
         module.forward = by_thread
         try:
             yield
@@ -212,10 +198,7 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, for one thread at a time; afterwards every module is back in its own mode.
-
-    What a stock `dynamic` rope has read before plays no part.
-    """
+    """Eval mode for one thread at a time, then each module's own; `dynamic` ropes start anew."""
     with held(model):
         _start_over(model)
         training = [module for module in model.modules() if module.training]
@@ -228,7 +211,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _start_over(model: nn.Module) -> None:
-    """Let stock `dynamic` ropes forget the longest text they read; before transformers 5.13 they never do."""
+    """Reset stock `dynamic` ropes to their first frequencies; before transformers 5.13 they never are."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None) if hasattr(module, "original_max_seq_len") else None
         named = {f"{name}_": kind for name, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}

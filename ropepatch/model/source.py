@@ -16,12 +16,8 @@ from ropepatch.files import check_regular
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-CONFIG_FILES = ["config.json"]
 PASSED_ON = ("license", "license_name", "license_link", "language")
-CHECKPOINT_FILES = [
-    *("*.json", "*.safetensors", "*.txt", "*.model", "*.model.v*", "*.tiktoken", "vocab.bpe", "*.jinja"),
-    *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*", "README.md"),
-]
+TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 # What transformers, tokenizers, processors and engines read beside the weights. Any other file may be
 # somebody's notes or keys, and Mistral's params.json would give engines the rope of before.
 KNOWN = (
@@ -36,7 +32,10 @@ KNOWN = (
 LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin
     r"(LICEN[SC]E|NOTICE|USE_POLICY)[^.]*(\.(\d+|txt|md|rst|html|pdf))*", re.IGNORECASE
 )
-TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
+DOWNLOADED = [
+    *(*KNOWN, "*.json", "*.safetensors", "*.jinja", "README.md"),
+    *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*"),
+]
 
 
 @dataclass(frozen=True)
@@ -56,35 +55,28 @@ def find_source(
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
 
     Args:
-        model: What the user names.
+        model: As the user names it.
         revision: The branch, tag or commit of a Hub id.
         weights: Download the checkpoint.
-        include: Patterns of what is downloaded beside it.
+        include: Patterns of further files to download.
 
     Raises:
-        RopepatchError: If there is no such checkpoint, a file of it is a pipe or a device, or the Hub does
-            not hand it out.
+        RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
     """
     name = "./tiny" if model == Path("tiny") else str(model)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
     if isinstance(model, str) and not model.strip():
         raise RopepatchError(f"MODEL must not be empty, got {model!r}", hint=f"{expected}; . is this folder")
-    if name == "tiny":
-        if revision is not None:
-            message = "tiny comes with ropepatch and has no revisions"
-            raise RopepatchError(message, hint="leave --revision out")
-        return Source(name, TINY)
     try:
-        folder = Path(name).expanduser()
+        folder = TINY if name == "tiny" else Path(name).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(f"cannot look for {name}: {reason}", hint=expected) from error
     if is_folder:
         if revision is not None:
-            message = f"{name} is a local folder, which has no revisions"
-            raise RopepatchError(message, hint="leave --revision out")
-        check_files(folder)
+            what = "tiny comes with ropepatch and" if name == "tiny" else f"{name} is a local folder, which"
+            raise RopepatchError(f"{what} has no revisions", hint="leave --revision out")
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
             raise RopepatchError(
                 f"{name} holds a PEFT adapter, not a model",
@@ -96,35 +88,21 @@ def find_source(
         raise RopepatchError(message, hint="name the folder that holds config.json")
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
         raise RopepatchError(f"no folder {name}", hint=f"{_meant(name)}{expected}")
-    return _from_hub(name, revision, [*CHECKPOINT_FILES, *include] if weights else CONFIG_FILES)
+    return _from_hub(name, revision, [*DOWNLOADED, *include] if weights else ["config.json"])
 
 
-def check_files(folder: Path) -> None:
-    """Refuse a folder with a pipe, a socket or a device where we, transformers or PEFT would read a file.
-
-    Raises:
-        RopepatchError: With its path.
-    """
-    for pattern in (*CHECKPOINT_FILES, f"{TEMPLATES}/*.jinja"):
-        for file in sorted(folder.glob(pattern)):
-            check_regular(file)
-
-
-def is_known(name: str) -> bool:
-    """Whether a file of this name beside the weights is part of a checkpoint."""
+def is_carried(name: str) -> bool:
+    """Whether a file of this name beside the weights is copied with a checkpoint."""
     return any(fnmatchcase(name, pattern) for pattern in KNOWN) or LICENCE.fullmatch(name) is not None
 
 
 def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()) -> dict[str, Path]:
-    """The files that a user wants carried beside a checkpoint, by their paths in the folder.
+    """Find further files to carry with a checkpoint, by their paths in the folder.
 
     Args:
         folder: Of the checkpoint.
-        patterns: Of paths in it; a hidden file or folder only by its dot.
-        but: The paths of those that are never carried.
-
-    Raises:
-        RopepatchError: A pattern names no file.
+        patterns: Of paths in it, each of which must match; hidden files only by their dot.
+        but: Paths that are never carried.
     """
     names = {
         path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
@@ -191,7 +169,7 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
 
 
 def _meant(name: str) -> str:
-    """The beginning of a hint, with the name that may have been meant: tiny, or a folder beside it."""
+    """Suggest a similar name, `tiny` or a folder here, at the beginning of a hint."""
     here = Path(name).parent
     folders = [str(here / file.parent.name) for file in here.glob("*/config.json")] if here.is_dir() else []
     near = get_close_matches(name, ["tiny", *folders], n=1, cutoff=0.75)
@@ -199,15 +177,10 @@ def _meant(name: str) -> str:
 
 
 def stated_by_card(folder: Path) -> dict[str, Any]:
-    """Of the card of a checkpoint (README.md) what whoever builds on it passes on: licence and language.
-
-    Raises:
-        RopepatchError: The card is a pipe, a socket or a device.
-    """
+    """Read what derived models pass on from the card (README.md): licence and language."""
     from huggingface_hub.repocard import metadata_load
     from yaml import YAMLError
 
-    check_regular(folder / "README.md")
     try:
         metadata = metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, YAMLError, RecursionError):  # no card, or one that only people can read
@@ -221,12 +194,9 @@ def _are_texts(value: object) -> bool:
 
 
 def check_inside(file: Path, folder: Path) -> None:
-    """Refuse a file of a checkpoint folder that is a link to a place outside of it, or no regular file.
+    """Refuse a link that leads out of its checkpoint folder, and what is no regular file.
 
     The Hub's cache links a snapshot's files to its own blobs; these are inside.
-
-    Raises:
-        RopepatchError: Naming the link and where it leads, or the file.
     """
     check_regular(file)
     target, home = file.resolve(), folder.resolve()

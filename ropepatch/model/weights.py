@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import check_regular, read_json
+from ropepatch.files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -31,47 +30,36 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a header says of one tensor.
+    """A tensor in a file.
 
     Args:
-        file: Where it is.
+        file: A safetensors file.
         dtype: In the words of safetensors: F32, BF16.
         shape: Rows first.
         offset: Of its first byte, from the start of the file.
+        num_bytes: Its size.
     """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     offset: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a safetensors file says of itself.
-
-    Args:
-        tensors: By their names.
-        metadata: What the program that wrote it added; None for nothing.
-        num_bytes: Of all tensors together.
-    """
-
-    tensors: dict[str, TensorEntry]
-    metadata: dict[str, str] | None
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weight files of one checkpoint folder.
+    """Weight files by their headers.
 
     Args:
         files: Their paths, the index first where there is one.
         tensors: Every tensor in them.
+        metadata: Of a single file, what the program that wrote it added; None for nothing.
     """
 
     files: tuple[Path, ...]
     tensors: dict[str, TensorEntry]
+    metadata: dict[str, str] | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -87,7 +75,7 @@ class Weights:
 def read_headers(folder: Path) -> Weights:
     """Find the weights and check every file against its own header and the index; no tensor is read.
 
-    Where a folder holds two sets of weights, it is the one that stock transformers (5.4 to 5.24) loads.
+    Of two sets of weights it takes the one that stock transformers (5.4 to 5.24) loads.
 
     Raises:
         RopepatchError: If weights are missing, truncated, damaged or pickled, or config.json names others.
@@ -101,14 +89,14 @@ def read_headers(folder: Path) -> Weights:
             hint=f"load it with transformers and save_pretrained it, which leaves {NAMED} out",
         )
     if sets[:1] == [SINGLE]:
-        return Weights((folder / SINGLE,), _tensors(folder / SINGLE))
+        return read_header(folder / SINGLE)
     if sets:
         return _indexed(folder, folder / INDEX)
     pickles = [name for name in PICKLES if (folder / name).exists()]
     if pickles:
         raise RopepatchError(
             f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded",
-            hint=f"where you trust it, convert it: {_conversion(folder)}",
+            hint="where you trust it, load model and tokenizer with transformers and save_pretrained both",
         )
     raise RopepatchError(
         f"no weights in {folder}",
@@ -122,17 +110,17 @@ def weight_sets(folder: Path) -> list[str]:
 
 
 def _indexed(folder: Path, index: Path) -> Weights:
-    places = read_json(index).get("weight_map")
+    shard_of = read_json(index).get("weight_map")
     hint = "copy the index again from where the checkpoint came from"
-    if not isinstance(places, dict):
+    if not isinstance(shard_of, dict):
         raise RopepatchError(f"{index} has no weight_map of tensor names to file names", hint=hint)
-    for name in places.values():
+    for name in shard_of.values():
         if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
             raise RopepatchError(
                 f"{index} names {name!r}, expected a *.safetensors file beside it", hint=hint
             )
-    shards = {name: _tensors(folder / name) for name in sorted(set(places.values()))}
-    for tensor, name in places.items():
+    shards = {name: read_header(folder / name).tensors for name in sorted(set(shard_of.values()))}
+    for tensor, name in shard_of.items():
         if tensor not in shards[name]:
             raise RopepatchError(
                 f"{INDEX} places {tensor} in {name}, which does not hold it",
@@ -142,43 +130,38 @@ def _indexed(folder: Path, index: Path) -> Weights:
     return Weights((index, *(folder / name for name in shards)), tensors)
 
 
-def read_header(file: Path) -> Header:
-    """The header of a safetensors file; no tensor is read.
+def read_header(file: Path) -> Weights:
+    """Read the header of one safetensors file; no tensor is read.
 
     Raises:
-        SafetensorError: The file is truncated, damaged or something else.
-        OSError: It cannot be read, or mapped into this memory.
-        RopepatchError: It is a pipe, a socket or a device.
+        RopepatchError: The file is missing, unreadable, truncated, damaged or something else.
     """
-    check_regular(file)
     # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
     # It says of a file that is closed to us that it is missing, but first of all it checks the file.
     try:
         with file.open("rb") as opened, safe_open(file, framework="np"):
             begin = 8 + int.from_bytes(opened.read(8), "little")
             content: dict[str, Any] = json.loads(opened.read(begin - 8))
-    except MemoryError:  # under a limit of the address space
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(file)) from None
+    except FileNotFoundError:
+        message = f"{file.name} is missing from {file.parent}"
+        raise RopepatchError(message, hint="download the checkpoint again; every shard is needed") from None
+    except (OSError, MemoryError) as error:  # MemoryError: under a limit of the address space
+        reason = getattr(error, "strerror", None) or str(error) or os.strerror(errno.ENOMEM)
+        message = f"cannot read {file}: {reason}"
+        raise RopepatchError(message, hint="make the file readable, or look after the disk") from error
+    except SafetensorError as error:
+        message = f"{file.name} is truncated or damaged: {error}"
+        raise RopepatchError(message, hint="download the file again") from error
     metadata = content.pop("__metadata__", None)
-    tensors = {
-        name: TensorEntry(file, entry["dtype"], tuple(entry["shape"]), begin + entry["data_offsets"][0])
-        for name, entry in content.items()
-    }
-    return Header(tensors, metadata, file.stat().st_size - begin)
-
-
-def _conversion(folder: Path) -> str:
-    """The command that makes safetensors of a pickle."""
-    source, out = json.dumps(str(folder)), json.dumps(f"{folder}-safetensors")
-    code = (
-        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"[kind.from_pretrained({source}).save_pretrained({out}) for kind in (M, T)]"
-    )
-    return f"python -c {shlex.quote(code)}"
+    tensors = {}
+    for name, entry in content.items():
+        first, end = entry["data_offsets"]
+        tensors[name] = TensorEntry(file, entry["dtype"], tuple(entry["shape"]), begin + first, end - first)
+    return Weights((file,), tensors, metadata)
 
 
 def fingerprint(weights: Weights) -> str:
-    """Tells one checkpoint's weights from another's: sha256 over the names, sizes and samples of the files.
+    """Identify the weights of a checkpoint: sha256 over the names, sizes and samples of the files.
 
     Of each file the first, the last and 14 evenly spaced MiB are read, so that 140 GB take a second. It is a
     name and no proof; that is `checksums`.
@@ -195,21 +178,20 @@ def fingerprint(weights: Weights) -> str:
 
 
 def checksums(weights: Weights) -> dict[str, str]:
-    """The sha256 of every weight file, by its name: of all bytes, once for each file as it is on the disk."""
-    places = [file.resolve() for file in weights.files]
+    """The sha256 of all bytes of every weight file, by its name."""
     with ThreadPoolExecutor() as pool:  # hashlib leaves the other threads free
-        sums = list(pool.map(sha256, places))
+        sums = list(pool.map(sha256, weights.files))
     return {file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)}
 
 
 def sha256(file: Path) -> str:
-    """That of a file, which is read again only after it has changed."""
+    """Hash a file, which is read again only after it has changed."""
     status = file.stat()
-    return _sha256(file, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+    return _sha256(file.resolve(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
-def _sha256(file: Path, as_it_is: tuple[int, ...]) -> str:
+def _sha256(file: Path, *state: int) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -225,17 +207,12 @@ def foreign(reason: str) -> RopepatchError:
 def check_fit(
     weights: Weights, expected: dict[str, tuple[int, ...]], tied: frozenset[str] = frozenset()
 ) -> None:
-    """Refuse weights that belong to another model.
-
-    Names that transformers renames while loading are left to the loader.
+    """Refuse weights of another model; names that transformers renames are left to the loader.
 
     Args:
-        weights: What the checkpoint holds.
+        weights: Of the checkpoint.
         expected: The tensors of the model that config.json describes.
-        tied: Those of them that are another one's copy and need not be stored.
-
-    Raises:
-        RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
+        tied: Those that are another one's copy and need not be stored.
     """
     shapes = weights.shapes
     if {_ending(name) for name in expected}.isdisjoint(map(_ending, shapes)):
@@ -308,17 +285,3 @@ def _copy(origin: Path, target: Path) -> Iterator[int]:
         while block := source.read(BLOCK):
             copied += copy.write(block)
             yield copied
-
-
-def _tensors(file: Path) -> dict[str, TensorEntry]:
-    try:
-        return read_header(file).tensors
-    except FileNotFoundError:
-        message = f"{file.name} is missing from {file.parent}"
-        raise RopepatchError(message, hint="download the checkpoint again; every shard is needed") from None
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror or error}"
-        raise RopepatchError(message, hint="make the file readable, or look after the disk") from error
-    except SafetensorError as error:
-        message = f"{file.name} is truncated or damaged: {error}"
-        raise RopepatchError(message, hint="download the file again") from error

@@ -22,7 +22,7 @@ from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import base_model, find_rotary
-from ropepatch.model.source import Source, check_files, find_source
+from ropepatch.model.source import Source, find_source
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.training.recipe_sections import Lora
 
@@ -166,7 +166,6 @@ def load_adapter(
         raise RopepatchError(
             f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
         )
-    check_files(place)
     name = str(base or record.model)
     revision = None if base or Path(name).is_dir() else record.revision
     source = find_source(name, revision, weights=True)

@@ -13,7 +13,7 @@ from checkpoint_folders import write_checkpoint
 from hub_server import COMMIT, Hub, serving, speak_to
 
 from ropepatch import RopepatchError, diagnose, load
-from ropepatch.model.source import CHECKPOINT_FILES, KNOWN, find_source, is_known
+from ropepatch.model.source import DOWNLOADED, find_source, is_carried
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -238,9 +238,9 @@ def test_a_name_too_long_for_a_path_is_an_error_and_no_crash(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [*KNOWN, "LICENSE", "LICENCE.txt", "Licence", "license-2.0", "NOTICE", "USE_POLICY.md"]
+    "name", ["LICENSE", "LICENCE.txt", "Licence", "license-2.0", "NOTICE", "USE_POLICY.md"]
 )
-def test_all_that_is_carried_of_a_folder_is_downloaded_from_the_hub(name):
-    file = name.replace("*", "3")
-    assert is_known(file)
-    assert any(fnmatchcase(file, pattern) for pattern in CHECKPOINT_FILES)
+def test_a_licence_is_carried_and_downloaded_from_the_hub(name):
+    assert is_carried(name)
+    assert not is_carried(f"{name}.bin")
+    assert any(fnmatchcase(name, pattern) for pattern in DOWNLOADED)

@@ -3,10 +3,7 @@
 import errno
 import json
 import os
-import shlex
 import struct
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -97,20 +94,6 @@ def test_pickles_alone_are_refused_with_the_reason(single, name):
         read_headers(single)
     assert name in str(caught.value)
     assert "save_pretrained" in caught.value.hint
-
-
-def test_the_command_that_converts_a_pickle_does(single):
-    torch.save(load_file(single / SINGLE), single / "pytorch_model.bin")
-    expected = load_file(single / SINGLE)
-    (single / SINGLE).unlink()
-    with pytest.raises(RopepatchError) as caught:
-        read_headers(single)
-    words = shlex.split(caught.value.hint.partition(": ")[2])
-    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
-    converted = Path(f"{single}-safetensors")
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in load_file(converted / SINGLE).items())
-    assert read_headers(converted).shapes.keys() == expected.keys()
-    assert (converted / "tokenizer.json").exists()
 
 
 def test_a_pickle_beside_safetensors_does_not_matter(single):

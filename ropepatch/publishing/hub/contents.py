@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.map_code import code_of
 from ropepatch.files import read_json
 from ropepatch.model.mapped import CODE, is_mapped
 from ropepatch.model.record_file import needs_ropepatch
-from ropepatch.model.source import TEMPLATES, included, is_known
+from ropepatch.model.source import TEMPLATES, included, is_carried
 from ropepatch.model.weights import checksums, fingerprint, read_header, read_headers
 from ropepatch.publishing.scanning import check_secrets
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-# Beside the weights, which their index names, and what `is_known`.
+# Beside the weights, which their index names, and what `is_carried`.
 CARRIED = {
     "": ["README.md", "evaluation.html", records.FILE, ADAPTER[0]],
     TEMPLATES: ["*.jinja"],
@@ -84,7 +82,7 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
         place = folder / part
         for path in sorted(place.iterdir()) if place.is_dir() else ():
             name = f"{part}/{path.name}" if part else path.name
-            known = path.name in own or is_known(path.name) if not part else False
+            known = path.name in own or is_carried(path.name) if not part else False
             carried = known or any(fnmatchcase(path.name, pattern) for pattern in patterns)
             if path.name.startswith(".") or name in CARRIED:
                 continue
@@ -202,11 +200,4 @@ def _weights(folder: Path) -> tuple[Path, ...]:
     if not is_adapter(folder):
         read_json(folder / "config.json")
         return read_headers(folder).files
-    weights = folder / ADAPTER[1]
-    try:
-        read_header(weights)
-    except (SafetensorError, OSError) as error:
-        raise RopepatchError(
-            f"{weights.name} is missing, truncated or damaged: {error}", hint="save or copy the adapter again"
-        ) from error
-    return (weights,)
+    return read_header(folder / ADAPTER[1]).files
