@@ -50,7 +50,7 @@ ends-%: .venv/%/installed
 	OMP_NUM_THREADS=1 .venv/$*/bin/pytest -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
 
 documents: .venv/test/installed
-	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/studies tests/extension/test_engines.py tests/gallery/test_explorer_numbers.py
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/studies tests/extension/test_engines.py 
 
 site: .venv/site/installed
 	@rm -rf docs/figures

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "eval" / "studies" / "encodings"))
 
 import generate  # beside this file
 from sphinx.util.inspect import TypeAliasForwardRef

@@ -18,7 +18,6 @@ from ropepatch.cli.descriptions import describe_encoding, describe_method
 from ropepatch.encodings import ENCODINGS
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.planning import plan
-from ropepatch.gallery import curves, maps
 from ropepatch.report.plots import figures_of_plans
 from ropepatch.report.plots.style import house_style
 from ropepatch.scaling import METHODS
@@ -35,12 +34,12 @@ def draw_figures(folder: Path) -> None:
     """Draw the figures of the page on concepts, as `ropepatch plot` does, where they are not there yet."""
     if folder.exists():
         return
+    from encoding_gallery import plot_encoding_gallery  # in eval/studies/encodings
+
+    gallery = plot_encoding_gallery()
     plans = [plan("tiny", to="4x", method=name) for name in ("linear", "ntk", "yarn", "self-extend")]
     drawn = figures_of_plans(plans) | {
-        "sinusoidal-table": maps.plot_sinusoidal_table(),
-        "sinusoidal-distances": curves.plot_distances(),
-        "rope-turns": curves.plot_turns(),
-        "biases": maps.plot_biases(),
+        name: gallery[name] for name in ("sinusoidal-table", "sinusoidal-distances", "rope-turns", "biases")
     }
     folder.mkdir()
     with house_style():

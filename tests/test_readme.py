@@ -73,12 +73,7 @@ def measure_few(suite: Suite, **options) -> Iterator[Result]:
     return measure(suite.model_copy(update={"tasks": tasks}), **options)
 
 
-SLOW = (
-    "ropepatch fit",
-    "ropepatch compare tiny",
-    "ropepatch plot encodings",
-    "ropepatch encodings --properties",
-)
+SLOW = ("ropepatch fit", "ropepatch compare tiny")
 
 
 @pytest.mark.parametrize(

@@ -6,27 +6,24 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
 
-def print_table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None, numbers: int = 0
-) -> None:
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> None:
     """Print rows below headers, or alone where all are empty; cells too long for the screen are folded.
 
     Args:
         headers: One for each column.
         rows: The cells.
-        width: Of the screen, in characters; None for what it is.
         numbers: So many of the last columns are aligned at the right.
     """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
-    console = Console(force_jupyter=False, highlight=False, markup=False, emoji=False, width=width)
+    console = Console(force_jupyter=False, highlight=False, markup=False, emoji=False)
     rows = list(rows)
     words = [max(map(len, " ".join(column).split())) for column in zip(headers, *rows, strict=True)]
     fits = sum(words) + 2 * len(words) <= console.width
@@ -38,25 +35,6 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     console.print(table)
-
-
-def screen(otherwise: int) -> int:
-    """The characters in a line of the screen; the number where the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else otherwise
-
-
-def pieces(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """A table as tables no wider than a screen; the first column is in each."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    groups: list[list[int]] = [[0]]
-    for place in range(1, len(headers)):
-        if len(groups[-1]) > 1 and sum(widths[one] + 2 for one in (*groups[-1], place)) - 2 > width:
-            groups.append([0])
-        groups[-1].append(place)
-    for group in groups:
-        yield [headers[one] for one in group], [[row[one] for one in group] for row in rows]
 
 
 def print_text(text: str) -> None:

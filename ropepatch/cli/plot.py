@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   ropepatch plot results/*.json --out figures
-  ropepatch plot llama-2-7b --to 4x --methods yarn,self-extend
-  ropepatch plot encodings --out figures"""
-
-GALLERY = "encodings"
+  ropepatch plot llama-2-7b --to 4x --methods yarn,self-extend"""
 
 
 def plot(
@@ -27,7 +24,7 @@ def plot(
         list[str],
         typer.Argument(
             metavar="RESULT",
-            help="JSON files of `eval --out`; a model, with --to; or encodings: the gallery.",
+            help="JSON files of `eval --out`; or a model, with --to.",
         ),
     ],
     to: Annotated[
@@ -48,10 +45,7 @@ def plot(
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("figures"),
 ) -> None:
-    """Draw results: loss by length and position, retrieval, and what methods do to distances and frequencies.
-
-    The word encodings draws how position encodings work, without results; a file of that name is ./encodings.
-    """
+    """Draw measured loss by length and position, and retrieval; or what methods do to frequencies."""
     if (methods and to is None) or (to is not None and len(results) > 1):
         raise RopepatchError(
             "--methods needs --to" if to is None else f"--to is for one model, got {len(results)} names",
@@ -76,21 +70,14 @@ def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
 
 
 def _of_results(names: list[str]) -> dict[str, Figure]:
-    """What results allow; and the gallery, where it is among the names."""
     from ropepatch.evaluation.results import read_result
     from ropepatch.report.plots import figures
 
-    files = [Path(name) for name in names if name != GALLERY]
-    measured = [read_result(file) for file in files]
+    measured = [read_result(Path(name)) for name in names]
     try:
-        drawn = figures(measured) if files else {}
+        return figures(measured)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RopepatchError(
             f"these results cannot be drawn: {type(error).__name__}: {error}",
             hint="a file of them was changed by hand, or is of another version: measure again",
         ) from error
-    if GALLERY in names:
-        from ropepatch.gallery.figures import plot_encoding_gallery
-
-        drawn |= plot_encoding_gallery()
-    return drawn

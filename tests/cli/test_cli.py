@@ -17,7 +17,6 @@ from ropepatch import MAPS, METHODS
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
-from ropepatch.cli.listing import pieces
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.report.terminal import print_results
@@ -433,7 +432,6 @@ def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, scree
     "line",
     [
         *("methods", "methods yarn", "methods dca", "encodings", "encodings alibi", "recipes", "suites"),
-        "encodings alibi --properties",
         *("plan tiny --to 1k", "plan tiny --to 1k --method self-extend", "plan tiny --to 1k --method custom"),
         *("doctor {faulty} --no-measure", "--help"),
     ],
@@ -454,15 +452,6 @@ def test_what_is_printed_fits_eighty_columns_and_loses_nothing(line, run_here, m
     assert max(map(len, shown.splitlines())) <= 80
     assert "".join(shown.split()) == "".join(piped.split())
     assert piped.strip()
-
-
-def test_a_table_wider_than_the_screen_is_cut_between_columns_and_names_its_rows_again():
-    headers, rows = ["name", "first", "second", "third"], [["yarn", "1", "2", "3"], ["ntk", "4", "5", "6"]]
-    assert [*pieces(headers, rows, 80)] == [(headers, rows)]
-    assert [*pieces(headers, rows, 20)] == [
-        (["name", "first", "second"], [["yarn", "1", "2"], ["ntk", "4", "5"]]),
-        (["name", "third"], [["yarn", "3"], ["ntk", "6"]]),
-    ]
 
 
 def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):

@@ -58,7 +58,7 @@ def test_a_notebook_opens_in_colab_installs_itself_there_alone_and_is_kept_witho
     assert ran == []
     monkeypatch.setitem(sys.modules, "google.colab", sys)
     exec(install, {})
-    ((*_, package),) = ran
+    *_, package = ran[-1]
     assert package.startswith("ropepatch[")
     assert package.endswith(f"@ git+{repository}")
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import encoding_tables as TABLES
+from encoding_gallery import mean_curves, measured_curves
 from readme import check_block
 
 from ropepatch.encodings import ENCODINGS
-from ropepatch.gallery.extrapolation import mean_curves, measured_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "eval" / "studies" / "encodings" / "encodings.md"

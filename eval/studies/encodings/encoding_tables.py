@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropepatch.gallery.extrapolation import TRAINED, from_scratch, mean_curves, plot_extrapolation
+from encoding_gallery import TRAINED, from_scratch, mean_curves, plot_extrapolation
+
 from ropepatch.report.plots import save_figure
 
 Row = Mapping[str, Any]

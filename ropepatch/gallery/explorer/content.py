@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ropepatch.attention import MAPS
 from ropepatch.files import read_text
-from ropepatch.gallery.explorer.measured import FILE
 from ropepatch.model.config import SCALING_KEYS
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey_folder
 from ropepatch.scaling import METHODS, required_parameters
 
 PRESETS = Path(__file__).parents[1] / "presets.json"
+MEASURED = Path(__file__).with_name("measured.json")  # by eval/studies/explorer/explorer_numbers.py
 BASE = 500_000.0  # of abf, as Llama 2 Long has it
 LEFT_OUT = ("mscale", "mscale_all_dim")  # DeepSeek's, for attention of its own kind
 
@@ -106,6 +106,6 @@ def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]
         "maps": maps(),
         "models": [*own, *(entry for entry in presets() if entry["name"] not in names)],
         "chosen": own[0]["name"] if own else "tiny" if model else "llama-2-7b",
-        "measured": json.loads(read_text(FILE)),
+        "measured": json.loads(read_text(MEASURED)),
         "scaling_keys": sorted(SCALING_KEYS),
     }

@@ -6,17 +6,15 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import encoding_gallery as gallery
 import numpy as np
 import pytest
 import torch
+from encoding_gallery import HEADROOM, plot_decay, plot_distances, plot_extrapolation, plot_turns
+from encoding_properties import properties_of
 
-from ropepatch.cli.plot import plot
 from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.errors import RopepatchError
-from ropepatch.gallery import maps
-from ropepatch.gallery.curves import plot_decay, plot_distances, plot_turns
-from ropepatch.gallery.extrapolation import HEADROOM, plot_extrapolation
-from ropepatch.gallery.properties import properties_of
 from ropepatch.report.plots.style import GRID
 
 pytestmark = pytest.mark.sweep
@@ -53,14 +51,14 @@ def curve(last, first=2.0):
 
 
 def test_the_sinusoidal_table_is_drawn_as_it_is_defined():
-    table = drawn(maps.plot_sinusoidal_table().axes[0])
+    table = drawn(gallery.plot_sinusoidal_table().axes[0])
     assert table.shape == (128, 128)
     assert table[5, 6] == pytest.approx(math.sin(5 / 10000 ** (6 / 128)), abs=1e-6)
     assert table[100, 41] == pytest.approx(math.cos(100 / 10000 ** (40 / 128)), abs=1e-5)
 
 
 def test_the_teaching_tables_hold_their_numbers():
-    integer, normalised, binary = maps.plot_teaching_tables(positions=6, channels=4).axes
+    integer, normalised, binary = gallery.plot_teaching_tables(positions=6, channels=4).axes
     assert words(integer)[4:8] == ["1"] * 4
     assert words(normalised)[8:12] == ["0.40"] * 4
     assert words(binary)[20:] == ["1", "0", "1", "0"]  # 5, the lowest digit first
@@ -81,7 +79,7 @@ def test_distances_are_zero_with_itself_and_the_same_curve_from_everywhere():
 
 
 def test_distance_matrices_are_bands_only_where_the_distance_is_all_that_counts():
-    figure = maps.plot_distance_matrices()
+    figure = gallery.plot_distance_matrices()
     for title, banded in (("sinusoidal", True), ("integer", True), ("binary", False)):
         matrix = drawn(panel(figure, title))
         assert np.allclose(matrix[1:, 1:], matrix[:-1, :-1], atol=1e-4) == banded, title
@@ -91,18 +89,18 @@ def test_the_projection_is_along_the_directions_of_most_variance_and_coloured_by
     draw = torch.Generator().manual_seed(0)
     turned = torch.linalg.qr(torch.randn(5, 5, generator=draw)).Q
     table = torch.randn(400, 5, generator=draw) * torch.tensor([1.0, 5.0, 0.1, 3.0, 0.1]) @ turned + 7
-    where, shares = maps.principal(table)
+    where, shares = gallery.principal(table)
     expected = np.sort(np.linalg.eigvalsh(np.cov(table.double().numpy().T, bias=True)))[::-1]
     np.testing.assert_allclose(where.var(0, unbiased=False).numpy(), expected, rtol=1e-9)
     np.testing.assert_allclose(shares.numpy(), expected / expected.sum(), rtol=1e-9)
-    axes = maps.plot_projection().axes[0]
+    axes = gallery.plot_projection().axes[0]
     (dots,) = axes.collections
     assert list(dots.get_array()) == list(range(128))
     assert axes.get_xlabel() == "31% of the variance"
 
 
 def test_alibi_falls_at_its_slopes_and_the_future_is_empty():
-    upper = maps.plot_biases(heads=8, shown=(1, 8), tokens=40).axes[:2]
+    upper = gallery.plot_biases(heads=8, shown=(1, 8), tokens=40).axes[:2]
     for axes, slope in zip(upper, (1 / 2, 1 / 256), strict=True):
         matrix = drawn(axes)
         assert matrix[30, 10] == pytest.approx(-20 * slope)
@@ -110,7 +108,7 @@ def test_alibi_falls_at_its_slopes_and_the_future_is_empty():
 
 
 def test_t5_shows_its_buckets_and_one_number_in_each():
-    figure = maps.plot_biases(heads=8, shown=(1, 8), tokens=160)
+    figure = gallery.plot_biases(heads=8, shown=(1, 8), tokens=160)
     buckets = drawn(panel(figure, "the 32 buckets"))
     assert [int(buckets[159, 159 - distance]) for distance in (0, 15, 16, 19, 112, 113, 159)] == [
         *(0, 15, 16, 17, 30, 31, 31)
@@ -120,14 +118,14 @@ def test_t5_shows_its_buckets_and_one_number_in_each():
 
 
 def test_clipping_stops_at_k():
-    figure = maps.plot_clipping(clip=2, tokens=5)
+    figure = gallery.plot_clipping(clip=2, tokens=5)
     assert " ".join(words(figure.axes[0])) == "0 1 0 2 1 0 3 2 1 0 4 3 2 1 0"
     assert " ".join(words(figure.axes[1])) == "0 1 0 2 1 0 2 2 1 0 2 2 2 1 0"
 
 
 def test_the_table_of_properties_has_a_word_in_every_cell():
     measured = {name: properties_of(ENCODINGS[name]) for name in ("alibi", "nope")}
-    (axes,) = maps.plot_properties(measured).axes
+    (axes,) = gallery.plot_properties(measured).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["alibi", "nope"]
     assert " ".join(words(axes)) == "yes yes – – – yes yes yes no yes no yes – – – yes no yes no no"
 
@@ -215,11 +213,11 @@ def test_without_losses_nothing_is_drawn(curves):
         plot_extrapolation(curves, 256)
 
 
-# The notebook and the command
+# The notebook
 
 
-def test_the_notebook_runs_and_shows_the_whole_gallery(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_notebook_runs_and_shows_the_whole_gallery(monkeypatch, capsys):
+    monkeypatch.chdir(NOTEBOOK.parent)
     monkeypatch.setenv("MPLBACKEND", "agg")
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
@@ -235,11 +233,3 @@ def test_the_notebook_runs_and_shows_the_whole_gallery(monkeypatch, tmp_path, ca
     assert "no positions, no mask:     True" in printed
     before, after = re.findall(r"^(?:unchanged|put back): (\S+)", printed, re.MULTILINE)
     assert before == after
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_called_encodings_is_read_when_its_folder_is_named(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    Path("encodings").write_text("{}")
-    with pytest.raises(RopepatchError, match="encodings"):
-        plot(["./encodings"])

@@ -1,4 +1,7 @@
-"""The measurements that the page draws: `measured.json`, made from eval/results."""
+"""The measurements that the explorer draws, made from eval/results.
+
+python eval/studies/explorer/explorer_numbers.py    (writes ropepatch/gallery/explorer/measured.json anew)
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.files import read_json, read_text
+from ropepatch.gallery.explorer.content import MEASURED
 
-FILE = Path(__file__).with_name("measured.json")
+RESULTS = Path(__file__).parents[2] / "results"
 OWN, BASE = "own window", "none"
 
 
@@ -118,3 +122,7 @@ def _mean(rows: Sequence[dict[str, Any]], kind: str) -> float:
     pieces = [piece for row in rows for piece in row[kind]]
     mean: float = sum(nats for nats, _ in pieces) / sum(count for _, count in pieces)
     return round(mean, 4)
+
+
+if __name__ == "__main__":
+    MEASURED.write_text(json.dumps(measured_from(RESULTS), separators=(",", ":")) + "\n", encoding="utf-8")

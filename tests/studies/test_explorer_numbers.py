@@ -2,21 +2,19 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
+from explorer_numbers import RESULTS, measured_from
 
-from ropepatch.gallery.explorer.measured import FILE, measured_from
+from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.gallery.explorer.tiny import reading_once
-
-RESULTS = Path(__file__).parents[2] / "eval" / "results"
 
 
 def test_measured_numbers_are_those_of_the_results():
     entries = measured_from(RESULTS)
     if os.environ.get("ROPEPATCH_UPDATE") == "1":
-        FILE.write_text(json.dumps(entries, separators=(",", ":")) + "\n", encoding="utf-8")
-    assert json.loads(FILE.read_text(encoding="utf-8")) == entries
+        MEASURED.write_text(json.dumps(entries, separators=(",", ":")) + "\n", encoding="utf-8")
+    assert json.loads(MEASURED.read_text(encoding="utf-8")) == entries
 
 
 def test_a_loss_over_pieces_counts_tokens():

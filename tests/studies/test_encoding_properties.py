@@ -1,11 +1,11 @@
 """What is measured of position encodings is what theory says of them, and a planted flaw is seen."""
 
-import json
 import math
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from encoding_properties import MEANINGS, IdentityModel, identical_tokens_agree, properties_of
 from readme import README, check_block
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -14,8 +14,6 @@ from ropepatch.encodings.absolute import Sinusoidal, sinusoid
 from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.encodings.relative import ALiBi
 from ropepatch.encodings.rotary import NoPE, RoPE
-from ropepatch.gallery.identity_model import IdentityModel
-from ropepatch.gallery.properties import MEANINGS, identical_tokens_agree, properties_of
 
 pytestmark = pytest.mark.sweep
 
@@ -238,40 +236,7 @@ def test_a_swapped_model_without_a_mask_agrees_on_identical_tokens_only_without_
     assert not torch.allclose(logits[0], logits[1], atol=1e-6)
 
 
-# The command
-
-
-@pytest.fixture
-def ask(run_here):
-    return lambda *words: run_here("encodings", *words).stdout
-
-
-def test_all_are_listed_and_the_table_says_what_was_measured_and_explains_it(ask):
-    assert [line.split()[0] for line in ask().splitlines()[1:] if not line.startswith(" ")] == list(ENCODINGS)
-    lines = ask("--properties").splitlines()
-    rows = {words[0]: words[1:] for line in lines if (words := line.split()) and words[0] in ENCODINGS}
-    assert " ".join(rows["sinusoidal"]) == "yes yes yes no yes no yes yes yes yes 0 224 0"
-    assert rows["transformer-xl"][:5] == ["yes", "yes", "–", "–", "–"]
-    for meaning in MEANINGS.values():
-        assert sum(meaning in line for line in lines) == 1
-
-
-def test_one_encoding_is_described_with_its_parameters_the_swap_and_the_numbers_of_its_properties(
-    ask, run_here
-):
-    assert "ropepatch.swap(model, 't5', buckets=32, max_distance=128)" in ask("t5")
-    assert "ropepatch.swap(model, 'normalised', length=...)" in ask("normalised")
-    (line,) = (line for line in ask("learned", "--properties").splitlines() if line.startswith("beyond"))
-    assert line.split()[:3] == ["beyond", "no", "1"]
-    assert "unknown encoding 'alibbi'" in run_here("encodings", "alibbi").stderr
-
-
-def test_json_holds_the_parameters_and_when_asked_the_properties(ask):
-    (described,) = json.loads(ask("shaw", "--json", "--properties"))
-    assert described["parameters"] == {"clip": 16}
-    assert described["properties"]["unique"] == {"holds": False, "number": 0.0}
-    assert described["properties"]["parameters"] == 2176
-    assert "properties" not in json.loads(ask("--json"))[0]
+# The page
 
 
 def test_the_table_of_the_page_is_what_is_measured():

@@ -1,0 +1,492 @@
+"""Figures of position encodings: tables, distances, biases, rotations, decay, and losses by length.
+
+Every plot raises a RopepatchError if matplotlib is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from encoding_properties import SHAPE, IdentityModel, Properties, properties_of
+from torch import Tensor
+
+from ropepatch.encodings.absolute import Binary, Integer, Normalised, Sinusoidal
+from ropepatch.encodings.registry import ENCODINGS
+from ropepatch.encodings.relative import buckets_of, slopes
+from ropepatch.errors import RopepatchError
+from ropepatch.report.plots.style import (
+    COLOURS,
+    FAINT,
+    GRID,
+    INK,
+    PLAIN,
+    QUIET,
+    Look,
+    canvas,
+    length_axis,
+    looks,
+    spread,
+)
+from ropepatch.scaling.rope import Rope
+from ropepatch.settings import short_length
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RESULTS = Path(__file__).parents[2] / "results" / "encodings.json"
+SIGNED, RISING, ORDER = "RdBu_r", "Blues", "viridis"
+DARK = 0.55  # of RISING
+EXACTLY = "donot_use_mm_for_euclid_dist"  # or the distance to itself is not 0
+HEADINGS = {  # of the properties
+    "unique": "unique",
+    "length_free": "same in any\nlength",
+    "linear": "shifts are\nlinear",
+    "norm_kept": "norm\nkept",
+    "products": "products\nby distance",
+    "relative": "scores by\ndistance",
+    "decays": "decays",
+    "beyond": "defined\nbeyond L",
+    "grid": "extends\nto a grid",
+    "order": "order with-\nout a mask",
+}
+POSITIONS, CHANNELS = 128, 128  # of the tables that are drawn
+UNTRAINED = "learned, untrained"
+TRAINED = 128  # tokens, in the study
+HEADROOM = 2.5  # nats by which the picture goes on above its best value
+LABEL = 0.14 / 1.8  # inches between the names beside the lines, of those of an axis
+
+Curve = dict[int, float]
+
+
+def plot_encoding_gallery() -> dict[str, Figure]:
+    """All figures, by names that serve as file names; all computed here, but for what the study measured.
+
+    Raises:
+        RopepatchError: If matplotlib is not installed.
+    """
+    curves, floor = measured_curves()
+    return {
+        "teaching-tables": plot_teaching_tables(),
+        "sinusoidal-table": plot_sinusoidal_table(),
+        "sinusoidal-distances": plot_distances(),
+        "distance-matrices": plot_distance_matrices(),
+        "projection": plot_projection(),
+        "rope-turns": plot_turns(),
+        "biases": plot_biases(),
+        "shaw-clipping": plot_clipping(),
+        "decay": plot_decay(),
+        "extrapolation": plot_extrapolation(curves, TRAINED, floor),
+        "properties": plot_properties({name: properties_of(kind) for name, kind in ENCODINGS.items()}),
+    }
+
+
+# Maps of colour
+
+
+def _tables() -> dict[str, Tensor]:
+    """The tables of absolute encodings [POSITIONS, CHANNELS], by the titles of their panels."""
+    kinds = {"sinusoidal": Sinusoidal(), "binary": Binary(), "integer": Integer()}
+    tables = {title: kind.vectors(torch.arange(POSITIONS), CHANNELS) for title, kind in kinds.items()}
+    draw = torch.Generator().manual_seed(0)
+    return tables | {UNTRAINED: torch.randn(POSITIONS, CHANNELS, generator=draw)}
+
+
+def plot_sinusoidal_table() -> Figure:
+    """The sinusoidal table: a row per position, a column per channel."""
+    with canvas(4.2) as figure:
+        axes = figure.subplots()
+        image = _map(axes, _tables()["sinusoidal"], SIGNED, -1, 1)
+        axes.set(xlabel="channel: sin in even ones, cos in odd ones", ylabel="position")
+        axes.set_title("sinusoidal: every channel is a wave over the positions, the last ones the slowest")
+        figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.6)
+    return figure
+
+
+def plot_teaching_tables(positions: int = 16, channels: int = 8) -> Figure:
+    """Integer, normalised and binary positions, with their numbers."""
+    places = torch.arange(positions)
+    tables = {
+        "integer: p": (Integer(), "{:.0f}"),
+        f"normalised: p / {positions - 1}": (Normalised(length=positions), "{:.2f}"),
+        "binary: the digits of p": (Binary(), "{:.0f}"),
+    }
+    with canvas(4.2, width=8.4) as figure:
+        for axes, (title, (encoding, digits)) in zip(figure.subplots(1, 3), tables.items(), strict=True):
+            table = encoding.vectors(places, channels)
+            _map(axes, table, RISING, 0, 1.25 * float(table.max()))
+            _write(axes, table, digits)
+            axes.set(xlabel="channel", title=title)
+            axes.set_yticks(range(positions))
+        figure.axes[0].set_ylabel("position")
+    return figure
+
+
+def plot_distance_matrices() -> Figure:
+    """The distance between the vectors of any two positions, in four absolute encodings."""
+    with canvas(2.5, width=8.4) as figure:
+        panels = figure.subplots(1, 4, sharey=True)
+        for axes, (name, table) in zip(panels, _tables().items(), strict=True):
+            distances = torch.cdist(table, table, compute_mode=EXACTLY)
+            image = _map(axes, distances / distances.max(), ORDER, 0, 1)
+            axes.set(title=name, xlabel="position")
+        panels[0].set_ylabel("position")
+        figure.colorbar(image, ax=panels, ticks=[0, 1], shrink=0.8).set_ticklabels(["equal", "farthest"])
+    return figure
+
+
+def plot_projection() -> Figure:
+    """The vectors of all positions in the directions in which they differ most, coloured by position."""
+    with canvas(2.6, width=8.4) as figure:
+        panels = figure.subplots(1, 4)
+        tables, views = _tables(), (("sinusoidal", 0), ("sinusoidal", 2), ("sinusoidal", 4), (UNTRAINED, 0))
+        for axes, (name, first) in zip(panels, views, strict=True):
+            where, shares = principal(tables[name])
+            x, y = where[:, first].tolist(), where[:, first + 1].tolist()
+            axes.plot(x, y, color=QUIET, linewidth=0.5, alpha=0.5)
+            dots = axes.scatter(x, y, c=range(len(where)), cmap=ORDER, s=9, zorder=3)
+            axes.set(title=f"{name}, {first + 1} and {first + 2}", aspect="equal", xticks=[], yticks=[])
+            axes.set_adjustable("datalim")
+            axes.set_xlabel(f"{float(shares[first : first + 2].sum()):.0%} of the variance")
+        ticks = [0, POSITIONS // 2, POSITIONS - 1]
+        figure.colorbar(dots, ax=panels, ticks=ticks, shrink=0.8, label="position")
+    return figure
+
+
+def principal(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [T, C] on their principal directions [T, C], and the shares of the variance [C]."""
+    centred = table.double() - table.double().mean(0)
+    _, strengths, directions = torch.linalg.svd(centred, full_matrices=False)
+    return centred @ directions.T, strengths**2 / (strengths**2).sum()
+
+
+def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int = 160) -> Figure:
+    """What ALiBi and T5 add to the scores of a few heads; T5's numbers are trained, so its buckets are shown.
+
+    Args:
+        heads: H.
+        shown: The heads that are drawn, counted from 1.
+        tokens: The length of the text.
+    """
+    positions = torch.arange(tokens)
+    distances = positions[:, None] - positions
+    buckets = buckets_of(distances.clamp(min=0), 32, 128)
+    drawn = torch.randn(32, len(shown) - 1, generator=torch.Generator().manual_seed(0))
+    below = 12  # of a score, where colours end
+    with canvas(4.6, width=8.4) as figure:
+        upper, lower = figure.subplots(2, len(shown), sharex=True, sharey=True)
+        for axes, head in zip(upper, shown, strict=True):
+            slope = float(slopes(heads)[head - 1])
+            image = _map(axes, _behind(-slope * distances, distances), f"{RISING}_r", -below, 0)
+            axes.set_title(f"head {head}: −{slope:.2g} a token")
+        bar = figure.colorbar(image, ax=upper, ticks=[-below, 0], shrink=0.8)
+        bar.set_ticklabels([f"−{below} or less", "0"])
+        image = _map(lower[0], _behind(buckets, distances), RISING, 0, 31)
+        image.set_cmap(_striped(32))
+        lower[0].set_title("the 32 buckets")
+        for n, axes in enumerate(lower[1:]):
+            image = _map(axes, _behind(drawn[buckets, n], distances), SIGNED, -2.5, 2.5)
+            axes.set_title(f"head {n + 1}, untrained")
+        bar = figure.colorbar(image, ax=lower, ticks=[-2.5, 0, 2.5], shrink=0.8)
+        for axes, name in ((upper[0], "ALiBi"), (lower[0], "T5")):
+            axes.set_ylabel("query")
+            write_beside(axes, name, -42)
+        for axes in lower:
+            axes.set_xlabel("key")
+    return figure
+
+
+def plot_clipping(clip: int = 4, tokens: int = 10) -> Figure:
+    """Which of Shaw's vectors a query and a key use, without and with clipping.
+
+    Args:
+        clip: k, in tokens.
+        tokens: The length of the text.
+    """
+    positions = torch.arange(tokens)
+    distances = positions[:, None] - positions
+    with canvas(3.4) as figure:
+        panels = {
+            "the distance i − j": distances,
+            f"Shaw: the vector t = min(i − j, {clip})": distances.clamp(max=clip),
+        }
+        for axes, (title, index) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+            values = _behind(index, distances)
+            _map(axes, values, RISING, -1, 1.5 * (tokens - 1))
+            _write(axes, values, "{:.0f}")
+            axes.set(title=title, xlabel="key j")
+        figure.axes[0].set_ylabel("query i")
+    return figure
+
+
+def plot_properties(measured: Mapping[str, Properties]) -> Figure:
+    """Which properties each encoding has.
+
+    Args:
+        measured: The properties of encodings, by their names.
+    """
+    looks = {True: (COLOURS[0], "yes"), False: ("#f3d9c8", "no"), None: ("white", "–")}
+    with canvas(0.9 + 0.24 * len(measured), width=8.4) as figure:
+        from matplotlib.patches import Rectangle
+
+        axes = figure.subplots()
+        for row, properties in enumerate(measured.values()):
+            for column, one in enumerate(properties.findings().values()):
+                colour, word = looks[one.holds]
+                axes.add_patch(Rectangle((column - 0.46, row - 0.44), 0.92, 0.88, color=colour, linewidth=0))
+                ink = "white" if one.holds else QUIET
+                axes.text(column, row, word, ha="center", va="center_baseline", color=ink, fontsize=8)
+        columns = [HEADINGS[name] for name in next(iter(measured.values())).findings()]
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(measured) - 0.5, -0.5))
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(measured)), list(measured), color=INK)
+        axes.tick_params(length=0, labeltop=True, labelbottom=False, labelcolor=INK)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def write_beside(axes: Axes, words: str, offset: float) -> None:
+    """Words at the left of a panel, so many points from its edge."""
+    where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axes.annotate(words, (0, 0.5), (offset, 0), ha="right", va="center", color=INK, **where)
+
+
+def _map(axes: Axes, values: Tensor, colours: str, low: float, high: float) -> Any:
+    axes.grid(visible=False)
+    return axes.imshow(
+        values.tolist(), cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+    )
+
+
+def _write(axes: Axes, values: Tensor, digits: str) -> None:
+    """The numbers into their cells, in white where it is dark; none where there is none."""
+    low, high = axes.images[0].get_clim()
+    for row, line in enumerate(values.tolist()):
+        for column, value in enumerate(line):
+            if value == value:  # a number
+                ink = "white" if (value - low) / (high - low) > DARK else INK
+                look: Any = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": ink}
+                axes.text(column, row, digits.format(value), **look)
+
+
+def _behind(values: Tensor, distances: Tensor) -> Tensor:
+    """The values of keys up to the query; nothing after it."""
+    return values.double().masked_fill(distances < 0, torch.nan)
+
+
+def _striped(count: int) -> Any:
+    """So many colours, any two neighbours unlike."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    shades = [float(0.15 + 0.7 * k / count + 0.12 * (k % 2)) for k in range(count)]
+    return ListedColormap([colormaps[RISING](shade) for shade in shades])
+
+
+# Curves
+
+
+def plot_distances(origins: Sequence[int] = (1, 48, 96)) -> Figure:
+    """Distance and product of a few sinusoidal vectors with those of all positions: one curve, moved."""
+    table = Sinusoidal().vectors(torch.arange(POSITIONS), CHANNELS)
+    with canvas(2.7, width=8.4) as figure:
+        left, right = figure.subplots(1, 2)
+        for origin, colour in zip(origins, COLOURS, strict=False):
+            distances = (table - table[origin]).norm(dim=1)
+            products = table @ table[origin]
+            for axes, values in ((left, distances), (right, products)):
+                axes.plot(values.tolist(), color=colour, linewidth=1.3, label=f"position {origin}")
+        left.set_title("distance between the sinusoidal vectors")
+        right.set_title(f"their product: {CHANNELS // 2} with itself")
+        for axes in (left, right):
+            axes.set(xlim=(0, POSITIONS - 1), ylim=(0, None), xlabel="the other position")
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, [f"from {label}" for label in labels], loc="outside upper left", ncols=3)
+    return figure
+
+
+def plot_turns(positions: Sequence[int] = (1, 8, 64), head_dim: int = 16) -> Figure:
+    """How far the rotary pairs have turned at some positions, the fastest pair on the left."""
+    inv_freq = Rope(head_dim, 10000.0, 128).inv_freq().tolist()
+    with canvas(0.55 + 1.2 * len(positions), width=8.4) as figure:
+        grid = figure.subplots(len(positions), len(inv_freq), squeeze=False)
+        for row, position in zip(grid, positions, strict=True):
+            for axes, frequency in zip(row, inv_freq, strict=True):
+                _dial(axes, position * frequency)
+            write_beside(row[0], f"p = {position}", -8)
+        for pair, (axes, frequency) in enumerate(zip(grid[0], inv_freq, strict=True)):
+            axes.set_title(f"pair {pair}\n{_tokens(2 * math.pi / frequency)}", loc="center")
+        where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        grid[0][0].annotate("tokens per turn", (0, 1), (-8, 5), ha="right", color=QUIET, **where)
+    return figure
+
+
+def _dial(axes: Axes, angle: float) -> None:
+    """A hand that has turned by an angle from the right, and its way of less than a turn."""
+    circle = [2 * math.pi * k / 90 for k in range(91)]
+    way = [angle % (2 * math.pi) * k / 60 for k in range(61)]
+    axes.plot([math.cos(a) for a in circle], [math.sin(a) for a in circle], color=GRID, linewidth=1)
+    axes.plot([0, 1], [0, 0], color=FAINT, linewidth=0.8)
+    x, y = ([0, *(0.55 * part(a) for a in way)] for part in (math.cos, math.sin))
+    axes.fill(x, y, color=COLOURS[0], alpha=0.25, linewidth=0)
+    axes.plot([0, math.cos(angle)], [0, math.sin(angle)], color=COLOURS[0], linewidth=1.8)
+    axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), aspect="equal")
+    axes.set_axis_off()
+    turns = angle / (2 * math.pi)
+    words = f"{turns:.1f} turns" if turns >= 1 else f"{_tokens(math.degrees(angle))}°"
+    axes.text(0, -1.45, words, ha="center", va="center", color=QUIET, fontsize=8)
+
+
+def _tokens(count: float) -> str:
+    """To two digits, in full."""
+    rounded = float(f"{count:.2g}")
+    return f"{rounded:g}" if rounded < 1000 else f"{rounded:,.0f}"
+
+
+def plot_decay(
+    names: Sequence[str] = ("rope", "xpos", "alibi", "sinusoidal"), tokens: int = 512, head_dim: int = 64
+) -> Figure:
+    """The mean score of a token with itself by distance, in one layer, over contents of unit variance.
+
+    Args:
+        names: The names of encodings.
+        tokens: The longest distance, and the window.
+        head_dim: D; the score at no distance is its root, without an encoding.
+
+    Raises:
+        RopepatchError: If there is no such encoding.
+    """
+    rope = Rope(head_dim, 10000.0, tokens)
+    shape = replace(SHAPE, layers=1, head_dim=head_dim, hidden_size=4 * head_dim, rope=rope)
+    with canvas(4.2, width=8.4) as figure:
+        panels = figure.subplots(math.ceil(len(names) / 2), 2, sharex=True, squeeze=False).flat
+        for axes, name in zip(panels, names, strict=True):
+            means = IdentityModel.of(ENCODINGS[name], tokens, shape).mean_scores(1, tokens).tolist()
+            axes.plot(means, color=COLOURS[0], linewidth=1)
+            axes.axhline(math.sqrt(head_dim), color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.set_title(name, color=INK)
+            axes.set_xlim(0, tokens)
+            end = (tokens, math.sqrt(head_dim))
+            offset, side = ((-2, 3), "bottom") if sum(axes.get_ylim()) / 2 > end[1] else ((-2, -3), "top")
+            look: Any = {"ha": "right", "va": side, "color": QUIET, "fontsize": 8}
+            axes.annotate("without positions", end, offset, textcoords="offset points", **look)
+        figure.supxlabel("distance, tokens", color=QUIET, fontsize=9)
+        figure.supylabel("mean score of a token with itself", color=QUIET, fontsize=9)
+    return figure
+
+
+# Losses by length
+
+
+def measured_curves() -> tuple[dict[str, Curve], Curve]:
+    """What the study measured: nats per token by length for every encoding, and the floor of the text."""
+    return mean_curves(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
+
+
+def from_scratch(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """The runs of each encoding that was trained from scratch, one per seed, in the order of the registry."""
+    for name in ENCODINGS:
+        runs = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
+        if runs:
+            yield name, sorted(runs, key=lambda row: row["seed"])
+
+
+def mean_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Curve], Curve]:
+    """The losses of runs from scratch, means over their seeds in the order of the registry, and the floor."""
+    means = {
+        name: {
+            int(length): sum(run["nats"][length] for run in runs) / len(runs) for length in runs[0]["nats"]
+        }
+        for name, runs in from_scratch(rows)
+    }
+    return means, {int(length): value for length, value in rows[0]["floor"]["nats"].items()}
+
+
+def plot_extrapolation(
+    curves: Mapping[str, Mapping[int, float]], trained: int, floor: Mapping[int, float] | None = None
+) -> Figure:
+    """Train short, test long: the loss by length, a panel per family with all others in grey.
+
+    What is far above the best value leaves the picture and is named there with its last value; a line that
+    ends early, because the encoding is not defined any further, ends with a cross.
+
+    Args:
+        curves: Nats per token by length in tokens, by name of a registered encoding.
+        trained: The length of training, in tokens; marked.
+        floor: The loss that no model can beat, where it is known; dotted.
+
+    Raises:
+        RopepatchError: If there are no losses, or matplotlib is not installed.
+    """
+    lines = {name: _line(curve) for name, curve in curves.items()}
+    if not lines or not all(lines.values()):
+        raise RopepatchError("no losses to draw", hint="pass a loss by length for every encoding")
+    groups: dict[str, list[str]] = {}
+    for name in curves:
+        groups.setdefault(ENCODINGS[name].family, []).append(name)
+    low, high = _span([y for line in lines.values() for y in line.values()], floor)
+    lengths = sorted({length for line in lines.values() for length in line})
+    rows = math.ceil(len(groups) / 2)
+    with canvas(0.4 + 2.3 * rows, width=8.4) as figure:
+        grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+        for axes in grid.flat[len(groups) :]:
+            axes.set_visible(False)
+        for axes, (family, names) in zip(grid.flat, groups.items(), strict=False):
+            axes.set_title(family, color=INK)
+            axes.set(xlim=(lengths[0] / 1.04, lengths[-1] * 1.04), ylim=(low, high))
+            for name in (name for name in lines if name not in names):
+                axes.plot(*_points(lines[name]), color=GRID, linewidth=0.9, zorder=1.5, label="_other")
+            _draw(axes, {name: lines[name] for name in names}, _line(floor or {}), lengths[-1], LABEL)
+            length_axis(axes, lengths, trained=trained, label="")
+            axes.tick_params(labelbottom=True, labelleft=axes in grid[:, 0])
+        figure.supxlabel("length of the text, tokens", color=QUIET, fontsize=9)
+        figure.supylabel("loss, nats per token", color=QUIET, fontsize=9)
+    return figure
+
+
+def _line(curve: Mapping[int, float]) -> dict[int, float]:
+    """The numbers of a curve by ascending length."""
+    return {length: curve[length] for length in sorted(curve) if math.isfinite(curve[length])}
+
+
+def _points(line: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    return list(line), list(line.values())
+
+
+def _span(losses: Sequence[float], floor: Mapping[int, float] | None) -> tuple[float, float]:
+    """The axis: from the best loss, or the floor, to `HEADROOM` above, or to the worst loss."""
+    least = min([*losses, *_line(floor or {}).values()])
+    greatest = min(max(losses), least + HEADROOM)
+    margin = 0.04 * (greatest - least or 1)
+    return least - margin, greatest + margin
+
+
+def _draw(
+    axes: Axes, lines: Mapping[str, Mapping[int, float]], floor: Mapping[int, float], end: int, gap: float
+) -> None:
+    """Lines in colours and the floor, named at the right in the order of their last values."""
+    low, high = axes.get_ylim()
+    styles = looks(lines)
+    for name, line in lines.items():
+        colour, dash = styles[name]
+        axes.plot(*_points(line), "o", color=colour, ls=dash, linewidth=1.6, markersize=2.5, label=name)
+        if max(line) < end:
+            axes.plot(max(line), line[max(line)], "x", color=colour, markersize=7, label="_end")
+    if floor:
+        axes.plot(*_points(floor), color=PLAIN, linestyle=":", linewidth=1.2, label="floor")
+        lines, styles = {**lines, "floor": floor}, {**styles, "floor": Look(PLAIN)}
+    last = {name: line[max(line)] for name, line in lines.items()}
+    places = [min(max((value - low) / (high - low), 0), 1) for value in last.values()]
+    for (name, value), place in zip(last.items(), spread(places, gap), strict=True):
+        words = f"{name}, to {short_length(max(lines[name]))}" if max(lines[name]) < end else name
+        words += f" ↑ {value:.1f}" if value > high else ""
+        axes.annotate(
+            words, (1.02, place), xycoords="axes fraction", va="center_baseline", color=styles[name].colour
+        )
