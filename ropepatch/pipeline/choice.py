@@ -30,6 +30,7 @@ from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table
+from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Length
 
@@ -85,9 +86,8 @@ class Choice:
         return self.results.plot(name)
 
     def _repr_html_(self) -> str:
-        warnings = (f"Warning: {line}." for line in self.ranking.warnings)
-        advice = "".join(f"<p>{escape(line)}</p>" for line in (*warnings, *self.ranking.advice))
-        return html_table(ranking_table(self.ranking, self.results)) + advice
+        verdict = "".join(f"<p>{escape(line)}</p>" for line in Verdict.of(self.ranking).lines)
+        return html_table(ranking_table(self.ranking, self.results)) + verdict
 
 
 def choose(

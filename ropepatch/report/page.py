@@ -1,13 +1,17 @@
-"""The page: what is said, drawn and tabled of some results, in one file."""
+"""The page: what is said, drawn and tabled of some results, in one file that needs nothing else."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import io
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+from xml.etree import ElementTree
 
 import jinja2
 from markupsafe import Markup
@@ -18,26 +22,34 @@ from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
-from ropepatch.report.html import html_table
-from ropepatch.report.inline_svg import inline_svg
-from ropepatch.report.plots import (
+from ropepatch.report.plots.pictures import (
     Picture,
     looks_of,
-    pictures_of_distances,
-    pictures_of_rescaling,
+    pictures_of_changes,
     pictures_of_results,
     rescalings,
 )
+from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET, house_style
+from ropepatch.report.printers import html_table
 from ropepatch.report.tables import summary_table, tables_of
-from ropepatch.report.words import origin, outcome, provenance, variants, verdict, warnings
+from ropepatch.report.verdict import Verdict, measured, origin, provenance, variant
 from ropepatch.settings import short_length
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = {"ink": INK, "quiet": QUIET, "faint": FAINT, "grid": GRID, "plain": PLAIN} | {
+    f"series-{number}": colour for number, colour in enumerate(COLOURS)
+}
+VARIABLES = {colour: f"var(--{name}, {colour})" for name, colour in NAMES.items()}
 
 
 class InlineFigure(NamedTuple):
-    """A figure as HTML, and what stands below it."""
+    """A figure as HTML, what stands below it, and under which head it is folded away."""
 
     svg: str
     caption: str
+    folded: str
 
 
 class ReportPart(NamedTuple):
@@ -53,12 +65,10 @@ class Section(NamedTuple):
     """One model and target."""
 
     title: str
-    verdict: list[tuple[str, str]]
-    warnings: list[str]
-    outcome: list[str]
+    verdict: list[str]
+    measured: str
     parts: list[ReportPart]
-    distances: list[InlineFigure]
-    scalings: list[tuple[str, list[InlineFigure]]]  # by label: what each does to the rotary pairs
+    changes: list[InlineFigure]
 
 
 def write_report(
@@ -91,64 +101,42 @@ def write_report(
 
 
 def _page(results: Sequence[Result], title: str | None, command: str | None) -> str:
-    places = by_place(comparisons(results))
-    apart = {key: words for groups in places.values() for key, words in variants(groups).items()}
-    numbers, look = count(1), looks_of(results)
+    places, look, numbers = by_place(comparisons(results)), looks_of(results), count(1)
+
+    def part(group: Comparison, groups: Sequence[Comparison]) -> ReportPart:
+        task = task_of(group.task)
+        heading = ": ".join(filter(None, [task.title or group.task, variant(group, groups)]))
+        figures = _drawn(pictures_of_results(group, look), numbers)
+        return ReportPart(heading, task.method(group.parameters), figures, tables_of(group))
+
     sections = [
         Section(
             f"{model} to {short_length(target)}",
-            verdict(groups),
-            warnings(groups),
-            outcome(groups),
-            [
-                _part(group, apart[id(group)], _drawn(pictures_of_results(group, look), numbers))
-                for group in groups
-            ],
-            _drawn(pictures_of_distances(rescalings(groups, look)), numbers),
-            [
-                (change.name, _drawn(pictures_of_rescaling(change, colour), numbers))
-                for change, colour in rescalings(groups, look)
-                if change.distances is None
-            ],
+            Verdict.on(groups).lines,
+            measured(groups),
+            [part(group, groups) for group in groups],
+            _drawn(pictures_of_changes(rescalings(groups, look)), numbers),
         )
         for (model, target), groups in places.items()
     ]
-    template = _environment().get_template("template.html")
-    return template.render(
-        title=title or _title([*places]),
-        origin=origin(results),
-        command=command,
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        sections=sections,
-        summary=summary_table([*places.values()], apart),
-        provenance=[
-            (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
-            for r in results
-        ],
-        version=importlib.metadata.version("ropepatch"),
+    models, targets = (dict.fromkeys(parts) for parts in zip(*places, strict=True))
+    return (
+        _environment()
+        .get_template("template.html")
+        .render(
+            title=title or f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
+            origin=origin(results),
+            command=command,
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            sections=sections,
+            summary=summary_table([*places.values()]),
+            provenance=[
+                (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
+                for r in results
+            ],
+            version=importlib.metadata.version("ropepatch"),
+        )
     )
-
-
-def _part(group: Comparison, apart: str, figures: list[InlineFigure]) -> ReportPart:
-    task = task_of(group.task)
-    title = (task.title or group.task) + (f": {apart}" if apart else "")
-    return ReportPart(title, task.method(group.parameters), figures, tables_of(group))
-
-
-def _drawn(pictures: Sequence[Picture], numbers: Iterator[int]) -> list[InlineFigure]:
-    """Pictures as parts of the page, every id in them its own."""
-    return [InlineFigure(inline_svg(p.figure, f"f{next(numbers)}-", p.caption), p.caption) for p in pictures]
-
-
-def _title(places: Sequence[tuple[str, int]]) -> str:
-    models = dict.fromkeys(model for model, _ in places)
-    targets = dict.fromkeys(short_length(target) for _, target in places)
-    return f"{', '.join(models)} to {', '.join(targets)} tokens"
-
-
-def _unbroken(value: object) -> object:
-    """Text in which no line begins with a percent sign."""
-    return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
 def _environment() -> jinja2.Environment:
@@ -162,3 +150,61 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["tabled"] = lambda table: Markup(html_table(table))
     return environment
+
+
+def _unbroken(value: object) -> object:
+    """Text in which no line begins with a percent sign."""
+    return value.replace(" %", "\u00a0%") if type(value) is str else value
+
+
+# Figures
+
+
+def _drawn(pictures: Sequence[Picture], numbers: Iterator[int]) -> list[InlineFigure]:
+    """Pictures as parts of the page, every id in them its own."""
+    return [
+        InlineFigure(inline_svg(p.figure, f"f{next(numbers)}-", p.caption), p.caption, p.of) for p in pictures
+    ]
+
+
+def inline_svg(figure: Figure, prefix: str, label: str) -> str:
+    """A figure as an ``svg`` element: text as text, colours that the page sets, nothing to load.
+
+    Args:
+        figure: What is drawn.
+        prefix: What begins every id in it, so that several fit into one page.
+        label: What it shows, for those who cannot see it.
+    """
+    file = io.StringIO()
+    with house_style(), warnings.catch_warnings():
+        import matplotlib
+
+        warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has a font for it
+        with matplotlib.rc_context({"svg.fonttype": "none"}):
+            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(file.getvalue())
+    for parent in list(root.iter()):
+        for child in [child for child in parent if _local(child.tag) in ("metadata", "style")]:
+            parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): _own(key, value, prefix) for key, value in element.attrib.items()}
+    for size in ("width", "height"):
+        del root.attrib[size]
+    root.attrib |= {"role": "img", "aria-label": label}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _own(key: str, value: str, prefix: str) -> str:
+    """An attribute with ids that are the figure's own and colours that are the page's."""
+    if key == "id":
+        return prefix + value
+    if _local(key) == "href":
+        return value.replace("#", f"#{prefix}", 1)
+    if key == "style":
+        return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), value)
+    return value.replace("url(#", f"url(#{prefix}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
 from ropepatch.evaluation.intervals import Mean
@@ -10,10 +11,11 @@ from ropepatch.evaluation.ranking import Ranked, Ranking
 from ropepatch.evaluation.results import Result, Row, joined, measure_of
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
 from ropepatch.evaluation.table import MISSING, Cell, Table
-from ropepatch.report.words import perplexity_text, variants
+from ropepatch.report.verdict import variant
 from ropepatch.settings import short_length
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
+Form = Callable[[Row], Cell]
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
@@ -26,158 +28,87 @@ def tables_of(comparison: Comparison) -> list[Table]:
         elif keys == ("begin", "end"):
             tables += _by_stretch(comparison, measure)
         elif keys == ("kind", "length") and several:
-            tables.append(_across(comparison, measure_of(measure).title, [measure], keys, ["Kind", "Tokens"]))
+            title = measure_of(measure).title
+            tables.append(_across(comparison, title, [measure], {"kind": "Kind", "length": "Tokens"}))
     scores = [measure for measure, keys in comparison.kinds_of_rows() if "task" in keys]
     if scores:
-        tables.append(_across(comparison, "Scores", scores, ("task", "version"), ["Task", "Version"]))
+        heads = {"task": "Task", "version": "Version"}
+        tables.append(_across(comparison, "Scores", scores, heads, metric="Metric"))
     return tables
 
 
 def results_tables(results: Sequence[Result]) -> list[Table]:
     """The outcome at the target, where there is one, and the tables of every comparison."""
     places = by_place(comparisons(results))
-    apart = {key: words for here in places.values() for key, words in variants(here).items()}
-    summary = summary_table([*places.values()], apart)
+    summary = summary_table([*places.values()])
     tables = [summary] if len(summary.heads) > summary.labels else []
     for (model, target), groups in places.items():
         place = f"{model} to {short_length(target)}" if len(places) > 1 else ""
         for group in groups:
-            prefix = ", ".join(filter(None, [place, apart[id(group)]]))
-            tables += [
-                table._replace(caption=f"{prefix}: {table.caption}" if prefix else table.caption)
-                for table in tables_of(group)
-            ]
+            for table in tables_of(group):
+                parts = (", ".join(filter(None, [place, variant(group, groups)])), table.caption)
+                tables.append(table._replace(caption=": ".join(filter(None, parts))))
     return tables
 
 
-def summary_table(places: Sequence[Sequence[Comparison]], variants: Mapping[int, str]) -> Table:
+def summary_table(places: Sequence[Sequence[Comparison]]) -> Table:
     """Every model, target and method in one row, with each measure at the greatest length.
 
     Args:
         places: The comparisons of each model and target.
-        variants: What sets a comparison apart from others of its task, by its `id`.
     """
-    columns: dict[tuple[str, str], None] = {}
     lines: list[tuple[list[Cell], dict[tuple[str, str], Cell]]] = []
     for groups in places:
-        names = dict.fromkeys(name for group in groups for name in group.results)
-        cells: dict[str, dict[tuple[str, str], Cell]] = {name: {} for name in names}
+        rows = {name: dict[tuple[str, str], Cell]() for group in groups for name in group.results}
         for group in groups:
-            for caption, column in _outcome(group).items():
-                columns[caption, variants[id(group)]] = None
+            apart = variant(group, groups)
+            for caption, column in _outcome(group):
                 for name in group.results:
-                    cells[name][caption, variants[id(group)]] = column.get(name, MISSING)
-        labels = [
-            Cell(groups[0].model, value=groups[0].model),
-            Cell(short_length(groups[0].target), value=groups[0].target),
-        ]
-        lines += [([*labels, Cell(name, value=name)], row) for name, row in cells.items()]
-    shown = [len(places) > 1 and len({label[k].text for label, _ in lines}) > 1 for k in (0, 1)] + [True]
-    heads = [(head, "") for head, show in zip(("Model", "Target", "Method"), shown, strict=True) if show]
-    rows = [
-        [
-            *(cell for cell, show in zip(label, shown, strict=True) if show),
-            *(row.get(key, MISSING) for key in columns),
-        ]
-        for label, row in lines
+                    rows[name][caption, apart] = column.get(name, MISSING)
+        model, target = groups[0].model, groups[0].target
+        labels = [Cell(model, value=model), Cell(short_length(target), value=target)]
+        lines += [([*labels, Cell(name, value=name)], row) for name, row in rows.items()]
+    columns = dict.fromkeys(key for _, row in lines for key in row)
+    shown = [k for k in range(3) if k == 2 or len({label[k].text for label, _ in lines}) > 1]
+    heads = [(("Model", "Target", "Method")[k], "") for k in shown]
+    cells = [
+        [*(label[k] for k in shown), *(row.get(key, MISSING) for key in columns)] for label, row in lines
     ]
-    return Table("The outcome at the target", [*heads, *columns], rows, sum(shown))
+    return Table("The outcome at the target", [*heads, *columns], cells, len(shown))
 
 
-def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
-    """The scalings, best first, and the floor of the text where it is known.
-
-    Args:
-        ranking: The ranking of the results.
-        results: What was measured.
-    """
-    loss = next(result for result in results if result.of("loss", "length"))
-    to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
-    heads = [
-        "",
-        f"nats/token to {to}",
-        "loss gain over baseline",
-        f"nats/token to {trained}",
-        "short-context cost",
-    ]
-    heads += [f"answer log-probability at {to}", "log-probability gain", f"found at {to}"]
-    unscaled = {result.label for result in results if result.scaling is None}
-    rows = [
-        _ranked(row, first=row is ranking.rows[0], baseline=row.label in unscaled) for row in ranking.rows
-    ]
-    for result in results:
-        if result.label == FLOOR and (least := result.row("loss", length=result.target)):
-            rows.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * (len(heads) - 2)])
-    asked = any(row.found for row in ranking.rows)
-    shown = len(heads) if asked else 5
-    return Table("The ranking", [(head, "") for head in heads[:shown]], [row[:shown] for row in rows])
-
-
-def _ranked(row: Ranked, *, first: bool, baseline: bool) -> list[Cell]:
-    def gain(mean: Mean | None, text: Callable[[float], str]) -> Cell:
-        return Cell("", value=0.0) if baseline else _mean_cell(mean, text)
-
-    return [
-        Cell(row.label, value=row.label, best=first),
-        _mean_cell(row.loss, "{:z.3f}".format),
-        gain(row.loss_gain, "{:+z.3f}".format),
-        _mean_cell(row.short_context_loss, "{:.3f}".format)._replace(detail=""),
-        gain(row.short_context_cost, "{:+z.3f}".format),
-        _mean_cell(row.log_prob, "{:z.2f}".format),
-        gain(row.log_prob_gain, "{:+z.2f}".format),
-        _mean_cell(row.found, "{:.0%}".format),
-    ]
-
-
-def _mean_cell(mean: Mean | None, text: Callable[[float], str]) -> Cell:
-    if mean is None:
-        return Cell("")
-    low, high = mean.interval()
-    return Cell(text(mean.value), "" if mean.missing else f"{text(low)} to {text(high)}", mean.value)
-
-
-def row_cell(row: Row) -> Cell:
-    """A value with its interval."""
-    return Cell(row.text, row.interval, row.value)
-
-
-def _perplexity_cell(row: Row) -> Cell:
-    if row.value is None:
-        return MISSING
-    doubt = ""
-    if row.low is not None and row.high is not None:
-        doubt = f"{perplexity_text(row.low)} to {perplexity_text(row.high)}"
-    return Cell(perplexity_text(row.value), doubt, row.value)
-
-
-def _columns(comparison: Comparison, measure: str) -> dict[str, Callable[[Row], Cell]]:
-    """How a measure by length is shown, by caption."""
-    shown: dict[str, Callable[[Row], Cell]] = {measure_of(measure).title: row_cell}
-    return shown | ({"Perplexity": _perplexity_cell} if measure == "loss" else {})
+def _outcome(comparison: Comparison) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """The columns at the greatest length, and what follows from all lengths, with their captions."""
+    for measure, keys in comparison.kinds_of_rows():
+        if keys == ("length",):
+            for table in _by_length(comparison, measure):
+                last = len(comparison.lengths(measure))
+                yield table.caption, table.column(last)
+                yield from ((head, table.column(k)) for k, (head, _) in enumerate(table.heads) if k > last)
 
 
 def _by_length(comparison: Comparison, measure: str) -> list[Table]:
     """A row for every method and the floor, a column for every length."""
-    lengths = comparison.lengths(measure)
+    lengths, known = comparison.lengths(measure), measure_of(measure)
+    forms: dict[str, Form] = {known.title: row_cell}
+    if measure == "loss":
+        forms["Perplexity"] = _perplexity_cell
     tables = []
-    for caption, cell in _columns(comparison, measure).items():
-        cells = {
-            length: _marked(comparison.at(measure, length=length), cell, measure_of(measure).better)
-            for length in lengths
-        }
+    for caption, form in forms.items():
+        columns = [_marked(comparison.at(measure, length=n), form, known.better) for n in lengths]
+        heads = [(f"{length:,}", "tokens") for length in lengths]
+        if measure == "found":
+            columns.append(_effective(comparison))
+            heads.append((EFFECTIVE, ""))
         rows = [
-            [Cell(name, value=name), *(cells[length].get(name, MISSING) for length in lengths)]
+            [Cell(name, value=name), *(cells.get(name, MISSING) for cells in columns)]
             for name in comparison.results
         ]
         if comparison.floor is not None and (bounds := comparison.floor.of(measure, "length")):
-            least = {row.length: cell(row)._replace(detail="") for row in bounds}
-            rows.append([Cell(FLOOR, value=FLOOR), *(least.get(length, MISSING) for length in lengths)])
-        heads = [("Method", ""), *((f"{length:,}", "tokens") for length in lengths)]
-        if measure == "found":
-            heads.append((EFFECTIVE, ""))
-            reached = _effective(comparison)
-            rows = [[*row, reached.get(row[0].text, MISSING)] for row in rows]
-        tables.append(Table(caption, heads, rows))
+            least = {row.length: form(row)._replace(detail="") for row in bounds}
+            cells = [least.get(length, MISSING) for length in lengths]
+            rows.append([Cell(FLOOR, value=FLOOR), *cells, *[MISSING] * (len(heads) - len(lengths))])
+        tables.append(Table(caption, [("Method", ""), *heads], rows))
     return tables
 
 
@@ -191,8 +122,9 @@ def _effective(comparison: Comparison) -> dict[str, Cell]:
             cells[name] = Cell("none", value=0.0)
         else:
             low = of_length[length].low
-            doubt = "" if low is None else f"at least {low:.0%} found"
-            cells[name] = Cell(f"{length:,}", doubt, float(length))
+            cells[name] = Cell(
+                f"{length:,}", "" if low is None else f"at least {low:.0%} found", float(length)
+            )
     return cells
 
 
@@ -201,8 +133,9 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
     results = {
         name: rows for name, r in comparison.named().items() if (rows := r.of(measure, "begin", "end"))
     }
-    ends = [int(row.at["end"]) for rows in results.values() for row in rows]
-    begins = [int(row.at["begin"]) for rows in results.values() for row in rows]
+    begins, ends = (
+        [int(row.at[key]) for rows in results.values() for row in rows] for key in ("begin", "end")
+    )
     spans = [(0, min(comparison.trained, max(ends)))]
     while spans[-1][1] < max(ends):
         spans.append((spans[-1][1], min(2 * spans[-1][1], max(ends))))
@@ -222,52 +155,105 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
 
 
 def _across(
-    comparison: Comparison, caption: str, measures: Sequence[str], keys: Sequence[str], heads: Sequence[str]
+    comparison: Comparison, caption: str, measures: Sequence[str], keys: Mapping[str, str], metric: str = ""
 ) -> Table:
-    """A row for every place and measure, a column for every method."""
-    several = len(measures) > 1 or "task" in keys
+    """A row for every place, a column for every method; the heads of the places by their keys."""
     places: dict[tuple[str, ...], dict[str, Row]] = {}
     for measure in measures:
         for name, rows in comparison.rows(measure, *keys).items():
             for row in rows:
-                place = tuple(str(row.at[key]) for key in keys) + ((measure,) if several else ())
+                place = (*(str(row.at[key]) for key in keys), *([measure] if metric else []))
                 places.setdefault(place, {})[name] = row
     lines = []
-    for place, rows_here in places.items():
-        better = measure_of(next(iter(rows_here.values())).measure).better
-        cells = _marked(rows_here, row_cell, better)
-        lines.append(
-            [
-                *(Cell(part, value=part) for part in place),
-                *(cells.get(n, MISSING) for n in comparison.results),
-            ]
-        )
-    labels = [*heads, "Metric"] if several else list(heads)
-    names = [(label, "") for label in (*labels, *comparison.results)]
-    return Table(caption, names, lines, labels=len(labels), across=True)
+    for place, here in places.items():
+        cells = _marked(here, row_cell, measure_of(next(iter(here.values())).measure).better)
+        methods = (cells.get(name, MISSING) for name in comparison.results)
+        lines.append([*(Cell(part, value=part) for part in place), *methods])
+    labels = [*keys.values(), *([metric] if metric else [])]
+    heads = [(label, "") for label in (*labels, *comparison.results)]
+    return Table(caption, heads, lines, labels=len(labels), across=True)
 
 
-def _outcome(comparison: Comparison) -> dict[str, dict[str, Cell]]:
-    """The cells of every method at the greatest length, by caption."""
-    outcome: dict[str, dict[str, Cell]] = {}
-    for measure, keys in comparison.kinds_of_rows():
-        if keys == ("length",):
-            rows = comparison.at(measure, length=comparison.lengths(measure)[-1])
-            for caption, cell in _columns(comparison, measure).items():
-                outcome[caption] = _marked(rows, cell, measure_of(measure).better)
-            if measure == "found":
-                outcome[EFFECTIVE] = _effective(comparison)
-    return outcome
-
-
-def _marked(rows: Mapping[str, Row], cell: Callable[[Row], Cell], better: int) -> dict[str, Cell]:
+def _marked(rows: Mapping[str, Row], form: Form, better: int) -> dict[str, Cell]:
     """A cell for every row, the best of several marked."""
-    cells = {name: cell(row) for name, row in rows.items()}
+    cells = {name: form(row) for name, row in rows.items()}
     values = [better * cell.value for cell in cells.values() if isinstance(cell.value, float)]
     best = max(values, default=None)
     if not better or best is None or values.count(best) == len(values):
         return cells
     return {
-        name: one._replace(best=isinstance(one.value, float) and better * one.value == best)
-        for name, one in cells.items()
+        name: cell._replace(best=isinstance(cell.value, float) and better * cell.value == best)
+        for name, cell in cells.items()
     }
+
+
+# Cells
+
+
+def row_cell(row: Row) -> Cell:
+    """A value with its interval."""
+    return Cell(row.text, row.interval, row.value)
+
+
+def _perplexity_cell(row: Row) -> Cell:
+    if row.value is None:
+        return MISSING
+    if row.low is None or row.high is None:
+        return Cell(perplexity_text(row.value), "", row.value)
+    interval = f"{perplexity_text(row.low)} to {perplexity_text(row.high)}"
+    return Cell(perplexity_text(row.value), interval, row.value)
+
+
+def perplexity_text(nats: float) -> str:
+    """exp(nats) as it is read: 1.702, 29.41, 1734, 1.3e6; ∞ where no number holds it."""
+    if nats < math.log(1e4):
+        value = math.exp(nats)
+        return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    return f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e") if nats < 700 else "∞"
+
+
+def _mean_cell(mean: Mean | None, text: Callable[[float], str]) -> Cell:
+    if mean is None:
+        return Cell("")
+    low, high = mean.interval()
+    return Cell(text(mean.value), "" if mean.missing else f"{text(low)} to {text(high)}", mean.value)
+
+
+# A ranking
+
+
+def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
+    """The scalings, best first, and the floor of the text where it is known.
+
+    Args:
+        ranking: The ranking of the results.
+        results: What was measured.
+    """
+    loss = next(result for result in results if result.of("loss", "length"))
+    to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
+    heads = ["", f"nats/token to {to}", "loss gain over baseline", f"nats/token to {trained}"]
+    heads.append("short-context cost")
+    if any(row.found for row in ranking.rows):
+        heads += [f"answer log-probability at {to}", "log-probability gain", f"found at {to}"]
+    unscaled = {result.label for result in results if result.scaling is None}
+    rows = [_ranked(row, row is ranking.rows[0], row.label in unscaled) for row in ranking.rows]
+    for result in results:
+        if result.label == FLOOR and (least := result.row("loss", length=result.target)):
+            rows.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * len(heads)])
+    return Table("The ranking", [(head, "") for head in heads], [row[: len(heads)] for row in rows])
+
+
+def _ranked(row: Ranked, first: bool, baseline: bool) -> list[Cell]:
+    def gain(mean: Mean | None, text: Callable[[float], str]) -> Cell:
+        return Cell("", value=0.0) if baseline else _mean_cell(mean, text)
+
+    return [
+        Cell(row.label, value=row.label, best=first),
+        _mean_cell(row.loss, "{:z.3f}".format),
+        gain(row.loss_gain, "{:+z.3f}".format),
+        _mean_cell(row.short_context_loss, "{:.3f}".format)._replace(detail=""),
+        gain(row.short_context_cost, "{:+z.3f}".format),
+        _mean_cell(row.log_prob, "{:z.2f}".format),
+        gain(row.log_prob_gain, "{:+z.2f}".format),
+        _mean_cell(row.found, "{:.0%}".format),
+    ]

@@ -155,7 +155,7 @@ def test_plot_draws_what_methods_would_do_to_a_model_without_measuring(tmp_path,
     done = run_here("plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {file.stem for file in (tmp_path / "figures").iterdir()}
-    assert names == {"distances", "wavelengths-yarn", "rotations-yarn"}
+    assert names == {"distances", "wavelengths-yarn"}
 
 
 @pytest.mark.slow

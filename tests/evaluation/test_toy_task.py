@@ -92,12 +92,11 @@ def test_it_has_a_table_in_the_terminal(results, capsys):
     ]
 
 
-def test_it_has_tables_and_a_sentence_in_the_report(results, tmp_path):
+def test_it_has_tables_in_the_report(results, tmp_path):
     assert [table.caption for table in results_tables(results)] == ["The outcome at the target", "Words"]
     page = write_report(results, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h3>Echo</h3>" in page
     assert '<td class="best" data-value="2.5">2.5</td>' in page
-    assert "Words at 1,024 tokens: yarn 2.5, baseline 0.0." in page
 
 
 def test_it_has_a_section_on_a_card(results):

@@ -248,16 +248,18 @@ def test_the_outcome_at_the_target_comes_first_and_the_old_context_is_told():
 
 
 @pytest.mark.parametrize(("documents", "haystacks"), [(2, 4), (4, 2), (10, 10)])
-def test_every_warning_of_the_terminal_is_on_the_card(documents, haystacks, capsys):
+def test_every_warning_of_the_terminal_is_on_the_card_before_its_headline(documents, haystacks, capsys):
     results = [
         reading("yarn", [[0.6] * documents] * 3, method="yarn"),
         asking("yarn", [1, 1, 1], n=haystacks, method="yarn"),
     ]
     print_results(results)
-    printed = re.findall(r"^Warning: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    printed = re.findall(r"^Warning: (.*)\.$", capsys.readouterr().out, re.MULTILINE)
     assert len(printed) == (documents < 5) + (haystacks < 5)
     card = card_text(Extended("x", record(), results, weights=BASE))
-    assert re.findall(r"^> \*\*Warning:\*\* (.*)\.$", card, re.MULTILINE) == printed
+    head = card.partition("Nats per token at")[0]
+    assert re.findall(r"^> \*\*Warning:\*\* (.*)\.$", head, re.MULTILINE) == printed
+    assert card.count("Warning") == len(printed)
 
 
 def test_a_measure_that_nobody_registered_has_its_metric_on_the_hub_and_its_rows_in_a_frame():

@@ -23,7 +23,9 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.retrieval import Answer, Retrieval
 from ropepatch.report import plots
-from ropepatch.report.plots.losses import _perplexities
+from ropepatch.report.plots.found import plot_found
+from ropepatch.report.plots.lines import _perplexities, plot_gain, plot_perplexity, plot_positions
+from ropepatch.report.plots.pictures import pictures_of_changes, rescalings
 from ropepatch.report.plots.style import COLOURS, PLAIN, Look, shown, spread
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -96,7 +98,7 @@ def test_curves_floor_and_trained_context_are_told_apart():
 
 
 def test_perplexity_is_drawn_at_every_length_with_its_interval():
-    axes = drawn(plots.plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25))
+    axes = drawn(plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25))
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
     assert list(line.get_ydata()) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
@@ -106,7 +108,7 @@ def test_perplexity_is_drawn_at_every_length_with_its_interval():
 
 
 def test_the_ticks_of_perplexity_stand_at_its_logarithm():
-    axes = drawn(plots.plot_perplexity, reading("yarn", [3.0, 2.5, 2.0], method="yarn"))
+    axes = drawn(plot_perplexity, reading("yarn", [3.0, 2.5, 2.0], method="yarn"))
     found = ticks(axes.yaxis)
     assert len(found) >= 4
     for place, name in found.items():
@@ -128,12 +130,12 @@ def test_a_band_needs_the_interval_of_every_length():
     result = reading("yarn", [2.0, 1.5, 1.0], method="yarn")
     first, second, *others = result.rows
     unknown = [first, replace(second, low=None, high=None), *others]
-    assert drawn(plots.plot_perplexity, result).collections
-    assert not drawn(plots.plot_perplexity, replace(result, rows=unknown)).collections
+    assert drawn(plot_perplexity, result).collections
+    assert not drawn(plot_perplexity, replace(result, rows=unknown)).collections
 
 
 def test_a_position_stands_in_the_middle_of_its_stretch():
-    axes = drawn(plots.plot_positions, reading("yarn", [2.0, 1.5, 1.0], method="yarn"))
+    axes = drawn(plot_positions, reading("yarn", [2.0, 1.5, 1.0], method="yarn"))
     places, nats = labelled(axes)["yarn"].get_data()
     assert list(places) == pytest.approx([128, (256 * 512) ** 0.5, (512 * 1024) ** 0.5])
     assert list(nats) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
@@ -152,18 +154,18 @@ def test_the_band_of_a_line_that_has_left_the_picture_leaves_it_too():
 
 def test_what_is_far_above_the_best_leaves_the_picture_and_is_named_with_its_value():
     base, yarn = reading("baseline", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
-    axes = drawn(plots.plot_perplexity, base, yarn)
+    axes = drawn(plot_perplexity, base, yarn)
     low, high = axes.get_ylim()
     assert low < 1.8
     assert 3.0 < high < 3.2
     assert names(axes).keys() == {"baseline ↑ 8103", "yarn"}
-    axes = drawn(plots.plot_positions, base, yarn)
+    axes = drawn(plot_positions, base, yarn)
     assert names(axes).keys() == {"baseline ↑ 9.00", "yarn"}
 
 
 def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
     axes = drawn(
-        plots.plot_perplexity, reading("floor", [0.5] * 3), reading("yarn", [4.0, 3.0, 3.0], method="yarn")
+        plot_perplexity, reading("floor", [0.5] * 3), reading("yarn", [4.0, 3.0, 3.0], method="yarn")
     )
     assert axes.get_ylim()[0] < 0.5
     assert axes.get_ylim()[1] > 4.0
@@ -174,7 +176,7 @@ def test_a_floor_far_below_pushes_nothing_out_of_the_picture():
 def test_a_gain_leaves_the_picture_downwards():
     good = reading("yarn", [1.0] * 3, method="yarn", gain=[1.0, 2.0])
     bad = reading("baseline", [1.0] * 3, gain=[-0.1, -5.0])
-    axes = drawn(plots.plot_gain, good, bad)
+    axes = drawn(plot_gain, good, bad)
     assert list(labelled(axes)["yarn"].get_ydata()) == pytest.approx([1.0, 2.0], rel=1e-12)
     assert names(axes).keys() == {"yarn", "baseline ↓ −5.00"}
     assert -0.3 < axes.get_ylim()[0] < 0
@@ -184,7 +186,7 @@ def test_a_gain_leaves_the_picture_downwards():
 
 def test_the_trained_context_keeps_its_tick_among_many_lengths():
     lengths = list(range(200, 1001, 8))
-    axes = drawn(plots.plot_perplexity, reading("yarn", [1.0] * len(lengths), method="yarn", lengths=lengths))
+    axes = drawn(plot_perplexity, reading("yarn", [1.0] * len(lengths), method="yarn", lengths=lengths))
     found = ticks(axes.xaxis)
     assert found[256] == "256\ntrained"
     assert found[1000] == "1000"
@@ -236,7 +238,7 @@ def test_answers_of_results_are_mapped_by_kind_and_over_all_kinds_by_depth():
 def test_cells_too_small_for_numbers_are_explained_by_a_key():
     many = [asking(f"m{k}", [4] * 14, lengths=range(256, 256 * 15, 256)) for k in range(2)]
     (comparison,) = comparisons(many)
-    figure = plots.plot_depths(comparison)
+    figure = plot_found(comparison, "depth")
     assert not figure.axes[0].texts
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["0%", "25%", "50%", "75%", "100%"]
 
@@ -279,30 +281,6 @@ def test_pairs_that_stop_are_marked_at_the_top():
     (marks,) = (line for line in axes.lines if line.get_marker() == "^")
     assert list(marks.get_xdata()) == stopped
     assert all(y < axes.get_ylim()[1] for y in marks.get_ydata())
-
-
-def test_cos_and_sin_are_those_of_the_pairs_times_the_attention_factor():
-    made = make_scaling("yarn", factor=8.0)
-    after = made.frequencies(ROPE)
-    assert after.attention_factor > 1.1
-    figure = plots.plot_rotations(plots.Rescaling.of(ROPE, made), pairs=[0, 5])
-    for axes, (pair, function) in zip(
-        figure.axes, [(0, math.cos), (0, math.sin), (5, math.cos), (5, math.sin)], strict=True
-    ):
-        before, then = (labelled(axes)[name] for name in ("before", "after"))
-        places = before.get_xdata()
-        theta = ROPE.inv_freq()[pair].item(), after.inv_freq[pair].item()
-        assert list(before.get_ydata()) == pytest.approx([function(x * theta[0]) for x in places], abs=1e-6)
-        wanted = [after.attention_factor * function(x * theta[1]) for x in places]
-        assert list(then.get_ydata()) == pytest.approx(wanted, abs=1e-6)
-
-
-def test_slow_pairs_are_drawn_up_to_the_target_and_fast_ones_for_a_few_turns():
-    figure = plots.plot_rotations(plots.Rescaling.of(ROPE, make_scaling("linear", factor=8.0)), pairs=[0, 7])
-    assert figure.axes[0].get_xlim() == (0, pytest.approx(6 * 2 * math.pi))
-    assert figure.axes[2].get_xlim() == (0, 2048)
-    assert [256, 256] in [list(line.get_xdata()) for line in figure.axes[2].lines]
-    assert [256, 256] not in [list(line.get_xdata()) for line in figure.axes[0].lines]
 
 
 def test_a_result_says_itself_what_its_scaling_did():
@@ -397,11 +375,11 @@ def test_the_trained_context_parts_the_colours_which_all_panels_share():
 def test_a_map_is_drawn_by_its_distances_and_a_scaling_by_its_frequencies_too():
     results = [reading(name, [1.0] * 3, method=name) for name in ("self-extend", "yarn")]
     found = plots.figures(results)
-    assert list(found)[2:] == ["distances", "wavelengths-yarn", "rotations-yarn"]
+    assert list(found)[2:] == ["distances", "wavelengths-yarn"]
     assert list(heat_maps(found["distances"])) == ["baseline", "self-extend", "yarn"]
     expected = distances(ORACLE["self-extend"](window=64, group=11), 1024)[-1, ::-1]
     np.testing.assert_array_equal(curves(found["distances"])["self-extend"].get_ydata(), expected)
-    drawn = plots.pictures_of_distances(plots.rescalings(comparisons(results[:1]), plots.looks_of(results)))
+    drawn = pictures_of_changes(rescalings(comparisons(results[:1]), plots.looks_of(results)))
     assert "A scaling" not in drawn[0].caption
 
 
@@ -437,9 +415,7 @@ def test_the_figures_are_those_that_the_results_allow():
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
     drawn_of_all = plots.figures(full)
-    assert " ".join(drawn_of_all) == (
-        "perplexity positions gain retrieval distances wavelengths-yarn rotations-yarn"
-    )
+    assert " ".join(drawn_of_all) == ("perplexity positions gain retrieval distances wavelengths-yarn")
     assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("tiny: gained")
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ropepatch.evaluation.results import measure_of
+from ropepatch.evaluation.comparisons import Comparison
+from ropepatch.evaluation.results import Row, measure_of
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.publishing.card.extended import Evidence, Extended
-from ropepatch.report.markdown import markdown_table, plain
-from ropepatch.report.tables import row_cell, tables_of
-from ropepatch.report.words import sentence
+from ropepatch.report.printers import markdown_table, plain
+from ropepatch.report.tables import perplexity_text, row_cell, tables_of
 
 FIGURES = "evaluation/{}.png"  # within the folder of the checkpoint
 
@@ -25,8 +25,31 @@ def headline(model: Extended) -> str:
             rows = {"this checkpoint": own}
             if (before := evidence.row(measure, length, evidence.before)) is not None:
                 rows["the base model"] = before
-            sentences.append(plain(sentence(evidence.group, measure, length, rows)))
+            sentences.append(plain(_sentence(evidence.group, measure, length, rows)))
     return " ".join(sentences)
+
+
+def _sentence(group: Comparison, measure: str, length: int, rows: Mapping[str, Row]) -> str:
+    """A measure at a length of each method, by what it is called."""
+    figures = []
+    for name, row in rows.items():
+        details = []
+        if measure == "loss" and row.value is not None:
+            details.append(f"perplexity {perplexity_text(row.value)}")
+        if measure == "found":
+            details.append(f"n = {row.n:,}")
+        if row.interval:
+            details.append(f"95 % interval {row.interval}")
+        figures.append(f"{name} {row.text}" + (f" ({', '.join(details)})" if details else ""))
+    text = group.parameters.get("text")
+    of = f" of {text}" if text and measure == "loss" else ""
+    return f"{measure_of(measure).title} at {length:,} tokens{of}: {', '.join(figures)}."
+
+
+def warnings(model: Extended) -> list[str]:
+    """What makes the headline doubtful."""
+    lines = (plain(warning) for part in model.evidence for warning in part.group.warnings())
+    return list(dict.fromkeys(lines))
 
 
 class Part(NamedTuple):
@@ -37,7 +60,6 @@ class Part(NamedTuple):
     table: str
     stem: str
     figure: str
-    warnings: list[str]
 
 
 def parts(model: Extended) -> Iterator[Part]:
@@ -47,7 +69,7 @@ def parts(model: Extended) -> Iterator[Part]:
         method = plain(task.method(evidence.group.parameters))
         tables = [
             f"**{plain(one.caption)}**\n\n"
-            + markdown_table([one], marked=evidence.own, note=" (this checkpoint)")
+            + markdown_table(one, marked=evidence.own, note=" (this checkpoint)")
             for one in tables_of(evidence.group)
         ]
         yield Part(
@@ -56,7 +78,6 @@ def parts(model: Extended) -> Iterator[Part]:
             table="\n\n".join(tables),
             stem=evidence.stem,
             figure=FIGURES.format(evidence.stem),
-            warnings=[plain(warning) for warning in evidence.group.warnings()],
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from ropepatch.report.markdown import one_line, plain, table
+from ropepatch.report.printers import markdown_rows as table
+from ropepatch.report.printers import one_line, plain
 
 __all__ = ["code", "fenced", "link", "one_line", "plain", "table", "text"]
 

@@ -89,6 +89,7 @@ def card_text(model: Extended) -> str:
         has_tokenizer=bool(model.files & TOKENIZERS),
         paper=making.paper(model),
         headline=evidence.headline(model),
+        warnings=evidence.warnings(model),
         engines=table(
             ENGINES, [[plain(one.engine), plain(one.reads), plain(one.note)] for one in model.record.engines]
         ),

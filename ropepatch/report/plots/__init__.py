@@ -4,20 +4,17 @@ All of them need matplotlib; without it a `RopepatchError` says what to install.
 """
 
 from ropepatch.report.plots.distances import plot_effective_distances
-from ropepatch.report.plots.frequencies import Rescaling, plot_rotations, plot_wavelengths
-from ropepatch.report.plots.losses import plot_gain, plot_loss, plot_perplexity, plot_positions
+from ropepatch.report.plots.found import plot_retrieval
+from ropepatch.report.plots.lines import plot_loss
 from ropepatch.report.plots.pictures import (
     Picture,
     figures,
     figures_of_plans,
     looks_of,
-    pictures_of_distances,
-    pictures_of_rescaling,
     pictures_of_results,
     plot_plan,
-    rescalings,
 )
-from ropepatch.report.plots.retrieval import plot_depths, plot_kinds, plot_retrieval
+from ropepatch.report.plots.rescaling import Rescaling, plot_wavelengths
 from ropepatch.report.plots.style import Look, looks, save_figure
 
 __all__ = [
@@ -28,20 +25,11 @@ __all__ = [
     "figures_of_plans",
     "looks",
     "looks_of",
-    "pictures_of_distances",
-    "pictures_of_rescaling",
     "pictures_of_results",
-    "plot_depths",
     "plot_effective_distances",
-    "plot_gain",
-    "plot_kinds",
     "plot_loss",
-    "plot_perplexity",
     "plot_plan",
-    "plot_positions",
     "plot_retrieval",
-    "plot_rotations",
     "plot_wavelengths",
-    "rescalings",
     "save_figure",
 ]

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ropepatch.report.plots.frequencies import Rescaling
-from ropepatch.report.plots.style import (
-    FAINT,
-    INK,
-    LABEL,
-    PLAIN,
-    Look,
-    canvas,
-    name_lines,
-    shown,
-)
+from ropepatch.report.plots.rescaling import Rescaling
+from ropepatch.report.plots.style import DASHED, INK, LABEL, PLAIN, Look, canvas, name_lines, shown
 from ropepatch.scaling.bands import slow_divisors
 from ropepatch.settings import short_length
 
@@ -96,9 +87,8 @@ def _heat_map(axes: Axes, change: Rescaling | None, window: int, target: int) ->
     colours = [blues(0.12 + 0.83 * part) for part in parts] + [oranges(0.4 + 0.4 * part) for part in parts]
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    ticks = _ticks(window, target)
-    axes.set_xticks([*ticks], [*ticks.values()])
-    axes.set_yticks([*ticks], [*ticks.values()])
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(*_ticks(window, target))
     return axes.imshow(
         distances.numpy(),
         cmap=ListedColormap(colours),
@@ -129,10 +119,9 @@ def _curves(
     axes.set(xlim=(0, target), ylim=(0, min(highest, OVERSHOOT * window)))
     axes.set_xlabel("true distance of the last token's keys, tokens")
     axes.set_title("read at a distance of, tokens")
-    ticks = _ticks(window, target, "\ntrained")
-    axes.set_xticks([*ticks], [*ticks.values()])
+    axes.set_xticks(*_ticks(window, target, "\ntrained"))
     axes.set_yticks([0, window], ["0", short_length(window)])
-    axes.axhline(window, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.9)
+    axes.axhline(window, **DASHED)
     name_lines(axes, ends, room, lambda tokens: f"{tokens:,.0f}")
 
 
@@ -141,7 +130,8 @@ def _sampled(target: int, count: int) -> Tensor:
     return torch.linspace(0, target - 1, min(count, target), dtype=torch.float64).round().long()
 
 
-def _ticks(window: int, target: int, trained: str = "") -> dict[int, str]:
-    """The ends of an axis, and the trained context where there is room for it."""
+def _ticks(window: int, target: int, trained: str = "") -> tuple[list[int], list[str]]:
+    """The ends of an axis, and the trained context where there is room for it, with their names."""
     ticks = {0: "0", window: short_length(window) + trained, target: short_length(target)}
-    return {tokens: name for tokens, name in ticks.items() if not 0 < tokens < 0.12 * target}
+    ticks = {tokens: name for tokens, name in ticks.items() if not 0 < tokens < 0.12 * target}
+    return [*ticks], [*ticks.values()]

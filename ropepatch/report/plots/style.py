@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
-from ropepatch.report.markdown import one_line
+from ropepatch.report.printers import one_line
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import short_length
@@ -28,6 +28,12 @@ INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the baseline
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))  # by rounds
+DASHED: Any = {
+    "color": FAINT,
+    "linewidth": 0.9,
+    "linestyle": (0, (4, 3)),
+    "zorder": 0.9,
+}  # the trained context
 SOLID = ("yarn", "ntk", "linear", "llama3", FIT, "ntk-by-parts")  # in the order of COLOURS
 
 STYLE: Any = {
@@ -111,7 +117,7 @@ def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: st
     names = [f"{short_length(round(t))}\ntrained" if t == trained else short_length(round(t)) for t in ticks]
     axes.set_xticks(ticks, names)
     axes.set_xlabel(label)
-    axes.axvline(trained, color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0.9)
+    axes.axvline(trained, **DASHED)
 
 
 def name_lines(

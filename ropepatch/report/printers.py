@@ -1,0 +1,111 @@
+"""A table printed three ways: as text, as HTML and as Markdown."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+
+from ropepatch.evaluation.table import Cell, Table, aligned
+
+# Text
+
+
+def table_text(table: Table, width: int | None = None) -> str:
+    """A table as lines of text, details behind the values, or below them where lines are too long.
+
+    Args:
+        table: What is shown.
+        width: In characters, beyond which cells are folded, never cut; None folds none.
+    """
+    heads = [Cell(" ".join(filter(None, head))) for head in table.heads]
+    rows = [heads, *table.rows]
+    text = aligned([[cell.line for cell in row] for row in rows], left=table.labels)
+    if width is None or max(map(len, text.splitlines())) <= width:
+        return text
+    from rich.console import Console
+    from rich.table import Table as Folded
+
+    folded = Folded(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for place in range(len(heads)):
+        folded.add_column(justify="left" if place < table.labels else "right", overflow="fold")
+    for row in rows:
+        folded.add_row(*("\n".join(filter(None, [cell.text, cell.detail])) for cell in row))
+    console = Console(
+        file=io.StringIO(), force_jupyter=False, highlight=False, markup=False, emoji=False, width=width
+    )
+    with console.capture() as printed:
+        console.print(folded)
+    return "\n".join(map(str.rstrip, printed.get().splitlines()))
+
+
+# HTML
+
+
+def html_table(table: Table) -> str:
+    """A table in a box that scrolls, its caption above it; cells carry what they are sorted by."""
+
+    def cell(scope: str, k: int, text: str, detail: str, attributes: str = "") -> str:
+        inner = escaped(text) + (f"<small>{escaped(detail)}</small>" if detail else "")
+        if not scope:
+            return f"<td{attributes}>{inner}</td>"
+        label = ' class="label"' if k < table.labels else ""
+        return f'<th scope="{scope}"{label}{attributes}>{inner}</th>'
+
+    lines = ["".join(cell("col", k, *head) for k, head in enumerate(table.heads))]
+    for row in table.rows:
+        line = ""
+        for k, one in enumerate(row):
+            scope = "row" if k < table.labels else ""
+            attributes = ' class="best"' if one.best and not scope else ""
+            attributes += "" if one.value is None else f' data-value="{escaped(str(one.value))}"'
+            line += cell(scope, k, one.text, one.detail, attributes)
+        lines.append(line)
+    heads, *rows = (f"<tr>{line}</tr>" for line in lines)
+    body, caption = "\n".join(rows), escaped(table.caption)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">\n<table>\n'
+        f"<caption>{caption}</caption>\n<thead>\n{heads}\n</thead>\n"
+        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def escaped(text: str) -> str:
+    """Text that means itself in HTML, in which no line begins with a percent sign."""
+    return escape(text).replace(" %", "\u00a0%")
+
+
+# Markdown
+
+
+def markdown_table(table: Table, marked: str | None = None, note: str = "") -> str:
+    """A table with the methods side by side.
+
+    Args:
+        table: What is shown.
+        marked: The name of a method whose head is bold.
+        note: What stands behind that head.
+    """
+    across = table.with_methods_across()
+    heads = [
+        f"**{plain(name)}**{note}" if k >= across.labels and name == marked else plain(name)
+        for k, (name, _) in enumerate(across.heads)
+    ]
+    return markdown_rows(heads, [[plain(cell.line) for cell in row] for row in across.rows])
+
+
+def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells below heads; all of them Markdown already."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plain(text: object) -> str:
+    """Text that means itself in Markdown, on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", one_line(text))
+
+
+def one_line(text: object) -> str:
+    """Text without line breaks and what cannot be printed."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
