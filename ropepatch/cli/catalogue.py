@@ -18,13 +18,13 @@ def compiled() -> dict[str, dict[str, Any]]:
     from ropepatch.attention.maps import OTHER_NAMES
     from ropepatch.cli.descriptions import describe_encoding, describe_method, describe_recipe
     from ropepatch.encodings import registry
-    from ropepatch.scaling import METHODS, method
+    from ropepatch.scaling import METHODS
     from ropepatch.settings.shipped import RECIPES, shipped_names
     from ropepatch.training.recipe import read_recipe
 
     return {
         "methods": {name: describe_method(kind) for name, kind in (METHODS | MAPS).items()},
-        "other names of methods": method.OTHER_NAMES | OTHER_NAMES,
+        "other names of methods": METHODS.other_names | OTHER_NAMES,
         "encodings": {name: describe_encoding(kind) for name, kind in registry.ENCODINGS.items()},
         "other names of encodings": registry.OTHER_NAMES,
         "recipes": {name: describe_recipe(name, read_recipe(name)) for name in shipped_names(RECIPES)},
@@ -40,7 +40,7 @@ def entries(kind: str) -> dict[str, Any]:
 
 
 def _content() -> dict[str, dict[str, Any]]:
-    return compiled() if "ropepatch.scaling.named" in sys.modules else read_json(FILE)
+    return compiled() if "ropepatch.scaling" in sys.modules else read_json(FILE)
 
 
 def find_entry(kind: str, name: str) -> Entry:
@@ -49,8 +49,8 @@ def find_entry(kind: str, name: str) -> Entry:
     Raises:
         RopepatchError: There is none; with the nearest name and the list.
     """
-    from ropepatch.settings.parameters import find_kind
+    from ropepatch.settings import find_named
 
     content = _content()
-    entry: Entry = find_kind(name, content[f"{kind}s"], kind, content[f"other names of {kind}s"])
+    entry: Entry = find_named(name, content[f"{kind}s"], kind, content[f"other names of {kind}s"])
     return entry

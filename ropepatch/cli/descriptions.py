@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.cli.listing import REQUIRED
@@ -22,9 +21,7 @@ def describe_method(method: Any) -> dict[str, Any]:
         "paper": method.paper,
         "saved_as": method.saved_as,
         "length_dependent": method.length_dependent,
-        "parameters": {
-            f.name: getattr(method, f.name, REQUIRED) for f in fields(method) if f.name != "factor"
-        },
+        "parameters": _defaults(method) if isinstance(method, type) else method.parameters(),
         "help": inspect.getdoc(method),
     }
 
@@ -36,11 +33,13 @@ def describe_encoding(kind: type[Encoding]) -> dict[str, Any]:
         "family": kind.family,
         "formula": kind.formula,
         "paper": kind.paper,
-        "parameters": {
-            field.name: REQUIRED if field.default is MISSING else field.default for field in fields(kind)
-        },
+        "parameters": _defaults(kind),
         "help": inspect.getdoc(kind),
     }
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {key: REQUIRED if default is ... else default for key, default in kind.defaults().items()}
 
 
 def describe_recipe(name: str, recipe: Recipe) -> dict[str, Any]:

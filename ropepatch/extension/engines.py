@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ropepatch.model.architectures import IGNORED_BY_4, NEWER_THAN_4, REFUSED_BY_4, UNSCALED_IN_MLX
+from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
 
@@ -106,7 +107,7 @@ class _Written:
     @property
     def by_yarn(self) -> float:
         """The attention factor of an engine that takes YaRN's, whatever is written."""
-        return 0.1 * math.log(self.factor) + 1
+        return yarn_temperature(self.factor)
 
     def is_written(self, attention_factor: float) -> bool:
         return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields
 
 from ropepatch.attention import MAPS, AttentionMap
-from ropepatch.attention.maps import OTHER_NAMES as OTHER_MAPS
+from ropepatch.attention.maps import OTHER_NAMES
 from ropepatch.scaling import METHODS, Scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
-from ropepatch.scaling.method import OTHER_NAMES
-from ropepatch.settings.parameters import find_kind, refuse_parameters
+from ropepatch.settings import find_named
 
 
 def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
@@ -20,7 +18,7 @@ def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
         RopepatchError: If there is none; with the nearest name and the list.
     """
     kinds: dict[str, type[Scaling] | type[AttentionMap]] = {**METHODS, **MAPS}
-    return find_kind(name, kinds, "method", OTHER_NAMES | OTHER_MAPS)
+    return find_named(name, kinds, "method", METHODS.other_names | OTHER_NAMES)
 
 
 def check_method(method: str, parameters: Collection[str]) -> None:
@@ -32,5 +30,4 @@ def check_method(method: str, parameters: Collection[str]) -> None:
     if is_scaling_file(method):
         read_scaling(method, beside=parameters)
         return
-    known = [field.name for field in fields(find_method(method))]
-    refuse_parameters(method, [name for name in known if name != "factor"], set(parameters) - {"factor"})
+    find_method(method).refuse_unknown(name for name in parameters if name != "factor")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import html
 import json
-import math
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ from ropepatch.model.survey import Survey, survey, survey_folder
 from ropepatch.model.traits import remarks
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
+from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import Length, relative_length
 
@@ -337,7 +337,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
     if (k := _mscale_all_dim(scaling)) and survey.ties_softmax:
-        m = 0.1 * k * math.log(scaling.factor) + 1
+        m = yarn_temperature(scaling.factor, k)
         yield f"{config.model_type} multiplies all logits by {m * m:.4f} as well (mscale_all_dim = {k:g})"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"

@@ -99,7 +99,7 @@ def _check(survey: Survey, name: str) -> None:
 
 def _plan(survey: Survey, source: Source, *, attention_factor: float) -> Plan:
     """No further scaling of this rope, with another attention factor; L is the window it reads now."""
-    rope = replace(survey.rope, carried_attention_factor=attention_factor)
+    rope = survey.rope.model_copy(update={"carried_attention_factor": attention_factor})
     window = rope.original_max_position_embeddings
     plain = make_scaling("none", factor=1.0)
     return plan_scaling(replace(survey, rope=rope), source.name, source.revision, plain, window)

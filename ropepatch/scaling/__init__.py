@@ -1,19 +1,45 @@
 """The mathematics of scaled ropes; it needs torch alone."""
 
-from ropepatch.scaling.method import METHODS, Scaling, find_method
-from ropepatch.scaling.named import check_parameters, formulas, make_scaling, required_parameters
+from __future__ import annotations
+
+from typing import Any
+
+from ropepatch.scaling import dynamic, powers, ramps, reshaped, searched
+from ropepatch.scaling.method import METHODS, Scaling
 from ropepatch.scaling.ramps import YaRN
 from ropepatch.scaling.searched import CustomDivisors, LongRoPESwitch
 
-__all__ = [
-    "METHODS",
-    "CustomDivisors",
-    "LongRoPESwitch",
-    "Scaling",
-    "YaRN",
-    "check_parameters",
-    "find_method",
-    "formulas",
-    "make_scaling",
-    "required_parameters",
-]
+__all__ = ["METHODS", "CustomDivisors", "LongRoPESwitch", "Scaling", "YaRN", "formulas", "make_scaling"]
+
+METHODS |= {
+    kind.name: kind
+    for kind in (
+        *(powers.Unscaled, powers.PositionInterpolation, powers.NTKAware),
+        *(ramps.NTKByParts, ramps.YaRN, ramps.Llama3, searched.LongRoPE),
+        *(powers.AdjustedBase, powers.NTKFixed, powers.NTKMixed),
+        *(reshaped.GiraffePower, reshaped.GiraffeTruncated, reshaped.PartialRope),
+        *(reshaped.Resonance, reshaped.ClippedRope, searched.CustomDivisors),
+        *(dynamic.DynamicNTK, dynamic.DynamicLinear, dynamic.DynamicYaRN, searched.LongRoPESwitch),
+    )
+}
+
+
+def formulas() -> tuple[str, ...]:
+    """The static methods that need nothing but a factor."""
+    return tuple(
+        name for name, method in METHODS.items() if not method.length_dependent and not method.required()
+    )
+
+
+def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
+    """Make a scaling.
+
+    Args:
+        name: The method.
+        factor: s, the target length over the original window; at least 1.
+        parameters: The method's own.
+
+    Raises:
+        RopepatchError: On an unknown method or parameter, or one that is missing or outside its domain.
+    """
+    return METHODS.make(name, factor=factor, **parameters)

@@ -1,11 +1,10 @@
-"""Methods that follow the length. Each is told it once: moving tables contradict the keys in the cache."""
+"""Methods that depend on the length, given once: tables that change later contradict the cached keys."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from ropepatch.scaling.method import LengthDependent, Scaling
+from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.powers import NTKAware, PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
 from ropepatch.scaling.rope import Rope
@@ -16,8 +15,7 @@ def stretch(rope: Rope, length: int | None) -> float:
     return max(1.0, (length or 0) / rope.original_max_position_embeddings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DynamicNTK(LengthDependent):
+class DynamicNTK(NTKAware):
     """NTK-aware at the planned length (YaRN paper, section 3.3).
 
     Args:
@@ -29,6 +27,7 @@ class DynamicNTK(LengthDependent):
     formula = "NTK-aware with s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
     saved_as = "dynamic"
+    length_dependent = True
 
     form: Literal["paper", "transformers"] = "paper"
 
@@ -39,34 +38,37 @@ class DynamicNTK(LengthDependent):
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return NTKAware(factor=self._f * stretch(rope, length) - (self._f - 1))
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        return None if rope.is_scaled else {"rope_type": "dynamic", "factor": self._f}
+    def _native(self, rope: Rope) -> dict[str, Any]:
+        return {"rope_type": "dynamic", "factor": self._f}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DynamicLinear(LengthDependent):
+class DynamicLinear(PositionInterpolation):
     """Position interpolation at the planned length."""
 
     name = "dynamic-linear"
     formula = "θ_i / s(l), s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
     saved_as = "–"
+    length_dependent = True
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return PositionInterpolation(factor=stretch(rope, length))
 
+    def _native(self, rope: Rope) -> None:
+        return None
 
-@dataclass(frozen=True, kw_only=True)
-class DynamicYaRN(LengthDependent, YaRN):
+
+class DynamicYaRN(YaRN):
     """YaRN at the planned length, with its temperature and parameters (jquesnelle/yarn)."""
 
     name = "dynamic-yarn"
     formula = "YaRN with s(l) = max(1, l/L)"
     paper = "arXiv:2309.00071"
     saved_as = "–"
+    length_dependent = True
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return YaRN(factor=stretch(rope, length), **self.parameters())
 
-    def native(self, rope: Rope) -> None:
+    def _native(self, rope: Rope) -> None:
         return None

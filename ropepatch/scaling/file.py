@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text, parse_json, read_text, whole_file
-from ropepatch.scaling import Scaling, check_parameters, make_scaling
+from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Amount, Count, Settings, Several, Weight
 
@@ -114,7 +114,7 @@ def write_scaling(
         "parameters": scaling.parameters(),
         "factor": scaling.factor,
         "target": target,
-        **{field.name: getattr(rope, field.name) for field in fields(Rope)},
+        **vars(rope),
         "fit": fit,
     }
     unsaid = {"carried": None, "carried_attention_factor": 1.0, "fit": None}
@@ -145,9 +145,9 @@ def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFi
     content = _read(file)
     try:
         saved = SavedScaling.model_validate(content)
-        check_parameters(saved.method, saved.parameters)
+        METHODS.find(saved.method).refuse_unknown(saved.parameters)
         scaling = make_scaling(saved.method, factor=saved.factor, **saved.parameters)
-        rope = Rope(**{field.name: getattr(saved, field.name) for field in fields(Rope)})
+        rope = Rope(**{key: getattr(saved, key) for key in Rope.model_fields})
     except RopepatchError as error:
         raise RopepatchError(f"{file}: {error}", hint=error.hint or HINT) from error
     if beside:

@@ -1,114 +1,95 @@
-"""What every scaling method is: a frozen set of parameters and a pure function from a rope to frequencies."""
+"""Scaling methods: a frozen set of parameters and a pure function from a rope to frequencies."""
 
 from __future__ import annotations
 
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
+
+from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings.parameters import Checked, FromOne, find_kind
+from ropepatch.settings import FromOne, Named, Registry
 
 
-class _Kind(ABCMeta):
-    """A class of scalings whose `repr` is its formula: what a list of `METHODS` shows."""
-
-    formula: str
-    paper: str
-
-    def __repr__(cls) -> str:
-        return f"<{cls.__name__}: {cls.formula}; {cls.paper}>" if cls.formula else super().__repr__()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaling(Checked, metaclass=_Kind):
+class Scaling(Named):
     """One published way to stretch a rope.
+
+    A subclass gives `_inv_freq(rope)`, `_temperature(rope)` if it has one, and `_native(rope)` if
+    transformers has a rope type of the same bits.
 
     Args:
         factor: s, the target length over the original window; at least 1.
-
-    Raises:
-        RopepatchError: On parameters outside the method's domain.
     """
 
     listed_by = "ropepatch methods"
+    beside = ("factor",)
     kind: ClassVar[str] = "scaling"
-    formula: ClassVar[str] = ""  # one line, for tables
-    paper: ClassVar[str] = "–"
     saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
     length_dependent: ClassVar[bool] = False
+    composes: ClassVar[bool] = True  # with what a rope carries that is already scaled
     composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults on a rope that is already scaled
+    way_out: ClassVar[str] = (
+        "use `linear`, `ntk`, `ntk-by-parts` or `custom`, which compose, "
+        "or start from the unscaled base model"
+    )
     factor: FromOne
 
-    @abstractmethod
+    @final
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        """The scaled frequencies.
+        """Scale the frequencies of a rope.
 
         Args:
             rope: The rope to scale.
-            length: The planned length in tokens; only length-dependent methods look at it; None means L.
+            length: The planned length in tokens, which length-dependent methods read; None means L.
 
         Raises:
-            RopepatchError: Where the method is undefined on this rope.
+            RopepatchError: If the method is undefined on this rope.
         """
+        static = self.at(rope, length)
+        if rope.is_scaled and not static.composes:
+            raise RopepatchError(
+                f"{static.name} is a formula of rope_theta and does not apply to a rope that is "
+                "already scaled",
+                hint=static.way_out,
+            )
+        return Frequencies(static._inv_freq(rope), rope.carried_attention_factor * static._temperature(rope))
 
-    def at(self, rope: Rope, length: int | None) -> Scaling:
-        """The static method that a length-dependent one is at a length; a static one is itself."""
-        return self
-
+    @final
     def native(self, rope: Rope) -> dict[str, Any] | None:
-        """The `rope_parameters`, less an unchanged `rope_theta`, that give transformers the same table.
+        """Rope parameters, less an unchanged `rope_theta`, that give transformers the same table.
 
         None where it has no such rope type, or where `rope` already is scaled.
         """
-        return None
+        return None if rope.is_scaled else self._native(rope)
 
-    def parameters(self) -> dict[str, Any]:
-        """The method's own parameters by name, without the factor."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "factor"}
-
-    def _refuse_scaled(self, rope: Rope, way_out: str) -> None:
-        if rope.is_scaled:
-            raise RopepatchError(
-                f"{self.name} is a formula of rope_theta and does not apply to a rope that is already scaled",
-                hint=way_out,
-            )
-
-
-class LengthDependent(Scaling):
-    """A method that is another, static one at every length."""
-
-    length_dependent = True
+    def at(self, rope: Rope, length: int | None) -> Scaling:
+        """The equivalent static method at a length; a static method is its own."""
+        return self
 
     @abstractmethod
-    def at(self, rope: Rope, length: int | None) -> Scaling:
-        """The static method at a length."""
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        """theta'_i: [D/2] float32, radians per token."""
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        """Those of the static method at `length`."""
-        return self.at(rope, length).frequencies(rope)
+    def _temperature(self, rope: Rope) -> float:
+        """a: multiplies cos and sin, hence logits by its square."""
+        return 1.0
 
-
-METHODS: dict[str, type[Scaling]] = {}  # by the name the user types; `ropepatch.scaling.named` lists them
-
-OTHER_NAMES = {
-    "pi": "linear",
-    "ntk-aware": "ntk",
-    "dynamic-ntk": "dynamic",
-    "proportional": "p-rope",
-    "nope": "p-rope",
-    "su": "longrope",
-    "llama-3": "llama3",
-}
+    def _native(self, rope: Rope) -> dict[str, Any] | None:
+        return None
 
 
-def find_method(name: str) -> type[Scaling]:
-    """The method of that name.
-
-    Raises:
-        RopepatchError: If there is none; with the nearest name and the list.
-    """
-    return find_kind(name, METHODS, "method", OTHER_NAMES)
+METHODS: Registry[Scaling] = Registry(  # `ropepatch.scaling` fills it
+    "method",
+    other_names={
+        "pi": "linear",
+        "ntk-aware": "ntk",
+        "dynamic-ntk": "dynamic",
+        "proportional": "p-rope",
+        "nope": "p-rope",
+        "su": "longrope",
+        "llama-3": "llama3",
+    },
+)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings.parameters import AboveOne
-
-START_UNSCALED = (
-    "use `linear`, `ntk`, `ntk-by-parts` or `custom`, which compose, or start from the unscaled base model"
-)
+from ropepatch.scaling.rope import Rope
+from ropepatch.settings import AboveOne
 
 
 def ntk_theta(rope: Rope, factor: float) -> float:
@@ -28,7 +24,6 @@ def ntk_theta(rope: Rope, factor: float) -> float:
     return float(rope.rope_theta * factor ** (d / (d - 2)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Unscaled(Scaling):
     """The model's own frequencies, whatever the target: the baseline of every comparison.
 
@@ -41,14 +36,13 @@ class Unscaled(Scaling):
     paper = "arXiv:2104.09864"
     saved_as = "default"
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return Frequencies(rope.inv_freq(), rope.carried_attention_factor)
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return rope.inv_freq()
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        return None if rope.is_scaled else {"rope_type": "default"}
+    def _native(self, rope: Rope) -> dict[str, Any]:
+        return {"rope_type": "default"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionInterpolation(Scaling):
     """Squeeze all positions into the trained range (Chen et al. 2023, section 2)."""
 
@@ -57,14 +51,13 @@ class PositionInterpolation(Scaling):
     paper = "arXiv:2306.15595"
     saved_as = "linear"
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return Frequencies(rope.inv_freq() / self.factor, rope.carried_attention_factor)
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return rope.inv_freq() / self.factor
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        return None if rope.is_scaled else {"rope_type": "linear", "factor": float(self.factor)}
+    def _native(self, rope: Rope) -> dict[str, Any] | None:
+        return {"rope_type": "linear", "factor": float(self.factor)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class NTKAware(Scaling):
     """A larger base: the fastest pair stays, the slowest is interpolated (YaRN paper, Definition 1)."""
 
@@ -73,16 +66,13 @@ class NTKAware(Scaling):
     paper = "arXiv:2309.00071"
     saved_as = "default"
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        return Frequencies(rope.rebased(ntk_theta(rope, self.factor)), rope.carried_attention_factor)
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return rope.rebased(ntk_theta(rope, self.factor))
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        return (
-            None if rope.is_scaled else {"rope_type": "default", "rope_theta": ntk_theta(rope, self.factor)}
-        )
+    def _native(self, rope: Rope) -> dict[str, Any]:
+        return {"rope_type": "default", "rope_theta": ntk_theta(rope, self.factor)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdjustedBase(Scaling):
     """A base chosen by hand, to be trained with (Xiong et al. 2023).
 
@@ -95,17 +85,17 @@ class AdjustedBase(Scaling):
     paper = "arXiv:2309.16039"
     saved_as = "default"
 
+    composes = False
+
     rope_theta: AboveOne
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        self._refuse_scaled(rope, START_UNSCALED)
-        return Frequencies(rope.rebased(self.rope_theta))
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return rope.rebased(self.rope_theta)
 
-    def native(self, rope: Rope) -> dict[str, Any]:
+    def _native(self, rope: Rope) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": float(self.rope_theta)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class NTKFixed(Scaling):
     """NTK-aware with the correction spread from the first pair on (Su 2023, kexue.fm/archives/9706)."""
 
@@ -113,13 +103,12 @@ class NTKFixed(Scaling):
     formula = "θ_i · s^(−2(i+1)/d)"
     paper = "kexue.fm/archives/9706"
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+    def _inv_freq(self, rope: Rope) -> Tensor:
         pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
         inv_freq = rope.inv_freq().double() * self.factor ** (-2 * pairs / rope.rotary_dim)
-        return Frequencies(inv_freq.float(), rope.carried_attention_factor)
+        return inv_freq.float()
 
 
-@dataclass(frozen=True, kw_only=True)
 class NTKMixed(Scaling):
     """A stretched-exponential correction (Su 2023; bojone/rerope, ntk_patch.py)."""
 
@@ -127,8 +116,8 @@ class NTKMixed(Scaling):
     formula = "θ_i · exp(−A·(i+1)^0.75), A = ln s / (d/2)^0.75"
     paper = "kexue.fm/archives/9706"
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
+    def _inv_freq(self, rope: Rope) -> Tensor:
         pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
         exponent = math.log(self.factor) * (pairs / rope.num_pairs) ** 0.75
         inv_freq = rope.inv_freq().double() * torch.exp(-exponent)
-        return Frequencies(inv_freq.float(), rope.carried_attention_factor)
+        return inv_freq.float()

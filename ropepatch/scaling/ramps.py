@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -11,8 +10,13 @@ import torch
 from torch import Tensor
 
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings.parameters import LARGEST, Positive
+from ropepatch.scaling.rope import Rope
+from ropepatch.settings import LARGEST, Amount, Number
+
+
+def yarn_temperature(factor: float, k: float = 1.0) -> float:
+    """0.1 k ln s + 1: YaRN's attention factor, and DeepSeek's `mscale` of k; multiplies cos and sin."""
+    return 0.1 * k * math.log(factor) + 1.0
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:
@@ -29,7 +33,6 @@ def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Te
     return torch.where(wavelength > window / low, inv_freq / factor, inside)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NTKByParts(Scaling):
     """Interpolate by the number of rotations inside the window (YaRN paper, Definition 2).
 
@@ -45,20 +48,17 @@ class NTKByParts(Scaling):
     paper = "arXiv:2309.00071"
     saved_as = "llama3"
 
-    alpha: Positive = 1.0
-    beta: float = 32.0
+    alpha: Amount = 1.0
+    beta: Number = 32.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         self._require(self.beta > self.alpha, "beta", f"above alpha = {self.alpha}")
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        inv_freq = blend_by_rotations(rope, self.factor, self.alpha, self.beta)
-        return Frequencies(inv_freq, rope.carried_attention_factor)
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return blend_by_rotations(rope, self.factor, self.alpha, self.beta)
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        if rope.is_scaled:
-            return None
+    def _native(self, rope: Rope) -> dict[str, Any]:
         return {
             "rope_type": "llama3",
             "factor": float(self.factor),
@@ -68,7 +68,6 @@ class NTKByParts(Scaling):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Llama3(NTKByParts):
     """Llama 3.1's scaling: NTK-by-parts between one and four rotations."""
 
@@ -76,10 +75,9 @@ class Llama3(NTKByParts):
     formula = "NTK-by-parts with α = 1, β = 4"
     paper = "arXiv:2407.21783"
 
-    beta: float = 4.0
+    beta: Number = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class YaRN(Scaling):
     """NTK-by-parts with a temperature (Peng et al. 2023; jquesnelle/yarn).
 
@@ -103,16 +101,18 @@ class YaRN(Scaling):
     saved_as = "yarn"
     composing = MappingProxyType({"ramp": "rotations"})
 
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    way_out = "use --set ramp=rotations, the paper's form, which reads the frequencies themselves"
+
+    beta_fast: Number = 32.0
+    beta_slow: Number = 1.0
     truncate: bool = True
     ramp: Literal["index", "rotations", "wavelength"] = "index"
-    attention_factor: Positive | None = None
-    mscale: Positive | None = None
-    mscale_all_dim: Positive | None = None
+    attention_factor: Amount | None = None
+    mscale: Amount | None = None
+    mscale_all_dim: Amount | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         self._require(self.beta_slow >= 1 / LARGEST, "beta_slow", "above 0")
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
         both = (self.mscale is None) == (self.mscale_all_dim is None)
@@ -121,37 +121,30 @@ class YaRN(Scaling):
         self._require(once, "mscale", f"left out beside attention_factor = {self.attention_factor}")
 
     @property
-    def temperature(self) -> float:
-        """a: multiplies cos and sin, hence logits by its square."""
+    def composes(self) -> bool:  # type: ignore[override]
+        return self.ramp == "rotations"
+
+    def _temperature(self, rope: Rope) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return self._mscale(self.mscale) / self._mscale(self.mscale_all_dim)
-        return self._mscale(1.0)
+            return yarn_temperature(self.factor, self.mscale) / yarn_temperature(
+                self.factor, self.mscale_all_dim
+            )
+        return yarn_temperature(self.factor)
 
-    def _mscale(self, k: float) -> float:
-        return 0.1 * k * math.log(self.factor) + 1.0
-
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        attention_factor = rope.carried_attention_factor * self.temperature
+    def _inv_freq(self, rope: Rope) -> Tensor:
         if self.ramp == "rotations":
-            inv_freq = blend_by_rotations(rope, self.factor, self.beta_slow, self.beta_fast)
-            return Frequencies(inv_freq, attention_factor)
-        self._refuse_scaled(
-            rope, "use --set ramp=rotations, the paper's form, which reads the frequencies themselves"
-        )
+            return blend_by_rotations(rope, self.factor, self.beta_slow, self.beta_fast)
         powers = rope.rope_theta ** rope.exponents()
         interpolate = self._index_ramp(rope)
         if self.ramp == "wavelength":
-            return Frequencies(
-                1.0 / (powers * (interpolate * self.factor + 1 - interpolate)), attention_factor
-            )
+            return 1.0 / (powers * (interpolate * self.factor + 1 - interpolate))
         keep = 1 - interpolate
-        inv_freq = 1.0 / (self.factor * powers) * (1 - keep) + 1.0 / powers * keep
-        return Frequencies(inv_freq, attention_factor)
+        return 1.0 / (self.factor * powers) * (1 - keep) + 1.0 / powers * keep
 
     def _index_ramp(self, rope: Rope) -> Tensor:
-        """0 up to the pair that turns beta_fast times inside L, 1 from the one that turns beta_slow times."""
+        """0 up to the pair of beta_fast rotations inside L, 1 from the one of beta_slow on."""
         window, log_theta = rope.original_max_position_embeddings, math.log(rope.rope_theta)
         low, high = (
             rope.rotary_dim * math.log(window / (rotations * 2 * math.pi)) / (2 * log_theta)
@@ -164,21 +157,21 @@ class YaRN(Scaling):
             high += 0.001
         return ((torch.arange(rope.num_pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        if self.ramp != "index" or rope.is_scaled:
+    def _native(self, rope: Rope) -> dict[str, Any] | None:
+        if self.ramp != "index":
             return None
+        a, usual = self._temperature(rope), yarn_temperature(self.factor)
         parameters = {
             "rope_type": "yarn",
             "factor": float(self.factor),
             "original_max_position_embeddings": rope.original_max_position_embeddings,
             "beta_fast": float(self.beta_fast),
             "beta_slow": float(self.beta_slow),
-            "attention_factor": float(self.temperature),
+            "attention_factor": float(a),
         }
-        usual = self._mscale(1.0)
         if self.mscale:
             parameters |= {"mscale": float(self.mscale), "mscale_all_dim": float(self.mscale_all_dim or 0)}
-        elif usual != 1 and not math.isclose(self.temperature, usual, rel_tol=1e-9):
+        elif usual != 1 and not math.isclose(a, usual, rel_tol=1e-9):
             # SGLang and mlx-lm ignore attention_factor, which precedes these two wherever it is read.
-            parameters |= {"mscale": (self.temperature - 1) / (usual - 1), "mscale_all_dim": 0.0}
+            parameters |= {"mscale": (a - 1) / (usual - 1), "mscale_all_dim": 0.0}
         return parameters if self.truncate else parameters | {"truncate": False}

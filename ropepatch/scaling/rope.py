@@ -8,26 +8,19 @@ L, r_i = L / lambda_i rotations inside the window, a attention_factor.
 from __future__ import annotations
 
 import math
-import reprlib
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.settings.parameters import LARGEST, hashable
+from ropepatch.settings import LARGEST, Settings, expected, shown
 
 STOPPED = 1e30  # the divisor of a pair that does not rotate: infinity is not JSON, and cos is 1 all the same
 LARGEST_BASE = 1e30  # powers of a larger one leave the range of numbers
-WHOLE, NUMBER = (int, "a whole number"), (int | float, "a number")
-KINDS: dict[str, tuple[Any, str]] = {  # of the fields of a rope
-    "rotary_dim": WHOLE,
-    "rope_theta": NUMBER,
-    "original_max_position_embeddings": WHOLE,
-    "carried": (tuple | None, "a tuple of numbers or None"),
-    "carried_attention_factor": NUMBER,
-}
+Whole = Annotated[int, expected("a whole number")]
+AnyNumber = Annotated[float, expected("a number")]
 
 
 class Frequencies(NamedTuple):
@@ -44,8 +37,7 @@ class Frequencies(NamedTuple):
         return max(distance, abs(self.attention_factor - other.attention_factor))
 
 
-@dataclass(frozen=True)
-class Rope:
+class Rope(Settings):
     """The rope of one model.
 
     Args:
@@ -59,49 +51,60 @@ class Rope:
         RopepatchError: Where no rotary embedding has these numbers.
     """
 
-    rotary_dim: int
-    rope_theta: float
-    original_max_position_embeddings: int
-    carried: tuple[float, ...] | None = None
-    carried_attention_factor: float = 1.0
+    rotary_dim: Whole
+    rope_theta: AnyNumber
+    original_max_position_embeddings: Whole
+    carried: Annotated[tuple[Any, ...] | None, expected("a tuple of numbers or None")] = None
+    carried_attention_factor: AnyNumber = 1.0
 
-    def __post_init__(self) -> None:
-        for name, (kind, expected) in KINDS.items():
-            value = hashable(getattr(self, name))  # NumPy's and torch's become Python's
-            object.__setattr__(self, name, value)
-            if not isinstance(value, kind):
-                raise RopepatchError(
-                    f"{name} must be {expected}, got {reprlib.repr(value)}", hint="see help(ropepatch.Rope)"
-                )
-        if self.rotary_dim < 2 or self.rotary_dim % 2:
+    def __init__(
+        self,
+        rotary_dim: int,
+        rope_theta: float,
+        original_max_position_embeddings: int,
+        carried: Sequence[float] | None = None,
+        carried_attention_factor: float = 1.0,
+    ) -> None:
+        super().__init__(
+            rotary_dim=rotary_dim,
+            rope_theta=rope_theta,
+            original_max_position_embeddings=original_max_position_embeddings,
+            carried=carried,
+            carried_attention_factor=carried_attention_factor,
+        )
+
+    def check(self) -> None:
+        d, b, window = self.rotary_dim, self.rope_theta, self.original_max_position_embeddings
+        if d < 2 or d % 2:
             raise RopepatchError(
-                f"rotary dimension must be even and at least 2, got {self.rotary_dim}",
+                f"rotary dimension must be even and at least 2, got {d}",
                 hint="rotary dimension = head_dim * partial_rotary_factor: check both in config.json",
             )
-        if not 1 < self.rope_theta <= LARGEST_BASE:
+        if not 1 < b <= LARGEST_BASE:
             raise RopepatchError(
-                f"rope_theta must be a number above 1 and at most {LARGEST_BASE:g}, got {self.rope_theta}",
+                f"rope_theta must be a number above 1 and at most {LARGEST_BASE:g}, got {b}",
                 hint="LLaMA uses 10000.0; look it up in the model's own card",
             )
-        if self.original_max_position_embeddings < 2:
+        if window < 2:
             raise RopepatchError(
-                f"max_position_embeddings must be at least 2, got {self.original_max_position_embeddings}",
+                f"max_position_embeddings must be at least 2, got {window}",
                 hint="it is the number of tokens the model was trained to read",
             )
-        if self.original_max_position_embeddings > LARGEST:  # tensors of integers hold a million times that
+        if window > LARGEST:  # tensors of integers hold a million times that
             raise RopepatchError(
-                f"max_position_embeddings must be at most {LARGEST:g}, "
-                f"got {reprlib.repr(self.original_max_position_embeddings)}",
+                f"max_position_embeddings must be at most {LARGEST:g}, got {shown(window)}",
                 hint="check it, and the factor in the model's rope_parameters",
             )
-        if self.carried is not None and len(self.carried) != self.num_pairs:
+        if self.carried is None:
+            return
+        if len(self.carried) != self.num_pairs:
             raise RopepatchError(
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
         # A zero with a sign comes of a negative divisor, and is no frequency either.
         if not all(
             isinstance(it, int | float) and math.isfinite(it) and math.copysign(1, it) > 0
-            for it in self.carried or ()
+            for it in self.carried
         ):
             raise RopepatchError(
                 f"the frequencies a rope carries must be finite and at least 0, got {self.carried}",
@@ -142,14 +145,14 @@ class Rope:
 
 
 def divisors(before: Tensor, after: Tensor) -> Tensor:
-    """By what frequencies were divided to become others.
+    """Divide frequencies before by those after, elementwise.
 
     Args:
         before: theta_i: [D/2], radians per token.
         after: theta'_i: [D/2].
 
     Returns:
-        theta_i / theta'_i: [D/2] float64; 1 where both are the same, `STOPPED` where a pair came to stand.
+        theta_i / theta'_i: [D/2] float64; 1 where both are equal, `STOPPED` where a pair no longer rotates.
     """
     ratios = before.double() / after.double()
     return torch.where(before == after, 1.0, ratios).clamp(max=STOPPED)
@@ -161,5 +164,5 @@ def wavelengths(inv_freq: Tensor) -> Tensor:
 
 
 def rotations(inv_freq: Tensor, window: int) -> Tensor:
-    """How often every pair turns inside `window` tokens: float64."""
+    """Rotations of every pair inside `window` tokens: float64."""
     return window * inv_freq.double() / (2 * math.pi)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.scaling.method import LengthDependent, Scaling
-from ropepatch.scaling.powers import START_UNSCALED
-from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings.parameters import Divisors, Positive
+from ropepatch.scaling.method import Scaling
+from ropepatch.scaling.rope import Rope
+from ropepatch.settings import Amount, Divisors
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
@@ -43,12 +41,11 @@ def longrope_parameters(
     }
 
 
-def longrope_attention_factor(factor: float, window: int) -> float:
+def longrope_attention_factor(factor: float, window: float) -> float:
     """sqrt(1 + ln s / ln L): the authors' a, and what engines take where nothing else is written."""
     return math.sqrt(1 + math.log(factor) / math.log(window)) if factor > 1 else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class CustomDivisors(Scaling):
     """Any vector of divisors, one per pair, fastest pair first.
 
@@ -62,7 +59,7 @@ class CustomDivisors(Scaling):
     paper = "–"
 
     divisors: Divisors
-    attention_factor: Positive = 1.0
+    attention_factor: Amount = 1.0
 
     @classmethod
     def rounded(
@@ -72,18 +69,17 @@ class CustomDivisors(Scaling):
         short = [float(f"{number:.{digits}g}") for number in (*divisors.tolist(), attention_factor)]
         return cls(factor=factor, divisors=tuple(short[:-1]), attention_factor=short[-1])
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        inv_freq = divided(rope, self.divisors, self.name)
-        return Frequencies(inv_freq, rope.carried_attention_factor * self.attention_factor)
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return divided(rope, self.divisors, self.name)
 
-    def native(self, rope: Rope) -> dict[str, Any] | None:
-        if rope.is_scaled:
-            return None
+    def _temperature(self, rope: Rope) -> float:
+        return self.attention_factor
+
+    def _native(self, rope: Rope) -> dict[str, Any]:
         a = self.attention_factor
         return longrope_parameters(rope, self.factor, a, short=self.divisors, long=self.divisors)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LongRoPE(Scaling):
     """Searched divisors, one vector for every length (Ding et al. 2024).
 
@@ -96,26 +92,25 @@ class LongRoPE(Scaling):
     formula = "θ_i / f_i, f given; a = √(1 + ln s / ln L)"
     paper = "arXiv:2402.13753"
 
-    long_factor: Divisors
-    attention_factor: Positive | None = None
+    composes = False
 
-    def temperature(self, rope: Rope) -> float:
-        """a for this rope's window: multiplies cos and sin."""
+    long_factor: Divisors
+    attention_factor: Amount | None = None
+
+    def _temperature(self, rope: Rope) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         return longrope_attention_factor(self.factor, rope.original_max_position_embeddings)
 
-    def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        self._refuse_scaled(rope, START_UNSCALED)
-        return Frequencies(divided(rope, self.long_factor, self.name), self.temperature(rope))
+    def _inv_freq(self, rope: Rope) -> Tensor:
+        return divided(rope, self.long_factor, self.name)
 
-    def native(self, rope: Rope) -> dict[str, Any]:
-        a = self.temperature(rope)
+    def _native(self, rope: Rope) -> dict[str, Any]:
+        a = self._temperature(rope)
         return longrope_parameters(rope, self.factor, a, short=self.long_factor, long=self.long_factor)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongRoPESwitch(LengthDependent, LongRoPE):
+class LongRoPESwitch(LongRoPE):
     """LongRoPE with a second vector for lengths up to L, as the Phi models use it.
 
     Args:
@@ -126,13 +121,15 @@ class LongRoPESwitch(LengthDependent, LongRoPE):
     formula = "θ_i / f_i, one given f up to L tokens, another beyond"
     paper = "arXiv:2402.13753"
 
+    length_dependent = True
+
     short_factor: Divisors
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         beyond = (length or 0) > rope.original_max_position_embeddings
         divisors = self.long_factor if beyond else self.short_factor
-        return LongRoPE(factor=self.factor, long_factor=divisors, attention_factor=self.temperature(rope))
+        return LongRoPE(factor=self.factor, long_factor=divisors, attention_factor=self._temperature(rope))
 
-    def native(self, rope: Rope) -> dict[str, Any]:
-        a = self.temperature(rope)
+    def _native(self, rope: Rope) -> dict[str, Any]:
+        a = self._temperature(rope)
         return longrope_parameters(rope, self.factor, a, short=self.short_factor, long=self.long_factor)

@@ -1,4 +1,4 @@
-"""What a user writes, read once: lengths, YAML, seeds and all settings; errors in one line."""
+"""Parsing and validation of user input: lengths, YAML, seeds, settings, registries; errors in one line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import hashlib
 import inspect
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -30,6 +30,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 _short = reprlib.Repr()  # aliases make a short YAML file hold an endless value
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
@@ -50,12 +55,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """What a YAML file holds; ``what`` says in errors what it should be.
-
-    Raises:
-        RopepatchError: No such file, a pipe or a device, no YAML, a tag that is not of plain YAML, or a key
-            that is given twice.
-    """
+    """Parse a file of plain YAML in which no key is given twice; ``what`` names its kind in errors."""
     check_regular(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -65,15 +65,11 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:
-    """Refuse a name that is none of the choices; the hint is the nearest of them, or all.
-
-    Raises:
-        RopepatchError: A name that is none of them.
-    """
+    """Refuse a name that is none of the choices; the hint is the nearest of them, or all."""
     choices = list(choices)
     for name in names:
         if name not in choices:
-            raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest(name, choices))
+            raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest_or_all(name, choices))
 
 
 TOKENS = r"([0-9]{1,12})([kKmM]?)"
@@ -82,11 +78,7 @@ UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def parse_length(text: str) -> int:
-    """Tokens, from `4096`, `32k` or `1m`.
-
-    Raises:
-        RopepatchError: If the text is none of these.
-    """
+    """Tokens, from `4096`, `32k` or `1m`."""
     match = re.fullmatch(TOKENS, text.strip())
     if not match or int(match[1]) == 0:
         raise RopepatchError(f"{text!r} is not a length in tokens", hint="write 4096, 32k (32 x 1024) or 1m")
@@ -99,11 +91,7 @@ def parse_lengths(text: str) -> list[int]:
 
 
 def relative_length(text: str | int, trained: int) -> int:
-    """Tokens, from what `parse_length` takes or from a multiple of the trained context: `4x`, `1.5x`.
-
-    Raises:
-        RopepatchError: If the text is none of these.
-    """
+    """Tokens, from what `parse_length` takes or from a multiple of the trained context: `4x`, `1.5x`."""
     match = re.fullmatch(MULTIPLE, str(text).strip())
     return round(float(match[1]) * trained) if match else parse_length(str(text))
 
@@ -122,7 +110,7 @@ def seed_of(*parts: object) -> int:
 
 
 def expected(words: str) -> WrapValidator:
-    """In `Annotated`: what people call the type, for "KEY must be WORDS, got VALUE"."""
+    """In `Annotated`: the type in words, for "KEY must be WORDS, got VALUE"."""
 
     def check(value: Any, fits: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -141,7 +129,7 @@ class OneOf:
         self.names = list(names)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """What pydantic asks for."""
+        """Make the core schema of pydantic."""
         return core_schema.literal_schema(self.names)
 
 
@@ -151,11 +139,20 @@ def _some_tokens(length: int | str) -> int | str:
     return length
 
 
+Divisors = Annotated[  # each leaves a frequency that float32 holds
+    tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
+    Field(min_length=1),
+    expected("a tuple of numbers from 1e-30 to 1e30"),
+]
+LARGEST = 1e12  # of a number in a formula: beyond it powers and logarithms leave the floating-point range
 Entry = TypeVar("Entry")
 Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1), expected("a text")]
 Count = Annotated[int, Field(gt=0), expected("a whole number above 0")]
 Whole = Annotated[int, Field(ge=0), expected("a whole number from 0")]
+Number = Annotated[float, Field(allow_inf_nan=False), expected("a finite number")]
+AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), expected("a number above 1")]
+FromOne = Annotated[float, Field(ge=1, allow_inf_nan=False), expected("a number from 1")]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), expected("a number above 0")]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), expected("a number from 0")]
 Share = Annotated[float, Field(ge=0, le=1), expected("a share from 0 to 1")]
@@ -183,10 +180,10 @@ WORDS = {  # where a type has no words of its own, by pydantic's type of error
 
 
 class Settings(BaseModel):
-    """What a user writes: each value of its declared type to the letter, and no key that is unknown.
+    """User input of declared types, strictly: no conversions, no unknown keys.
 
-    What does not fit is a `RopepatchError` that names its place, from YAML, JSON or Python alike. Lists
-    become tuples. What a key means stands in the docstring alone: the JSON Schema takes it from there.
+    A value that does not fit is a `RopepatchError` that names its place, from YAML, JSON or Python alike.
+    Lists become tuples, numbers of NumPy and torch Python's. JSON Schemas take their texts from docstrings.
 
     Example::
 
@@ -195,7 +192,7 @@ class Settings(BaseModel):
             weight: Amount = 1.0
             window: Length | None = None
 
-            def check(self) -> None:  # what no single value tells
+            def check(self) -> None:  # values that depend on each other
                 if self.window is None and self.weight != 1:
                     raise RopepatchError("weight without window")
 
@@ -214,11 +211,7 @@ class Settings(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """The settings that a mapping holds.
-
-        Raises:
-            RopepatchError: No mapping, a key that is unknown or missing, or a value that does not fit.
-        """
+        """Validate a mapping."""
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
@@ -226,11 +219,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_yaml(cls, file: Path) -> Self:
-        """The settings of a YAML file.
-
-        Raises:
-            RopepatchError: No such file, no YAML, or as in `model_validate`, with the name of the file.
-        """
+        """Read and validate a YAML file; errors name it."""
         content = read_yaml(file, noun(cls))
         try:
             return cls.model_validate(content)
@@ -238,7 +227,7 @@ class Settings(BaseModel):
             raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The same but for these values, which are checked as all are."""
+        """Copy with other values, which are validated."""
         values = {key: getattr(self, key) for key in type(self).model_fields}
         return type(self)(**values | dict(update or {}))
 
@@ -255,7 +244,7 @@ class Settings(BaseModel):
             if key not in cls.model_fields or key not in content:
                 fault = "absent" if key in required else "unknown"
                 raise PydanticCustomError(fault, fault, {"key": (key,), "keys": list(cls.model_fields)})
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+        return {key: _plain(value) for key, value in content.items()}
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -267,7 +256,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """What pydantic asks for, with the meaning of every key."""
+        """Add the meaning of every key to the JSON Schema."""
         written = handler.resolve_ref_schema(handler(core))
         written["description"] = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
         texts = meanings(cls)
@@ -278,29 +267,37 @@ class Settings(BaseModel):
 
 
 def noun(kind: type) -> str:
-    """What people call an object of a class: a `PasskeyTemplate` is a passkey template."""
+    """Human-readable class name: a `PasskeyTemplate` is a passkey template."""
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", kind.__name__).lower()
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """The arguments of a class, and what its docstring says of each."""
+    """Parse the section Args of a docstring."""
     section = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, flags=re.MULTILINE)
     return {key: " ".join(text.split()) for key, text in entries}
 
 
 def shown(value: object) -> str:
-    """A value for a message: short and on one line, whatever it is."""
+    """Shorten any value to one line of a message."""
     return " ".join(_short.repr(value).split())
 
 
+def _plain(value: Any) -> Any:
+    """Turn lists and arrays into tuples, numbers of other libraries into Python's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if type(value) not in (list, tuple):
+        return value
+    return tuple(item.tolist() if hasattr(item, "tolist") else item for item in value)
+
+
 def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:
-    """The first thing in a content that pydantic refused, in one line and a hint.
+    """Phrase the first error of pydantic in one line and a hint.
 
     Args:
-        error: What pydantic says.
-        kind: The settings, or the dataclass, that the content should be.
-        content: What was given.
+        error: The errors.
+        kind: The settings, or the dataclass, that were asked for.
+        content: The input.
     """
     # Unknown keys come first, which say most; pydantic's dataclasses put missing ones before them.
     first = max(error.errors(include_url=False), key=lambda one: one["type"] == UNKNOWN_FIELD)
@@ -315,24 +312,28 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
         return RopepatchError(f"{place}: {together}" if place else str(together), hint=together.hint)
     if fault in ("absent", "unknown"):
         (key,), keys = context["key"], context["keys"]
+        if issubclass(kind, Named):
+            return kind.unknown(key) if fault == "unknown" else kind.incomplete(content)
         whole = f"{place}.{key}" if place else key
         if fault == "unknown":
-            return RopepatchError(f"unknown {noun(kind)} key {shown(whole)}", hint=_nearest(key, keys))
+            return RopepatchError(f"unknown {noun(kind)} key {shown(whole)}", hint=_nearest_or_all(key, keys))
         hint = f"keys: {', '.join(keys)}" if keys else None
         return RopepatchError(f"a {noun(kind)} must have the key {whole}", hint=hint)
     words = context.get("words") or WORDS.get(fault, first["msg"])
     if choices := context.get("expected") or context.get("expected_tags"):
         names, value = re.findall("'([^']*)'", choices), context.get("tag", value)
-        words, hint = f"one of {', '.join(names)}", _nearest(value, names)
+        words, hint = f"one of {', '.join(names)}", _nearest_or_all(value, names)
     elif fault == "model_type" and not place:
         hint = f"keys: {', '.join(kind.model_fields)}"
     elif isinstance(value, str) and "number" in words:
         hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
+    if issubclass(kind, Named):
+        return kind.unfit(place, words, value)
     return RopepatchError(f"{place or f'a {noun(kind)}'} must be {words}, got {shown(value)}", hint=hint)
 
 
 def _place(steps: tuple[int | str, ...], content: Any) -> str:
-    """Where in a content: `data.sources[1].weight`; without the steps that pydantic takes within a union."""
+    """Format a location: `data.sources[1].weight`; without the steps that pydantic takes within a union."""
     place = ""
     for step in steps:
         with suppress(KeyError, IndexError, TypeError):
@@ -341,6 +342,131 @@ def _place(steps: tuple[int | str, ...], content: Any) -> str:
     return place.removeprefix(".")
 
 
-def _nearest(name: object, names: list[str]) -> str:
-    close = get_close_matches(name, names, n=1) if isinstance(name, str) else []
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+def _nearest(name: object, names: Iterable[str]) -> str:
+    close = get_close_matches(name, list(names), n=1) if isinstance(name, str) else []
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _nearest_or_all(name: object, names: list[str]) -> str:
+    return _nearest(name, names) or f"known: {', '.join(names)}"
+
+
+class _Shown(ModelMetaclass):
+    """Metaclass whose classes are printed with their formula, as in a registry."""
+
+    formula: str
+    paper: str
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}: {self.formula}; {self.paper}>" if self.formula else super().__repr__()
+
+
+class Named(Settings, metaclass=_Shown):
+    """The parameters of something that a user chooses by its name from a `Registry`."""
+
+    name: ClassVar[str]
+    formula: ClassVar[str] = ""  # one line, for tables
+    paper: ClassVar[str] = "–"
+    listed_by: ClassVar[str]  # the command that lists the parameters
+    beside: ClassVar[tuple[str, ...]] = ()  # fields that are no parameters of its own
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default of every parameter; `...` where there is none."""
+        return {
+            key: ... if field.is_required() else field.default
+            for key, field in cls.model_fields.items()
+            if key not in cls.beside
+        }
+
+    @classmethod
+    def required(cls) -> list[str]:
+        """Names of the parameters without a default."""
+        return [key for key, default in cls.defaults().items() if default is ...]
+
+    @classmethod
+    def refuse_unknown(cls, parameters: Iterable[str]) -> None:
+        """Refuse names that are no parameters."""
+        for parameter in parameters:
+            if parameter not in cls.defaults():
+                raise cls.unknown(parameter)
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return {key: getattr(self, key) for key in self.defaults()}
+
+    def check(self) -> None:
+        """Raise a `RopepatchError` where values do not fit together, or leave the range of numbers."""
+        for key, value in self:
+            self._require(
+                not isinstance(value, int | float) or abs(value) <= LARGEST, key, f"at most {LARGEST:g}"
+            )
+
+    def _require(self, holds: bool, parameter: str, words: str) -> None:
+        if not holds:
+            raise self.unfit(parameter, words, getattr(self, parameter))
+
+    @classmethod
+    def unfit(cls, parameter: str, words: str, value: Any) -> RopepatchError:
+        """A value outside its domain."""
+        return RopepatchError(
+            f"{cls.name}: {parameter} must be {words}, got {shown(value)}", hint=cls._listed()
+        )
+
+    @classmethod
+    def unknown(cls, parameter: object) -> RopepatchError:
+        """A parameter that does not exist; the hint is the nearest one and the list."""
+        listed = f"its parameters: {', '.join(cls.defaults())}" if cls.defaults() else "it has none"
+        near = _nearest(parameter, cls.defaults())
+        return RopepatchError(
+            f"{cls.name} has no parameter {shown(parameter)}", hint=f"{near} {listed}".strip()
+        )
+
+    @classmethod
+    def incomplete(cls, given: Collection[str]) -> RopepatchError:
+        """Parameters that must be given."""
+        missing = [key for key, field in cls.model_fields.items() if field.is_required() and key not in given]
+        return RopepatchError(f"{cls.name} needs {', '.join(missing)}", hint=cls._listed())
+
+    @classmethod
+    def _listed(cls) -> str:
+        return f"`{cls.listed_by} {cls.name}` lists its parameters"
+
+
+Kind = TypeVar("Kind", bound=Named)
+Choice = TypeVar("Choice")
+
+
+class Registry(dict[str, type[Kind]]):
+    """Classes by the name that the user types; a third party adds an entry.
+
+    Args:
+        what: Their kind in messages, such as "method".
+        kinds: The classes, in the order of lists.
+        other_names: What else people call them: only a suggestion.
+    """
+
+    def __init__(
+        self, what: str, kinds: Iterable[type[Kind]] = (), *, other_names: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__({kind.name: kind for kind in kinds})
+        self.what, self.other_names = what, dict(other_names or {})
+
+    def find(self, name: str) -> type[Kind]:
+        """Look up a class; an unknown name is refused with the nearest one and the list."""
+        return find_named(name, self, self.what, self.other_names)
+
+    def make(self, name: str, /, **parameters: Any) -> Kind:
+        """Look up a class and make an instance."""
+        return self.find(name)(**parameters)
+
+
+def find_named(name: str, choices: Mapping[str, Choice], what: str, other_names: Mapping[str, str]) -> Choice:
+    """Look up a name; an unknown one is refused with the nearest one and the list."""
+    listed = f"{what}s: {', '.join(choices)}"
+    if not isinstance(name, str):
+        raise RopepatchError(f"{what} must be a name, got {shown(name)}", hint=listed)
+    if name not in choices:
+        near = _nearest(other_names.get(name.lower(), name.lower()), choices)
+        raise RopepatchError(f"unknown {what} {name!r}", hint=f"{near} {listed}".strip())
+    return choices[name]

@@ -13,9 +13,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ropepatch.errors import RopepatchError
+from ropepatch.settings import LARGEST as LARGEST
 from ropepatch.settings import expected
 
-LARGEST = 1e12  # of a parameter: beyond it powers and logarithms leave the floating-point range
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 BOUNDS = {"gt": "above", "ge": "at least", "le": "at most"}
 WORDS = {
@@ -64,6 +64,16 @@ class Checked:
                 self._require(False, name, _words(types[name], error.errors()[0]))
             if isinstance(value, int | float):
                 self._require(abs(value) <= LARGEST, name, f"at most {LARGEST:g}")
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default of every parameter; `...` where there is none."""
+        return {field.name: ... if field.default is MISSING else field.default for field in fields(cls)}
+
+    @classmethod
+    def refuse_unknown(cls, parameters: Iterable[str]) -> None:
+        """Refuse names that are no parameters."""
+        refuse_parameters(cls.name, [*cls.defaults()], parameters)
 
     def _require(self, condition: bool, parameter: str, expected: str) -> None:
         if not condition:

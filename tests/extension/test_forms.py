@@ -198,8 +198,8 @@ def test_an_unusual_temperature_of_yarn_is_said_in_both_ways_and_the_usual_one_i
     scaling = make_scaling("yarn", factor=4, **parameters)
     export = next(saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384))
     saved = export.rope_parameters
-    assert saved["attention_factor"] == export.frequencies.attention_factor == scaling.temperature
-    assert 0.1 * saved["mscale"] * math.log(4) + 1 == pytest.approx(scaling.temperature, rel=1e-12)
+    assert saved["attention_factor"] == export.frequencies.attention_factor == parameters["attention_factor"]
+    assert 0.1 * saved["mscale"] * math.log(4) + 1 == pytest.approx(parameters["attention_factor"], rel=1e-12)
     assert saved["mscale_all_dim"] == 0  # attention that reads it, DeepSeek's, is left alone by 0
     assert_equal(stock_llama(saved, LLAMA_2, 16384), export.frequencies)
 

@@ -1,7 +1,5 @@
 """The methods that take part where scalings are measured against each other, and what is measured."""
 
-from dataclasses import dataclass
-
 import pytest
 from fake_fits import fake_fits
 from methods import STATIC
@@ -28,17 +26,14 @@ def test_every_static_method_that_needs_no_parameters_takes_part():
 
 
 def test_a_new_method_takes_part_by_being_in_the_registry(monkeypatch):
-    @dataclass(frozen=True, kw_only=True)
     class Mine(PositionInterpolation):
         name = "mine"
         share: float = 0.5
 
-    @dataclass(frozen=True, kw_only=True)
     class Needy(PositionInterpolation):
         name = "needy"
         share: float
 
-    @dataclass(frozen=True, kw_only=True)
     class Moving(PositionInterpolation):
         name = "moving"
         length_dependent = True

@@ -191,7 +191,7 @@ def changed(**changes):
         (changed(rope_theta=None), "a saved scaling must have the key rope_theta", "keys: ropepatch_scaling"),
         (changed(method=3), "method must be a text, got 3", "`ropepatch fit MODEL"),
         (changed(method="costum"), "unknown method 'costum'", "did you mean custom?"),
-        (changed(parameters={}), "custom needs divisors", "divisors=VALUE"),
+        (changed(parameters={}), "custom needs divisors", "`ropepatch methods custom`"),
         (changed(parameters={"divisor": [1.0]}), "custom has no parameter 'divisor'", "mean divisors?"),
         (changed(parameters={"divisors": [1.0, 0]}), "numbers from 1e-30", "`ropepatch methods custom`"),
         (
@@ -199,7 +199,7 @@ def changed(**changes):
             "custom has no parameter 'factor'",
             "parameters: divisors",
         ),
-        (changed(factor=0.5), "factor must be at least 1, got 0.5", "`ropepatch methods custom`"),
+        (changed(factor=0.5), "factor must be a number from 1, got 0.5", "`ropepatch methods custom`"),
         (changed(rotary_dim=15), "rotary dimension must be even", "config.json"),
         (changed(carried=[1.0, 0]), "8 rotary pairs need as many frequencies, got 2", "`ropepatch fit MODEL"),
     ],

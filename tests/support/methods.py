@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from ropepatch.scaling import METHODS, Scaling
-from ropepatch.scaling.named import required_parameters
 from ropepatch.scaling.rope import Rope
 
 STATIC = [name for name, method in METHODS.items() if not method.length_dependent]
@@ -39,12 +38,12 @@ EXAMPLES: dict[str, Callable[[int, float], Any]] = {
 }
 
 
-NEED_MORE = [name for name in METHODS if required_parameters(METHODS[name])]
+NEED_MORE = [name for name in METHODS if METHODS[name].required()]
 
 
 def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
     """An instance with its defaults, and an example for every parameter that has none."""
-    required = required_parameters(METHODS[name])
+    required = METHODS[name].required()
     for parameter in required:
         if parameter not in EXAMPLES:
             pytest.fail(

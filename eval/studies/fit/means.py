@@ -18,7 +18,7 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.vectors import Vector
-from ropepatch.scaling import CustomDivisors, LongRoPESwitch, Scaling, YaRN, required_parameters
+from ropepatch.scaling import CustomDivisors, LongRoPESwitch, Scaling, YaRN
 from ropepatch.scaling.rope import Frequencies, Rope
 
 ADAPTATION = Path(__file__).parents[2] / "results" / "adaptation.json"
@@ -114,7 +114,7 @@ class Case:
 
 def methods() -> list[str]:
     """The methods of the registry that need nothing but the target."""
-    return [name for name, method in ropepatch.METHODS.items() if not required_parameters(method)]
+    return [name for name, method in ropepatch.METHODS.items() if not method.required()]
 
 
 def published(case: Case, rows: Mapping[str, Row]) -> Row:

@@ -17,7 +17,6 @@ import json
 import math
 import sys
 import tempfile
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,7 @@ def measured() -> list[str]:
     return [
         name
         for name, method in METHODS.items()
-        if not method.length_dependent
-        and (
-            name in GIVEN
-            or not any(
-                f.default is f.default_factory is MISSING for f in fields(method) if f.name != "factor"
-            )
-        )
+        if not method.length_dependent and (name in GIVEN or not method.required())
     ]
 
 

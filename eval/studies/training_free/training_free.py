@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,7 @@ GIVEN: dict[str, dict[str, Any]] = {"abf": {"rope_theta": 500_000.0}}
 
 def measured() -> list[str]:
     """The methods that need no more than the target, and those that are given something here."""
-    return [
-        name
-        for name, method in ropepatch.METHODS.items()
-        if name in GIVEN
-        or not any(f.default is f.default_factory is MISSING for f in fields(method) if f.name != "factor")
-    ]
+    return [name for name, method in ropepatch.METHODS.items() if name in GIVEN or not method.required()]
 
 
 def stretches(trained: int, target: int) -> list[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -13,7 +12,7 @@ from ropepatch.files import read_text
 from ropepatch.model.config import SCALING_KEYS
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.scaling import METHODS, required_parameters
+from ropepatch.scaling import METHODS
 
 PRESETS = Path(__file__).parents[1] / "presets.json"
 MEASURED = Path(__file__).with_name("measured.json")  # by eval/studies/explorer/explorer_numbers.py
@@ -23,7 +22,7 @@ LEFT_OUT = ("mscale", "mscale_all_dim")  # DeepSeek's, for attention of its own 
 
 def offered() -> list[str]:
     """The methods with a closed formula: those that need nothing but a factor, or a base."""
-    return [name for name, kind in METHODS.items() if required_parameters(kind) in ([], ["rope_theta"])]
+    return [name for name, kind in METHODS.items() if kind.required() in ([], ["rope_theta"])]
 
 
 def methods() -> dict[str, dict[str, Any]]:
@@ -40,14 +39,14 @@ def maps() -> dict[str, dict[str, Any]]:
 
 def _described(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind) if field.name not in ("factor", "log_n", *LEFT_OUT)]
+    defaults = {key: value for key, value in kind.defaults().items() if key not in ("log_n", *LEFT_OUT)}
     return {
         "formula": kind.formula,
         "paper": kind.paper,
         "saved_as": kind.saved_as,
         "words": (kind.__doc__ or "").partition("\n")[0],
-        "parameters": {name: getattr(kind, name, BASE) for name in names},
-        "choices": {name: get_args(hints[name]) for name in names if get_origin(hints[name]) is Literal},
+        "parameters": {key: BASE if value is ... else value for key, value in defaults.items()},
+        "choices": {name: get_args(hints[name]) for name in defaults if get_origin(hints[name]) is Literal},
     }
 
 

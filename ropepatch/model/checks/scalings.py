@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator
 
 from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
@@ -11,6 +10,8 @@ from ropepatch.model.checks.case import Block, Case, number, positive
 from ropepatch.model.checks.findings import DROP, Finding, shown
 from ropepatch.model.config import SCALING_KEYS
 from ropepatch.model.rotary import SEQUENCE, stated_window
+from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.scaling.searched import longrope_attention_factor
 
 BETAS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 BETA_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
@@ -109,8 +110,8 @@ def attention_factors(case: Case, block: Block) -> Iterator[Finding]:
 def _usual(kind: str | None, factor: float, original: float | None) -> float:
     """The attention factor of the paper."""
     if kind == "yarn":
-        return 0.1 * math.log(factor) + 1
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if original and original > 1 else 1.0
+        return yarn_temperature(factor)
+    return longrope_attention_factor(factor, original) if original and original > 1 else 1.0
 
 
 def lone_mscale(case: Case, block: Block) -> Iterator[Finding]:

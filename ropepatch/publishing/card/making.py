@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 import yaml
@@ -113,8 +112,7 @@ def _number(content: Mapping[str, Any], key: str, usual: float) -> float:
 
 def _not_default(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     kind = METHODS.get(method) or MAPS.get(method)
-    settings = fields(kind) if kind is not None else ()
-    defaults = {field.name: field.default for field in settings}
+    defaults = kind.defaults() if kind is not None else {}
     return {name: value for name, value in parameters.items() if defaults.get(name) != value}
 
 
