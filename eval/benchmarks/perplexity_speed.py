@@ -29,14 +29,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.protocols import OnePass, Sliding
+from ropepatch.evaluation.windows import TokenizedDocument, windows
 
 TARGET = {"curve: published / ours": 10.0, "memory: ours / published": 0.25, "sliding: published / ours": 1.0}
 AGREEMENT = 1e-4  # nats per token
 SEED, ROUNDS, DOCUMENTS = 0, 5, 2
 TRAINED, TIMES, NUM_LENGTHS = 256, 16, 32
 LENGTHS = [TRAINED * TIMES * step // NUM_LENGTHS for step in range(1, NUM_LENGTHS + 1)]
-SLIDING = Sliding(1024, stride=256)
+SLIDING = {"window": 1024, "stride": 256}
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 32_000,
@@ -47,7 +47,15 @@ SHAPE: dict[str, Any] = {
     "intermediate_size": 128,
 }
 WINDOW = 32_768
-MEMORY = {"one-pass": (OnePass(), WINDOW), "sliding": (Sliding(WINDOW, stride=8192), WINDOW + 8192)}
+MEMORY: dict[str, tuple[dict[str, int], int]] = {
+    "one-pass": ({}, WINDOW),
+    "sliding": ({"window": WINDOW, "stride": 8192}, WINDOW + 8192),
+}
+
+
+def label(sliding: dict[str, int]) -> str:
+    """The name of a protocol in the result."""
+    return "sliding window={window} stride={stride}".format(**sliding) if sliding else "one-pass"
 
 
 def published_loss(model: Any, ids: Tensor, scored: int) -> tuple[float, int]:
@@ -86,8 +94,8 @@ def our_one_pass(model: Any, documents: list[Tensor], lengths: list[int]) -> lis
     return [curve.at(length).mean for length in lengths]
 
 
-def our_sliding(model: Any, documents: list[Tensor], protocol: Sliding) -> list[float]:
-    curve = ropepatch.perplexity(model, None, documents, protocol=protocol)
+def our_sliding(model: Any, documents: list[Tensor], window: int, stride: int) -> list[float]:
+    curve = ropepatch.perplexity(model, None, documents, window=window, stride=stride)
     return [curve.between(0, max(map(len, documents))).mean]
 
 
@@ -96,11 +104,10 @@ def one_pass_floor(model: Any, documents: list[Tensor]) -> None:
         model.model(ids[None], use_cache=False)
 
 
-def sliding_floor(model: Any, documents: list[Tensor], protocol: Sliding) -> None:
-    for ids in documents:
-        (windows,) = protocol.rows(len(ids), 0)
-        for begin, end, _ in windows:
-            model.model(ids[None, begin:end], use_cache=False)
+def sliding_floor(model: Any, documents: list[Tensor], window: int, stride: int) -> None:
+    for index, ids in enumerate(documents):
+        for one in windows(TokenizedDocument(index, ids), window, stride):
+            model.model(one.ids[None], use_cache=False)
 
 
 def compare(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
@@ -145,9 +152,9 @@ def time_both(rounds: int) -> dict[str, Any]:
     )
     sliding = compare(
         {
-            "published": lambda: published_sliding(model, documents, SLIDING.window, SLIDING.stride),
-            "ours": lambda: our_sliding(model, documents, SLIDING),
-            "floor": lambda: sliding_floor(model, documents, SLIDING),
+            "published": lambda: published_sliding(model, documents, **SLIDING),
+            "ours": lambda: our_sliding(model, documents, **SLIDING),
+            "floor": lambda: sliding_floor(model, documents, **SLIDING),
         },
         rounds,
     )
@@ -156,7 +163,7 @@ def time_both(rounds: int) -> dict[str, Any]:
         "model": "tiny",
         "vocabulary": model.config.vocab_size,
         "curve": {**shape, "lengths": LENGTHS, **curve},
-        "sliding": {**shape, "protocol": SLIDING.label, **sliding},
+        "sliding": {**shape, "protocol": label(SLIDING), **sliding},
     }
 
 
@@ -164,18 +171,14 @@ def time_both(rounds: int) -> dict[str, Any]:
 def measure_memory(procedure: str, name: str) -> dict[str, float]:
     """Of one procedure in this process, which does nothing else."""
     torch.manual_seed(SEED)
-    protocol, length = MEMORY[name]
+    sliding, length = MEMORY[name]
     model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=length)).eval()
     documents = [torch.randint(SHAPE["vocab_size"], (length,))]
     model.model(documents[0][None, :16], use_cache=False)
     loaded = resident_mib("VmRSS")
-    if isinstance(protocol, Sliding):
-        published = procedure == "published"
-        (mean,) = (
-            published_sliding(model, documents, protocol.window, protocol.stride)
-            if published
-            else our_sliding(model, documents, protocol)
-        )
+    if sliding:
+        slide = published_sliding if procedure == "published" else our_sliding
+        (mean,) = slide(model, documents, **sliding)
     else:
         run = published_one_pass if procedure == "published" else our_one_pass
         (mean,) = run(model, documents, [length])
@@ -185,7 +188,7 @@ def measure_memory(procedure: str, name: str) -> dict[str, float]:
 
 def compare_memory() -> dict[str, Any]:
     found: dict[str, Any] = {"model": SHAPE, "dtype": "float32"}
-    for name, (protocol, length) in MEMORY.items():
+    for name, (sliding, length) in MEMORY.items():
         both = {}
         for procedure in ("published", "ours"):
             command = [sys.executable, __file__, "--measure", procedure, name]
@@ -195,7 +198,7 @@ def compare_memory() -> dict[str, Any]:
         if not difference <= AGREEMENT:
             raise SystemExit(f"{name}: the two differ by {difference:.2e} nats per token: not the same work")
         ratio = both["ours"]["net_mib"] / both["published"]["net_mib"]
-        shape = {"protocol": protocol.label, "tokens": length}
+        shape = {"protocol": label(sliding), "tokens": length}
         found[name] = {**shape, **both, "ours / published": float(f"{ratio:.4g}")}
     return found
 

@@ -42,7 +42,7 @@ Examples:
   ropepatch eval tiny --suite demo --out demo-results --report demo.html
   ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k,8k
   ropepatch eval ./llama-2-7b --text books/ --method linear --method yarn --to 32k
-  ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k --protocol sliding --stride 256"""
+  ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k --stride 256"""
 
 
 def evaluate(
@@ -85,17 +85,13 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Do not join: read so many, the first that have the greatest length."),
     ] = None,
-    read: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokens of a piece of text, for windows that slide or are disjoint; 2 x --lengths."
-        ),
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Slide windows of each length, so many tokens at a time; one pass without."),
     ] = None,
-    protocol: Annotated[str, typer.Option(help="one-pass, sliding, truncated or disjoint.")] = "one-pass",
-    stride: Annotated[int | None, typer.Option(min=1, help="Of --protocol sliding, in tokens.")] = None,
     bos: Annotated[
-        str, typer.Option(help="Beginning-of-sequence token before each document, window, or none.")
-    ] = "document",
+        bool, typer.Option("--bos/--no-bos", help="A beginning-of-sequence token before each document.")
+    ] = True,
     gain: Annotated[
         bool, typer.Option("--gain", help="Also measure what tokens beyond the trained context bring.")
     ] = False,
@@ -117,19 +113,16 @@ def evaluate(
     """
     from ropepatch.pipeline.evaluation import evaluate as measure
     from ropepatch.report import print_results
-    from ropepatch.settings import parse_length, parse_lengths
+    from ropepatch.settings import parse_lengths
 
     task: dict[str, Any] = {
         "lengths": parse_lengths(lengths) if lengths else None,
         "windows": windows,
         "documents": documents,
-        "read": parse_length(read) if read else None,
-        "protocol": protocol,
         "stride": stride,
-        "bos": bos,
-        "gain": gain,
+        "bos": None if bos else False,
+        "gain": gain or None,
     }
-    unsaid = (None, False, "one-pass", "document")  # which a suite may say otherwise
     results = measure(
         model,
         suite,
@@ -147,7 +140,7 @@ def evaluate(
         seed=seed,
         command=command_line(),
         **feedback(quiet),
-        **{key: value for key, value in task.items() if value not in unsaid},
+        **{key: value for key, value in task.items() if value is not None},
     )
     if is_first() and as_json:
         print(results.to_json())

@@ -12,7 +12,7 @@ from ropepatch.errors import RopepatchError
 
 UsageError: Any = typer.BadParameter.__base__  # of typer's own click, or of click, as typer's version has it
 STANDS_FOR = {
-    **dict.fromkeys(("to", "lengths", "read", "stride"), "TOKENS"),
+    **dict.fromkeys(("to", "lengths", "stride"), "TOKENS"),
     **dict.fromkeys(("out", "report", "fix"), "PATH"),
     **dict.fromkeys(("windows", "documents", "haystacks", "keys", "steps", "keep", "seed", "limit"), "N"),
     **dict.fromkeys(("short", "keys", "needles", "minutes"), "NUMBER"),

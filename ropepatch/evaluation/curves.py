@@ -62,7 +62,7 @@ class LossCurve:
 
     Attributes:
         nll: A float32 CPU tensor [T - 1] per row; entry t is -ln p(token t + 1 | the context that it got), in
-            nats. A row is a document; with windows side by side it is a window.
+            nats. A row is a document, or a window of one.
         documents: For each row the index of the document it is from; None if each is one of its own.
     """
 
@@ -117,8 +117,8 @@ class LossCurve:
         return LossCurve(gains, self.documents)
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
-        """The same where item i that was read, such as a window, is from document ``documents[i]``."""
-        return replace(self, documents=tuple(documents[index] for index in self._indices()))
+        """The same where row i, such as a window, is of document ``documents[i]``."""
+        return replace(self, documents=tuple(documents))
 
     def _indices(self) -> tuple[int, ...]:
         return tuple(range(len(self.nll))) if self.documents is None else self.documents

@@ -1,6 +1,6 @@
 """The loss of every scored token of a batch under a model, with few logits in memory at a time.
 
-Shapes: B passages of a batch, T tokens of its longest, C positions of a chunk, V vocabulary. Losses are in
+Shapes: B windows of a batch, T tokens of each, C positions of a chunk, V vocabulary. Losses are in
 nats.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.batches import Batch, padded
+from ropepatch.evaluation.windows import Window
 from ropepatch.model.head import decoded_once, decoder_of, input_device, token_losses
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class LossReader:
 
     Args:
         model: A causal language model, in eval mode.
-        chunk: Logits of at most so many positions are held at a time, over all passages of a batch, or of
-            two per passage.
+        chunk: Logits of at most so many positions are held at a time, over all windows of a batch, or of
+            two per window.
     """
 
     def __init__(self, model: PreTrainedModel, chunk: int) -> None:
@@ -38,24 +38,24 @@ class LossReader:
         self._decoder = decoder_of(model)
         self._warned = False
 
-    def read(self, batch: Batch) -> list[Tensor]:
-        """Float32 losses on the CPU of each passage's tokens from its first scored one on."""
+    def read(self, batch: list[Window]) -> list[Tensor]:
+        """Float32 losses on the CPU of each window's tokens from its first scored one on."""
         with torch.inference_mode():
             losses = self._losses(batch)
         return [nll.clone() for nll in losses]  # not slices, which hold and are sent with their whole batch
 
-    def _losses(self, batch: Batch) -> list[Tensor]:
+    def _losses(self, batch: list[Window]) -> list[Tensor]:
         device, first = input_device(self._model), batch[0].first
         if self._decoder is not None:
-            ids = padded(batch).to(device)
+            ids = torch.stack([window.ids for window in batch]).to(device)
             losses = _chunked_losses(self._model, self._decoder, ids, first, self._chunk)
             if losses is not None:
-                return [row[: len(passage) - first] for row, passage in zip(losses, batch, strict=True)]
+                return list(losses)
         if not self._warned:
             name = type(self._model).__name__
             logger.warning("%s: its head cannot be run in chunks; needs memory for all logits at once", name)
             self._decoder, self._warned = None, True
-        return [_full_losses(self._model, passage.ids.to(device), first, self._chunk) for passage in batch]
+        return [_full_losses(self._model, window.ids.to(device), first, self._chunk) for window in batch]
 
 
 def _chunked_losses(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.estimates import forecast
-from ropepatch.evaluation.processes import distribute, is_first_process
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
-from ropepatch.evaluation.store import claim_folder, remove_folders
+from ropepatch.evaluation.running import is_first_process
 from ropepatch.evaluation.subject import Subject, find_subject
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
-from ropepatch.files import check_resumed, read_json
+from ropepatch.files import check_resumed, read_json, remove
 from ropepatch.model.config import load_text_config
 from ropepatch.model.source import find_source
 from ropepatch.settings import relative_length, seed_of, short_length
@@ -223,7 +223,8 @@ def _run(
             yield _written(result, out, f"{job.place}-{FLOOR}")
         yield earlier.get(job.name) or _measured(job, out, progress)
         if out is not None and is_first_process():
-            remove_folders(out / f".{job.name}")
+            for folder in out.glob(_partial(glob.escape(job.name), "?" * 16)):
+                remove(folder)
 
 
 def _earlier(job: Job, file: Path) -> Result | None:
@@ -244,22 +245,20 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     env = environment(model := subject.model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(job.request, env):016x}"
-    with ExitStack() as held:
-        keep = None
-        if out is not None:  # the first process holds the folder of all
+    keep = None if out is None else out / _partial(job.name, digest)
+    began = time.perf_counter()
+    with (
+        job.variant.patched(),
+        progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance,
+    ):
+        rows = job.measurement.run(model, subject.tokenizer, keep, advance)
+    seconds = round(time.perf_counter() - began, 2)
+    return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name)
 
-            def claim(out: Path) -> Path:
-                return claim_folder(out / f".{job.name}", digest, held)
 
-            (keep,) = distribute([out], claim, key=lambda out: job.name, split=True)
-        began = time.perf_counter()
-        with (
-            job.variant.patched(),
-            progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance,
-        ):
-            rows = job.measurement.run(model, subject.tokenizer, keep, advance)
-        seconds = round(time.perf_counter() - began, 2)
-        return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name)
+def _partial(name: str, digest: str) -> str:
+    """The folder of what a job has done so far."""
+    return f".{name}.{digest}.partial"
 
 
 def _written(result: Result, out: Path | None, name: str) -> Result:

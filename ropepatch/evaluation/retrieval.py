@@ -10,7 +10,6 @@ haystack, H heads of D dimensions, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections import defaultdict
@@ -28,10 +27,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.bars import advancing
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.perplexity import follows_length
-from ropepatch.evaluation.processes import distribute, rank_and_ranks
+from ropepatch.evaluation.running import Kept, advancing, distribute, rank_and_ranks
 from ropepatch.evaluation.table import aligned, data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 
@@ -286,23 +283,19 @@ def ask(
         tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
     rank, ranks = rank_and_ranks(split)
     done, total = 0, sum(len(haystack.ids) for haystack in haystacks[rank::ranks])
-    kept, file = _kept(keep), None
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        file = keep / f"answers-{rank}-of-{ranks}.jsonl"
+    kept = Kept(keep)
     _check_vocabulary(model, haystacks)
 
     def answers(index: int) -> list[Answer]:
         nonlocal done
-        if index not in kept:
-            kept[index] = [Answer(index, *answer) for answer in reader.answers(haystacks[index])]
-            if file is not None:
-                with file.open("a", encoding="utf-8") as opened:
-                    opened.write("\n" * (opened.tell() > 0) + json.dumps([index, kept[index]]))
+        answered = kept.found.get(index)
+        if answered is None:
+            answered = reader.answers(haystacks[index])
+            kept.write(index, answered)
         done += len(haystacks[index].ids)
         if advance is not None:
             advance(done, total)
-        return kept[index]
+        return [Answer(index, *answer) for answer in answered]
 
     with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
         reader = _Reader(model, tokens_per_batch, read_once=read_once)
@@ -329,6 +322,22 @@ def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
             hint="ask without it: chat=False",
         )
     return before, after[0]
+
+
+def _follows_length(model: PreTrainedModel) -> bool:
+    """Whether its frequencies follow the length of the input: stock ``dynamic``, or two sets of factors."""
+    for module in model.modules():
+        kind = str(getattr(module, "rope_type", ""))  # may be a dict by layer
+        if "dynamic" in kind:
+            return True
+        if "longrope" in kind:
+            parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+            sets = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
+            if not any("long_factor" in one for one in sets):
+                return True
+            if any(one.get("short_factor") != one.get("long_factor") for one in sets):
+                return True
+    return False
 
 
 class _Reader:
@@ -432,7 +441,7 @@ class _Reader:
         """Why a cache cannot be used; None if there is no reason known."""
         if self._cache is None:
             return "it takes no cache"
-        if follows_length(self._model):
+        if _follows_length(self._model):
             return "its frequencies follow the length of the input"
         try:
             layers = {type(layer) for layer in DynamicCache(config=self._model.config).layers}
@@ -501,19 +510,6 @@ def _same(logits: Tensor, expected: Tensor) -> bool:
     greatest, tokens = expected.topk(2)
     tolerance = max(4 * torch.finfo(expected.dtype).eps, 1e-3) * greatest.abs().max()
     return bool((logits.gather(-1, tokens) - greatest).abs().max() <= tolerance)
-
-
-def _kept(folder: Path | None) -> dict[int, list[Answer]]:
-    """The answers by haystack that a folder holds; a line that was not written to its end is left out."""
-    kept: dict[int, list[Answer]] = {}
-    for file in sorted(folder.glob("answers-*.jsonl")) if folder is not None else ():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                index, answers = json.loads(line)
-            except ValueError:
-                continue
-            kept[index] = [Answer(*answer) for answer in answers]
-    return kept
 
 
 def _check_vocabulary(model: PreTrainedModel, haystacks: Sequence[Haystack]) -> None:

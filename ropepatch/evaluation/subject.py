@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.processes import distribute
+from ropepatch.evaluation.running import distribute
 from ropepatch.extension.history import context_before
 from ropepatch.model.loading import AUTO, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.course import Course, screened, starts_of
 from ropepatch.fitting.examples import Examples, Material, needle_examples, text_examples, with_keys
 from ropepatch.fitting.learnable import LearnableRope
@@ -78,8 +77,8 @@ class FitBench:
     def own_window(self, examples: Examples) -> Tensor:
         """The losses [N, T - 1] of the unscaled model, read through its own window, half of it at a time."""
         self.module.vector = Vector.unscaled(self.rope)
-        protocol = Sliding(self.window, self.window // 2)
-        curve = perplexity(self.model, None, list(examples.ids), protocol=protocol, split=True)
+        rows, half = list(examples.ids), self.window // 2
+        curve = perplexity(self.model, None, rows, window=self.window, stride=half, split=True)
         return torch.stack(list(curve.nll))
 
     def outcome(self, course: Course, unseen: Sequence[Tensor]) -> dict[str, Any]:

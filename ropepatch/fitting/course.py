@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.processes import distribute, rank_and_ranks
+from ropepatch.evaluation.running import distribute, rank_and_ranks
 from ropepatch.fitting.problem import BACKWARD, Problem
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector, mixtures, named, project, published

@@ -19,8 +19,8 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
-from ropepatch.evaluation.processes import distribute, is_first_process, rank_and_ranks
 from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.running import distribute, is_first_process, rank_and_ranks
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.files import check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting.bench import FitBench

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropepatch.data.texts import digest
-from ropepatch.evaluation.processes import distribute
+from ropepatch.evaluation.running import distribute
 from ropepatch.fitting.examples import Examples
 from ropepatch.fitting.learnable import LearnableRope
 from ropepatch.fitting.objective import Objective

@@ -71,7 +71,7 @@ def evaluate(
         say: Takes a line for every result.
         progress: See `Feedback`.
         command: The command line that asked, for the report.
-        **task: Without a suite: `lengths`, `windows`, `documents`, `protocol` and what else
+        **task: Without a suite: `lengths`, `windows`, `documents`, `stride` and what else
             `ropepatch.evaluation.tasks.PerplexityTask` takes.
 
     Raises:
@@ -83,8 +83,8 @@ def evaluate(
         task |= {"text": text, "field": field, "split": split}
         suite = _reading(name, revision, methods, to, task)
     else:
-        options = {"--method": methods, "--to": to} | {f"--{key}": value for key, value in task.items()}
-        if refused := [option for option, value in options.items() if value]:
+        options = {"method": methods or None, "to": to} | task
+        if refused := [f"--{option}" for option, value in options.items() if value is not None]:
             raise RopepatchError(
                 f"{', '.join(refused)} beside --suite",
                 hint="the suite says it: copy its YAML file and change that",

@@ -67,8 +67,8 @@ def _setup(group: Comparison) -> str:
     """What was measured, in a few words."""
     of = group.parameters
     if "pieces" in of:
-        protocol = "" if of["protocol"] == "one-pass" else f", {of['protocol']}"
-        return f"{of['text']}, {of['pieces']} x {of['read']} tokens{protocol}"
+        sliding = f", stride {of['stride']}" if of.get("stride") else ""
+        return f"{of['text']}, {of['pieces']} x {of['tokens'] // of['pieces']} tokens{sliding}"
     if "haystacks" in of:
         each = f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind"
         return f"{of['haystacks']} haystacks, {each}: {', '.join(of['kinds'])}"

@@ -102,7 +102,7 @@ def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
     derived = task_of(group.task).derived
     return ", ".join(
         str(value)
-        if name in ("protocol", "text")
+        if name == "text"
         else f"{name} {value.get('name', '…') if isinstance(value, dict) else value}"
         for name, value in group.parameters.items()
         if name not in derived and any(other.get(name) != value for other in others)

@@ -202,11 +202,11 @@ def asked(monkeypatch):
 
 
 def test_eval_hands_on_every_option(asked):
-    texts = ("--text", "books", "--field", "body", "--split", "train", "--documents", "5", "--bos", "window")
-    protocol = ("--lengths", "1k,256", "--protocol", "sliding", "--stride", "64")
+    texts = ("--text", "books", "--field", "body", "--split", "train", "--documents", "5", "--no-bos")
+    sliding = ("--lengths", "1k,256", "--stride", "64")
     method = ("--method", "yarn", "--set", "beta_fast=16", "--to", "2k")
     machine = ("--device", "cuda:1", "--dtype", "bfloat16")
-    suite, options = asked("eval", "some", *texts, *protocol, *method, *machine, "--revision", "branch")
+    suite, options = asked("eval", "some", *texts, *sliding, *method, *machine, "--revision", "branch")
     assert suite == Suite(
         models=("some",),
         methods=(Method(name="yarn", parameters={"beta_fast": 16.0}),),
@@ -219,9 +219,8 @@ def test_eval_hands_on_every_option(asked):
                 windows=None,
                 documents=5,
                 lengths=(256, 1024),
-                protocol="sliding",
                 stride=64,
-                bos="window",
+                bos=False,
             ),
         ),
     )
@@ -306,8 +305,8 @@ def test_results_stand_side_by_side_by_length_with_the_floor_last(capsys):
 
 
 def test_another_protocol_than_one_pass_is_named(capsys):
-    for protocol, named in (("one-pass", ""), ("truncated", ", truncated")):
-        print_results([made_results.reading("baseline", [1.0, 2.0, 3.0], protocol=protocol)])
+    for stride, named in ((None, ""), (256, ", stride 256")):
+        print_results([made_results.reading("baseline", [1.0, 2.0, 3.0], stride=stride)])
         assert capsys.readouterr().out.splitlines()[0].endswith(f"books, 10 x 1024 tokens{named}")
 
 

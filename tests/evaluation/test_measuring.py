@@ -23,7 +23,6 @@ from ropepatch.evaluation import measuring, subject
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.measuring import measure
-from ropepatch.evaluation.protocols import Disjoint, Sliding, Truncated
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask, doublings
@@ -161,22 +160,29 @@ def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results
     """In the middle of the first measurement another is killed and a third runs to its end."""
     steps, others = count(), []
 
-    def partials():
-        return sorted(tmp_path.glob(".*.partial"))
+    def kept():
+        return list(tmp_path.glob(".*.partial/*.jsonl"))
 
     def advance(done, total):
         if next(steps) == 0:
-            live = partials()
-            interrupted(SUITE, tmp_path)
-            dead = set(partials()) - set(live)
+            assert len(kept()) == 1
+            interrupted(SUITE, tmp_path, after=1)
+            assert len(kept()) == 2
             others.extend(measure(SUITE, out=tmp_path))
-            assert len(live) == len(dead) == 1
-            assert partials() == live
-            assert list(live[0].glob("*.safetensors"))
+            assert not kept()
 
     first = list(measure(SUITE, out=tmp_path, progress=lambda name: nullcontext(advance)))
     assert rows(first) == rows(others) == rows(results[0])
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
+
+
+def test_the_folders_of_a_job_whose_name_goes_on_are_not_removed(tmp_path):
+    other = tmp_path / f".tiny-512-perplexity-yarn.5.{'0' * 16}.partial"
+    stale = tmp_path / f".tiny-512-perplexity-yarn.{'0' * 16}.partial"  # of another version, say
+    for folder in (other, stale):
+        folder.mkdir()
+    of_tiny(TALES, methods=YARN, out=tmp_path)
+    assert list(tmp_path.glob(".*")) == [other]
 
 
 def test_a_suite_without_a_model_says_so():
@@ -208,7 +214,7 @@ def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_l
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         full = ropepatch.perplexity(model, None, tales)
-        limited = ropepatch.perplexity(model, None, tales, protocol=Sliding(256, 128))
+        limited = ropepatch.perplexity(model, None, tales, window=256, stride=128)
     assert (gain[0].at["begin"], gain[-1].at["end"]) == (256, 512)
     brought = sum(row.value * row.n for row in gain)
     expected = torch.stack(limited.nll)[:, 255:].sum() - torch.stack(full.nll)[:, 255:].sum()
@@ -351,25 +357,12 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
 # What the tasks hand on
 
 
-@pytest.mark.parametrize(
-    ("options", "protocol"),
-    [
-        ({"protocol": "sliding", "stride": 32, "read": 256}, lambda window: Sliding(window, 32)),
-        ({"protocol": "truncated"}, Truncated),
-        ({"protocol": "disjoint", "read": 256}, Disjoint),
-        ({"protocol": "disjoint", "bos": "window", "read": 256}, Disjoint),
-    ],
-)
-def test_the_losses_by_window_are_those_of_its_protocol(tiny, options, protocol):
+def test_with_a_stride_the_losses_by_length_are_those_of_windows_that_slide(tiny):
     model, tokenizer = tiny
-    task = PerplexityTask(documents=2, lengths=("0.5x", "1x"), **options)
-    (result,) = of_tiny(task, to="1x")
-    tales = [tale.ids for tale in held_out_tales(tokenizer, length=256, count=2)]
-    curves = [
-        ropepatch.perplexity(model, tokenizer, tales, protocol=protocol(window), bos=task.bos)
-        for window in (128, 256)
-    ]
-    assert [row.mean for row in result.rows] == [curve.between(0, 256).loss for curve in curves]
+    (result,) = of_tiny(PerplexityTask(documents=2, lengths=("0.5x", "1x"), stride=32), to="1x")
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=2)]
+    curves = [ropepatch.perplexity(model, None, tales, window=window, stride=32) for window in (128, 256)]
+    assert [row.mean for row in result.rows] == [curve.between(0, 512).loss for curve in curves]
 
 
 def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
@@ -384,7 +377,7 @@ def test_no_gain_is_measured_within_the_trained_context():
 
 
 def test_windows_no_longer_than_the_stride_are_left_out():
-    (result,) = of_tiny(PerplexityTask(documents=1, protocol="sliding", stride=128))
+    (result,) = of_tiny(PerplexityTask(documents=1, stride=128))
     assert result.parameters["lengths"] == [256, 512]
 
 
@@ -437,7 +430,7 @@ def test_the_batches_are_dealt_to_all_processes(monkeypatch):
 def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
     task = PerplexityTask(text=str(stranger.parent / "text.txt"), lengths=(16, 64, 128), **options)
     material = task.prepare("model", load_tokenizer(stranger), trained=64, to=256)
-    assert [len(piece) for piece in material.pieces] == [128]
+    assert (material.parameters["pieces"], material.parameters["tokens"]) == (1, 128)
 
 
 def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):

@@ -8,12 +8,12 @@ from pathlib import Path
 import loss_models
 import pytest
 import torch
-from loss_models import LENGTHS, PROTOCOLS, build, tokens
+from loss_models import LENGTHS, PROTOCOLS, build, protocol_name, tokens
 
 import ropepatch
-from ropepatch.evaluation import processes
+from ropepatch.evaluation import running
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.processes import distribute
+from ropepatch.evaluation.running import distribute
 
 ASKED = {"lengths": [128, 640], "haystacks": 3}
 SCRIPT = """
@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 sys.path.insert(0, {support!r})
-from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
+from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, protocol_name, tokens
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
@@ -35,9 +35,9 @@ rank, out = dist.get_rank(), Path(sys.argv[1])
 model = build()
 found = {{"ranks": dist.get_world_size(), "shares": []}}
 for protocol in PROTOCOLS:
-    options = dict(protocol=protocol, tokens_per_batch=70, split=True)
+    options = dict(protocol, tokens_per_batch=70, split=True)
     with decoder_passes(model) as shapes:
-        found[protocol.label] = perplexity(model, None, tokens(*LENGTHS), **options).nll
+        found[protocol_name(protocol)] = perplexity(model, None, tokens(*LENGTHS), **options).nll
     found["shares"].append(len(shapes))
 found["one batch"] = perplexity(model, None, tokens(9), split=True).nll
 found["stream"] = perplexity(model, None, iter(tokens(*LENGTHS)), tokens_per_batch=70, split=True).nll
@@ -92,17 +92,17 @@ def test_two_processes_really_run_and_each_reads_its_share(launched):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.label)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
 def test_every_rank_returns_what_one_process_does_to_the_bit(launched, protocol):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: sums of another number of threads round differently
     try:
-        alone = perplexity(build(), None, tokens(*LENGTHS), protocol=protocol, tokens_per_batch=70).nll
+        alone = perplexity(build(), None, tokens(*LENGTHS), tokens_per_batch=70, **protocol).nll
     finally:
         torch.set_num_threads(threads)
     for found in launched:
-        assert len(found[protocol.label]) == len(alone)
-        assert all(map(torch.equal, found[protocol.label], alone))
+        assert len(found[protocol_name(protocol)]) == len(alone)
+        assert all(map(torch.equal, found[protocol_name(protocol)], alone))
 
 
 @pytest.mark.slow
@@ -146,11 +146,11 @@ def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(
 
 
 def test_work_is_not_split_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(processes.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(processes.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(running.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(running.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(running.dist, "get_rank", lambda: 1)
     assert distribute([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
-    assert processes.rank_and_ranks(True) == (1, 2)
+    assert running.rank_and_ranks(True) == (1, 2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
@@ -164,7 +164,7 @@ def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, wo
         ]
         assert told[rank_here] == own
 
-    monkeypatch.setattr(processes.dist, "all_gather_object", gather)
+    monkeypatch.setattr(running.dist, "all_gather_object", gather)
     for rank_here in range(world):
-        monkeypatch.setattr(processes, "rank_and_ranks", lambda split, rank=rank_here: (rank, world))
+        monkeypatch.setattr(running, "rank_and_ranks", lambda split, rank=rank_here: (rank, world))
         assert distribute(items, lambda i: i * i, key=str, split=True) == [i * i for i in items]

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import ropepatch
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import cut_windows, token_ids
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
-from ropepatch.evaluation.protocols import Disjoint
+from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.suites import Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
-from ropepatch.evaluation.tasks.perplexity import PerplexityMeasurement
+from ropepatch.evaluation.tasks import LmEvalTask, Measurement, PerplexityTask, RetrievalTask
 
 
 @pytest.fixture(scope="module")
@@ -27,54 +28,63 @@ def jsonl(tmp_path_factory, tiny):
     return file
 
 
+def documents_of(jsonl, tokenizer) -> list[torch.Tensor]:
+    """The first two, behind a beginning-of-sequence token."""
+    texts = [json.loads(line)["body"] for line in jsonl.read_text().splitlines()]
+    return token_ids(tokenizer, texts[:2])
+
+
 def task(jsonl, **options) -> PerplexityTask:
     return PerplexityTask(text=str(jsonl), field="body", windows=None, documents=2, **options)
 
 
-def prepared(given, tokenizer, *, to=256) -> PerplexityMeasurement:
+def prepared(given, tokenizer, *, to=256) -> Measurement:
     return given.prepare("model", tokenizer, trained=256, to=to)
+
+
+def rows_of(ready, tiny) -> list[Row]:
+    return ready.run(*tiny, None, lambda done, total: None)
 
 
 def suite(given, **options) -> Suite:
     return Suite(models=("tiny",), to=("1x",), tasks=(given,), **options)
 
 
-@pytest.mark.parametrize("protocol", ["sliding", "disjoint"])
-def test_windows_move_over_pieces_of_twice_the_greatest_window(jsonl, tiny, protocol):
-    options = {"stride": 64} if protocol == "sliding" else {}
-    ready = prepared(task(jsonl, protocol=protocol, lengths=(128, 256), **options), tiny[1])
-    assert {len(piece) for piece in ready.pieces} == {512}
-    assert ready.parameters["read"] == 512
+def test_windows_slide_over_pieces_of_twice_the_greatest_window(jsonl, tiny):
+    ready = prepared(task(jsonl, stride=64, lengths=(128, 256)), tiny[1])
+    assert (ready.parameters["pieces"], ready.parameters["tokens"]) == (2, 2 * 512)
+    rows = rows_of(ready, tiny)
+    pieces = [document[:512] for document in documents_of(jsonl, tiny[1])]
+    for row, window in zip(rows, (128, 256), strict=True):
+        curve = ropepatch.perplexity(tiny[0], None, pieces, window=window, stride=64)
+        assert (row.length, row.n, len(row.clusters)) == (window, 2 * 511, 2)
+        assert row.value == pytest.approx(torch.cat(curve.nll).mean().item())
 
 
-def test_how_much_is_read_can_be_said(jsonl, tiny):
-    ready = prepared(task(jsonl, protocol="disjoint", lengths=(128,), read="1x"), tiny[1])
-    assert {len(piece) for piece in ready.pieces} == {256}
-    with pytest.raises(RopepatchError, match="read is 100 tokens, less than a window of 128"):
-        prepared(task(jsonl, protocol="disjoint", lengths=(128,), read=100), tiny[1])
-
-
-@pytest.mark.parametrize("bos", ["document", "window", "none"])
-def test_a_window_has_its_length_wherever_the_first_token_stands(jsonl, tiny, bos):
-    model, tokenizer = tiny
-    ready = prepared(task(jsonl, protocol="truncated", lengths=(128,), bos=bos), tokenizer)
-    (row,) = ready.run(model, tokenizer, None, lambda done, total: None)
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, bos):
+    ready = prepared(task(jsonl, lengths=(128,), bos=bos), tiny[1])
+    row = next(row for row in rows_of(ready, tiny) if row.at == {"length": 128})
     assert (row.n, len(row.clusters)) == (2 * 127, 2)
-    begins = {piece[0].item() == tokenizer.bos_token_id for piece in ready.pieces}
-    assert begins == {bos == "document"}
+    pieces = [ids[not bos :][:128] for ids in documents_of(jsonl, tiny[1])]
+    assert row.value == pytest.approx(ropepatch.perplexity(tiny[0], None, pieces).at(128).mean)
 
 
-def test_disjoint_windows_that_begin_anew_leave_no_token_over(jsonl, tiny):
-    model, tokenizer = tiny
-    ready = prepared(task(jsonl, protocol="disjoint", lengths=(128,), read=128, bos="window"), tokenizer)
-    (row,) = ready.run(model, tokenizer, None, lambda done, total: None)
-    assert row.n == 2 * 127
-    curve = ropepatch.perplexity(model, tokenizer, ready.pieces, protocol=Disjoint(128), bos="window")
-    assert row.value == pytest.approx(torch.cat(curve.nll).mean().item())
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": 128, "lengths": (128,)}, "stride must be from 1 to 127 for windows of 128 tokens"),
+        ({"stride": 64, "gain": True}, "gain is of one pass, got a stride"),
+        ({"bos": False, "documents": None}, "without bos documents cannot be joined"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(jsonl, tiny, options, message):
+    with pytest.raises(RopepatchError, match=message):
+        prepared(PerplexityTask(**{"text": str(jsonl), "field": "body", "documents": 2} | options), tiny[1])
 
 
 def test_the_tales_of_tiny_have_their_first_token():
-    given = PerplexityTask(documents=2, windows=None, bos="none")
+    given = PerplexityTask(documents=2, windows=None, bos=False)
     with pytest.raises(RopepatchError, match="begin with its beginning-of-sequence token"):
         measure(suite(given))
 
@@ -93,15 +103,14 @@ def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
         )
     given = PerplexityTask(text=str(tmp_path), windows=24, lengths=(16, 64))
     ready = prepared(given, tokenizer, to=64)
-    assert len(ready.pieces) == 24
-    assert set(ready.sources) == {0, 1, 2}
-    rows = ready.run(model, tokenizer, None, lambda done, total: None)
+    rows = rows_of(ready, tiny)
     assert {len(row.clusters) for row in rows} == {3}
     (whole,) = (row for row in rows if row.at == {"length": 64})
-    counts = [ready.sources.count(number) * 63 for number in range(3)]
+    cut = cut_windows(tokenizer, stream_documents(tmp_path), length=64, count=24)
+    counts = [63 * sum(source == number for source, _ in cut) for number in range(3)]
     assert [weight for _, weight in whole.clusters] == counts
     assert sum(counts) == whole.n == 24 * 63
-    curve = ropepatch.perplexity(model, None, ready.pieces[: ready.sources.count(0)])
+    curve = ropepatch.perplexity(model, None, [window for source, window in cut if source == 0])
     assert whole.clusters[0][0] == pytest.approx(curve.at(64).mean * counts[0])
 
 
@@ -124,6 +133,7 @@ def test_a_target_that_is_named_twice_is_measured_once():
 
 def test_stretches_of_a_tiny_context_hold_a_token_each(tiny):
     ready = PerplexityTask(windows=2, lengths=(16,)).prepare("tiny", tiny[1], trained=4, to=16)
-    assert ready.edges == sorted(set(ready.edges))
-    assert 1 not in ready.edges
+    edges = [0, *(row.at["end"] for row in ready.floor if "end" in row.at)]
+    assert edges == sorted(set(edges))
+    assert 1 not in edges
     assert not math.isnan(ready.floor[-1].value)

@@ -1,22 +1,16 @@
 """A measurement that is killed goes on where it was."""
 
-import hashlib
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
-from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, tokens
-from safetensors.torch import load_file, save_file
+from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, protocol_name, tokens
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.store import LossStore, claim_folder, remove_folders
+from ropepatch.evaluation.running import Kept
 
 
 class Killed(BaseException):
@@ -40,12 +34,12 @@ def killed_after(batches: int):
     return progress
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.label)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_twice(
     llama, tmp_path, protocol, batches
 ):
-    options, folder = {"protocol": protocol, "tokens_per_batch": 70}, tmp_path / "made" / "here"
+    options, folder = protocol | {"tokens_per_batch": 70}, tmp_path / "made" / "here"
     uninterrupted, whole = passes(llama, **options)
     with pytest.raises(Killed):
         perplexity(llama, None, tokens(*LENGTHS), keep=folder, progress=killed_after(batches), **options)
@@ -59,51 +53,45 @@ def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_tw
     assert all(map(torch.equal, again, uninterrupted))
 
 
-def test_found_losses_do_not_hold_those_of_their_batch(tmp_path):
-    kept = LossStore(tmp_path)
-    kept.write("batch", [torch.ones(3), torch.zeros(5)])
-    found = kept.find("batch", [3, 5])
-    assert [row.tolist() for row in found] == [[1.0] * 3, [0.0] * 5]
-    assert [row.untyped_storage().nbytes() for row in found] == [12, 20]
-    assert kept.find("other", [3, 5]) is None
+def test_what_is_found_is_what_was_kept_to_the_bit(tmp_path):
+    nll = torch.rand(1000) * torch.tensor(10.0) ** torch.randint(-30, 30, (1000,))
+    kept = Kept(tmp_path)
+    kept.write("batch", [nll.tolist(), [0.0]])
+    kept.write(7, ["number", 0.1, True])
+    found = Kept(tmp_path).found
+    assert torch.equal(torch.tensor(found["batch"][0], dtype=torch.float32), nll)
+    assert found == {"batch": [nll.tolist(), [0.0]], 7: ["number", 0.1, True]}
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-5])
+@pytest.mark.parametrize("cut", [1, 5, 60])
+def test_a_line_that_was_not_written_to_its_end_is_measured_again(llama, tmp_path, cut):
+    wanted, whole = passes(llama, keep=tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-cut])
+    for read in (1, 0):
+        found, taken = passes(llama, keep=tmp_path)
+        assert taken == read < whole
+        assert all(map(torch.equal, found, wanted))
 
 
-def flipped(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
+def test_a_process_that_was_cut_short_and_writes_on_loses_no_line(tmp_path):
+    kept = Kept(tmp_path)
+    kept.write("first", 1)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    kept.write("second", 2)
+    assert Kept(tmp_path).found == {"second": 2}
 
 
-def shortened(file: Path) -> None:
-    nll = load_file(file)["nll"][:-1].clone()
-    save_file({"nll": nll}, file, metadata={"sha256": hashlib.sha256(nll.numpy().tobytes()).hexdigest()})
-
-
-def unsigned(file: Path) -> None:
-    save_file(load_file(file), file)
-
-
-def renamed(file: Path) -> None:
-    save_file({"losses": load_file(file)["nll"]}, file)
-
-
-@pytest.mark.parametrize("damage", [cut, flipped, shortened, unsigned, renamed])
-def test_a_damaged_file_is_measured_again_with_a_warning(llama, tmp_path, damage, caplog):
-    wanted, _ = passes(llama, keep=tmp_path)
-    file = sorted(tmp_path.iterdir())[0]
-    whole = file.read_bytes()
-    damage(file)
-    found, read = passes(llama, keep=tmp_path)
-    assert read == 1
-    assert all(map(torch.equal, found, wanted))
-    assert file.read_bytes() == whole
-    (message,) = [m for name, _, m in caplog.record_tuples if name == LossStore.__module__]
-    assert str(file) in message
-    assert "measuring again" in message
+def test_processes_that_share_a_folder_do_not_touch_each_others_lines(tmp_path):
+    """Nor does one fail whose folder another removes that ended first."""
+    first, second = Kept(tmp_path / "shared"), Kept(tmp_path / "shared")
+    first.write("a", 1)
+    second.write("b", 2)
+    assert Kept(tmp_path / "shared").found == {"a": 1, "b": 2}
+    shutil.rmtree(tmp_path / "shared")
+    second.write("c", 3)
+    assert Kept(tmp_path / "shared").found == {"c": 3}
 
 
 def test_losses_that_are_no_numbers_are_not_kept(tmp_path):
@@ -116,93 +104,14 @@ def test_losses_that_are_no_numbers_are_not_kept(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_an_error(llama, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RopepatchError, match=r"cannot keep losses in .*file"):
+    with pytest.raises(RopepatchError, match=r"cannot keep results in .*file"):
         perplexity(llama, None, tokens(9), keep=tmp_path / "file")
 
 
-def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(llama, tmp_path, monkeypatch):
+def test_a_disk_that_takes_nothing_is_an_error(llama, tmp_path, monkeypatch):
     def full(*arguments: object, **options: object) -> None:
-        Path(arguments[1]).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ropepatch.evaluation.store.save_file", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(RopepatchError, match="No space left on device"):
         perplexity(llama, None, tokens(9), keep=tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-DIGEST = "0123456789abcdef"
-
-
-def claimed(job: Path, digest: str = DIGEST) -> Path:
-    """A folder that is claimed and given back."""
-    with ExitStack() as held:
-        return claim_folder(job, digest, held)
-
-
-def test_a_folder_is_of_one_at_a_time_and_claimed_again_when_it_is_free(tmp_path):
-    job = tmp_path / ".job [1]"
-    with ExitStack() as held:
-        first = claim_folder(job, DIGEST, held)
-        with ExitStack() as later:
-            second = claim_folder(job, DIGEST, later)
-            assert claimed(job, DIGEST[::-1]) not in (first, second)
-            remove_folders(job)
-            assert sorted(tmp_path.iterdir()) == sorted([first, second])
-        assert claimed(job) == second != first
-        remove_folders(job)
-        assert list(tmp_path.iterdir()) == [first]
-    assert claimed(job) == first
-    remove_folders(job)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_folder_of_a_killed_process_is_free(tmp_path):
-    """It dies with the lock in its hands."""
-    killed = f"""
-import contextlib, os, pathlib
-from ropepatch.evaluation.store import claim_folder
-claim_folder(pathlib.Path({str(tmp_path / ".job")!r}), {DIGEST!r}, contextlib.ExitStack())
-os.kill(os.getpid(), 9)
-"""
-    done = subprocess.run([sys.executable, "-c", killed], env=os.environ, check=False)
-    assert done.returncode == -9
-    (left,) = tmp_path.iterdir()
-    assert claimed(tmp_path / ".job") == left
-
-
-def test_the_folders_of_a_job_whose_name_goes_on_are_not_removed(tmp_path):
-    other = claimed(tmp_path / ".yarn-factor=8.5")
-    claimed(tmp_path / ".yarn-factor=8")
-    remove_folders(tmp_path / ".yarn-factor=8")
-    assert list(tmp_path.iterdir()) == [other]
-
-
-def test_a_folder_that_is_removed_before_it_is_locked_is_not_missed(tmp_path, monkeypatch):
-    """Another process ends between the making of a folder and its lock."""
-    job, acquire, removed = tmp_path / ".job", FileLock.acquire, []
-
-    def late(lock: FileLock, **options: object) -> object:
-        if not removed:
-            removed.append(Path(lock.lock_file).parent)
-            removed[0].rmdir()
-        return acquire(lock, **options)
-
-    monkeypatch.setattr(FileLock, "acquire", late)
-    with ExitStack() as held:
-        folder = claim_folder(job, DIGEST, held)
-        remove_folders(job)
-        assert len(removed) == 1
-        assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_folder_that_cannot_be_claimed_is_an_error(tmp_path, monkeypatch):
-    with pytest.raises(RopepatchError, match=r"cannot keep losses in .*absent"):
-        claimed(tmp_path / "absent" / ".job")
-
-    def unsupported(lock: FileLock, **options: object) -> None:
-        raise NotImplementedError("no locks here")
-
-    monkeypatch.setattr(FileLock, "acquire", unsupported)
-    with pytest.raises(RopepatchError, match="no locks here"):
-        claimed(tmp_path / ".job")

@@ -37,8 +37,8 @@ def test_results_are_quoted_at_the_trained_context_and_at_the_target_with_their_
 def test_the_model_and_what_was_asked_stand_with_the_figures():
     made = summary(RESULTS)
     assert (made["model"], made["trained"], made["target"]) == ("tiny", 256, 1024)
-    settings = {"protocol": "one-pass", "bos": "none", "text": "books"}
-    settings |= {"digest": "f00d", "pieces": 10, "read": 1024}
+    settings = {"stride": None, "bos": False, "text": "books"}
+    settings |= {"digest": "f00d", "pieces": 10, "tokens": 10_240}
     assert made["tasks"][0] == {"task": "perplexity", "results": made["tasks"][0]["results"]} | settings
     assert made["tasks"][1]["haystacks"] == 4
     assert made["tasks"][2]["limit"] == 20

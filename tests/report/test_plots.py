@@ -389,7 +389,7 @@ def test_a_map_is_drawn_by_its_distances_and_a_scaling_by_its_frequencies_too():
 def test_only_results_measured_alike_are_compared():
     alike = [reading("baseline", [1.0] * 3), reading("yarn", [1.0] * 3, method="yarn")]
     other = [
-        reading("baseline", [1.0] * 3, protocol="sliding"),
+        reading("baseline", [1.0] * 3, stride=128),
         reading("baseline", [1.0] * 3, digest="beef"),
         reading("baseline", [1.0] * 3, model=model_record("other")),
         reading("baseline", [1.0] * 3, lengths=[256, 512, 2048]),
@@ -424,7 +424,7 @@ def test_names_of_figures_tell_models_targets_and_protocols_apart():
         [
             reading("baseline", [1.0] * 3, model=model_record("a/b")),
             reading("baseline", [1.0] * 3, model=model_record("c")),
-            reading("baseline", [1.0] * 3, model=model_record("c"), protocol="sliding"),
+            reading("baseline", [1.0] * 3, model=model_record("c"), stride=128),
             reading("baseline", [1.0] * 2, model=model_record("c"), lengths=[256, 512]),
         ]
     )

@@ -216,7 +216,7 @@ def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_th
 
 
 def test_models_targets_and_protocols_stand_apart(tmp_path):
-    sliding = {"digest": "beef", "protocol": "sliding", "bos": "window", "stride": 128}
+    sliding = {"digest": "beef", "bos": True, "stride": 128}
     results = [
         reading("yarn", [1.0] * 3, method="yarn"),
         reading("yarn", [2.0] * 3, method="yarn", **sliding),
@@ -230,14 +230,14 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
         ["tiny", "512", "yarn"],
         ["other", "1k", "yarn"],
     ]
-    assert "Nats per token sliding, bos window, stride 128" in rows[0]
+    assert "Nats per token stride 128, bos True" in rows[0]
     assert [row[3][:5] for row in rows[1:]] == ["1.000", "–", "–"]
     titles = [plain(title) for title in re.findall(r"<h2>.*?</h2>", page)]
     assert titles == ["tiny to 1k", "tiny to 512", "other to 1k", "Provenance"]
     text = plain(page)
-    assert "Perplexity: sliding, bos window, stride 128" in text
+    assert "Perplexity: stride 128, bos True" in text
     assert "128 tokens at a time" in text
-    assert "before each window" in text
+    assert "before each document" in text
 
 
 @settings(deadline=None)

@@ -12,11 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from ropepatch.evaluation.protocols import Disjoint, OnePass, Sliding, Truncated
-
 VOCABULARY = 48
-LENGTHS = (60, 58, 40, 33, 32, 7, 7, 59)  # of documents, some of which are read together
-PROTOCOLS = (OnePass(), Truncated(30), Sliding(20, 6), Disjoint(20))
+LENGTHS = (60, 58, 40, 32, 32, 7, 7, 60)  # of documents, some of which are read together
+PROTOCOLS: tuple[dict[str, int], ...] = ({}, {"window": 20, "stride": 6})
 LLAMA = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -41,6 +39,10 @@ def build(model_type: str = "llama", **fields) -> PreTrainedModel:
             if parameter.ndim == 2:
                 parameter.mul_(6)
     return model.eval()
+
+
+def protocol_name(protocol: dict[str, int]) -> str:
+    return "sliding {window} by {stride}".format(**protocol) if protocol else "one pass"
 
 
 def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:

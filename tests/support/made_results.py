@@ -113,13 +113,12 @@ def reading(
     if gain:
         made += rows("gain", stretches[1:], gain)
     given = {
-        "protocol": "one-pass",
+        "stride": None,
         "text": "books",
         "digest": "f00d",
         "pieces": 10,
-        "read": lengths[-1],
-        "tokens": 10_240,
-        "bos": "none",
+        "tokens": 10 * lengths[-1],
+        "bos": False,
     }
     settings = given | {"lengths": list(lengths)} | parameters
     return result_of("perplexity", label, made, settings, method=method, model=model, target=lengths[-1])

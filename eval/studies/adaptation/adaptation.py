@@ -30,7 +30,6 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts, windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
@@ -192,7 +191,7 @@ def compare_starts(arguments: argparse.Namespace) -> None:
     pieces = [torch.tensor(ids) for ids in documents[:STORY_WINDOWS]]
     found = results_in(arguments.json)
     if "base" not in found:
-        own = ropepatch.perplexity(base, None, pieces, protocol=Sliding(TRAINED, TRAINED // 2))
+        own = ropepatch.perplexity(base, None, pieces, window=TRAINED, stride=TRAINED // 2)
         found["base"] = {"through its own window": spans_of(own)}
         for name, method in (("yarn", "yarn"), ("fit", str(fitted))):
             with ropepatch.patch(base, ropepatch.plan(BABYLLAMA, to=STORY_TARGET, method=method)):

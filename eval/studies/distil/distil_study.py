@@ -30,7 +30,6 @@ import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.model.source import TINY
@@ -260,7 +259,7 @@ def references(case: Case) -> Iterator[Row]:
     if case.name == "tiny":
         yield floor(case)
     else:
-        yield {"of": OWN} | measured(case, model, protocol=Sliding(case.trained, case.trained // 2))
+        yield {"of": OWN} | measured(case, model, window=case.trained, stride=case.trained // 2)
     name, parameters = case.map["name"], {"window": case.map["window"]}
     with ropepatch.patch(model, name, to=case.target, **parameters):
         yield {"of": TEACHER} | measured(case, model)

@@ -25,7 +25,6 @@ import ropepatch
 from ropepatch.data.sources import SEPARATOR, stream_documents
 from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.fitting import Objective, published
@@ -109,7 +108,7 @@ class Cell:
         model, tokenizer = ropepatch.load(self.model)
         with tempfile.TemporaryDirectory() as place:
             learned, pieces, documents, floor = self.texts(tokenizer, Path(place))
-            own = ropepatch.perplexity(model, None, pieces, protocol=Sliding(self.window, self.window // 2))
+            own = ropepatch.perplexity(model, None, pieces, window=self.window, stride=self.window // 2)
             for label, seed in missing:
                 row = {
                     "model": self.name,

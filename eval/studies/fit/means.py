@@ -16,7 +16,6 @@ import ropepatch
 from ropepatch.attention import make_map
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, difference
-from ropepatch.evaluation.protocols import Sliding
 from ropepatch.fitting.vectors import Vector
 from ropepatch.scaling import CustomDivisors, LongRoPESwitch, Scaling, YaRN
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -51,8 +50,8 @@ class Reading:
     @cached_property
     def base(self) -> LossCurve:
         """The losses through the model's own window, half a window at a time."""
-        sliding = Sliding(self.trained, self.trained // 2)
-        return ropepatch.perplexity(self.model, None, self.pieces, protocol=sliding)
+        half = self.trained // 2
+        return ropepatch.perplexity(self.model, None, self.pieces, window=self.trained, stride=half)
 
     def curve(self, within: Within, length: int | None = None) -> LossCurve:
         """The losses in one pass over so many tokens of every window, or all."""

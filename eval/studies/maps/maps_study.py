@@ -29,7 +29,6 @@ from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
-from ropepatch.evaluation.protocols import Sliding
 from ropepatch.evaluation.results import environment
 from ropepatch.files import whole_file
 from ropepatch.model.survey import survey
@@ -113,8 +112,8 @@ def losses(case: Case, method: str) -> Row:
     """Nats and tokens of each document, in all and within the first L tokens."""
     documents, pieces = zip(*case.pieces, strict=True)
     trained, model = case.trained, case.loaded[0]
-    protocol = {"protocol": Sliding(trained, trained // 2)} if method == OWN else {}
-    curve = ropepatch.perplexity(model, None, pieces, **protocol).of_documents(documents)
+    sliding = {"window": trained, "stride": trained // 2} if method == OWN else {}
+    curve = ropepatch.perplexity(model, None, pieces, **sliding).of_documents(documents)
     return {
         "all": curve.at(case.target).loss.clusters,
         "short": curve.at(trained).loss.clusters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Row
-from ropepatch.evaluation.tasks.task import Advance, Task
+from ropepatch.evaluation.tasks.task import Advance, Measurement, Task
 from ropepatch.files import shipped
 from ropepatch.settings import Count, Several, Text
 
@@ -42,7 +42,7 @@ class LmEvalTask(Task):
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
-    ) -> LmEvalMeasurement:
+    ) -> Measurement:
         """What the tasks are given.
 
         Raises:
@@ -54,7 +54,7 @@ class LmEvalTask(Task):
         parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
         if "text" in metadata:
             parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
-        return LmEvalMeasurement(self, to, parameters)
+        return Measurement(self, parameters, partial(_scores, self, metadata, to))
 
     def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
         """The same, for tasks that read a text."""
@@ -71,35 +71,28 @@ class LmEvalTask(Task):
         return f"Tasks of lm-eval{limit}; intervals: 95 %, from its standard errors."
 
 
-@dataclass(frozen=True, eq=False)
-class LmEvalMeasurement:
-    """Tasks of lm-eval."""
+def _scores(
+    task: LmEvalTask,
+    metadata: Mapping[str, Any],
+    to: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    keep: Path | None,
+    advance: Advance,
+) -> list[Row]:
+    """The scores, with the interval of lm-eval's standard error."""
+    from ropepatch.evaluation.harness import run_tasks
 
-    task: LmEvalTask
-    to: int
-    parameters: Mapping[str, Any]
-    floor = None
-
-    def run(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        keep: Path | None,
-        advance: Advance,
-    ) -> list[Row]:
-        """Their scores, with the interval of lm-eval's standard error."""
-        from ropepatch.evaluation.harness import run_tasks
-
-        scores = run_tasks(
-            model,
-            tokenizer,
-            self.task.tasks,
-            include_path=shipped("eval/tasks"),
-            metadata=self.parameters["metadata"],
-            limit=self.task.limit,
-            max_length=self.to,
-        )
-        return [_row(score) for score in scores]
+    scores = run_tasks(
+        model,
+        tokenizer,
+        task.tasks,
+        include_path=shipped("eval/tasks"),
+        metadata=metadata,
+        limit=task.limit,
+        max_length=to,
+    )
+    return [_row(score) for score in scores]
 
 
 def _row(score: Mapping[str, Any]) -> Row:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,26 +18,17 @@ from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.protocols import Disjoint, OnePass, Protocol, Sliding, Truncated
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
-from ropepatch.evaluation.tasks.task import Advance, Task, resolved
-from ropepatch.settings import Count, Length, OneOf, Several, Text, relative_length
+from ropepatch.evaluation.tasks.task import Advance, Measurement, Task, resolved
+from ropepatch.evaluation.windows import check_windows
+from ropepatch.settings import Count, Length, Several, Text
 
 TALES = "held-out tales"  # what tiny reads where no text is given
-PROTOCOLS = {
-    "one-pass": "Each piece is read once; its first N tokens give the figure at length N.",
-    "sliding": (
-        "At length N, windows of N tokens move over each piece, {stride} tokens at a time; each token "
-        "counts once, in the first window that holds it."
-    ),
-    "truncated": "At length N, the first N tokens of each piece are read.",
-    "disjoint": "At length N, each piece is cut into windows of N tokens that share nothing.",
-}
-BOS = {
-    "document": "A beginning-of-sequence token stands before each document.",
-    "window": "A beginning-of-sequence token stands before each window.",
-    "none": "No beginning-of-sequence token is added.",
-}
+ONE_PASS = "Each piece is read once; its first N tokens give the figure at length N."
+SLIDING = (
+    "At length N, windows of N tokens move over each piece, {stride} tokens at a time; each token counts "
+    "once, in the first window that holds it."
+)
 
 
 class PerplexityTask(Task):
@@ -50,18 +42,15 @@ class PerplexityTask(Task):
         windows: Join the documents and read at most so many windows, spread over all; None for all.
         documents: Do not join, but read so many: the first that have the greatest length.
         lengths: The lengths that get a figure, in tokens; None for L/2, L, 2L ... the target.
-        read: Tokens of a piece of text, over which windows slide or lie side by side; None for twice the
-            greatest length. Only of `sliding` and `disjoint`.
-        protocol: `one-pass`, which gives every length at once, or `sliding`, `truncated` or `disjoint`, where
-            the lengths are those of the window and each is a pass of its own.
-        stride: Tokens from one window to the next, with `sliding`.
-        bos: Where the beginning-of-sequence token goes: before each `document`, each `window`, or `none`.
+        stride: Slide windows of each length over pieces of twice the greatest, so many tokens at a time; None
+            for one pass, which gives every length at once.
+        bos: Put the beginning-of-sequence token before each document.
         gain: Also measure what the tokens beyond the trained context bring; by a further pass.
     """
 
     name: ClassVar[str] = "perplexity"
     title: ClassVar[str] = "Perplexity"
-    identity: ClassVar[tuple[str, ...]] = ("protocol", "stride", "bos", "text", "digest", "pieces", "read")
+    identity: ClassVar[tuple[str, ...]] = ("stride", "bos", "text", "digest", "pieces", "tokens")
     derived: ClassVar[tuple[str, ...]] = ("lengths", "digest", "tokens", "pieces")
 
     text: Text | None = None
@@ -70,32 +59,22 @@ class PerplexityTask(Task):
     windows: Count | None = 24
     documents: Count | None = None
     lengths: Several[Length] | None = None
-    read: Length | None = None
-    protocol: Annotated[str, OneOf(PROTOCOLS)] = "one-pass"
     stride: Count | None = None
-    bos: Annotated[str, OneOf(BOS)] = "document"
+    bos: bool = True
     gain: bool = False
 
     def check(self) -> None:
-        """Refuse settings that the protocol does not have."""
-        if (self.stride is not None) != (self.protocol == "sliding"):
+        """Refuse settings that exclude each other."""
+        if self.gain and self.stride is not None:
+            raise RopepatchError("gain is of one pass, got a stride", hint="leave one of them out")
+        if not self.bos and self.documents is None:
             raise RopepatchError(
-                f"protocol {self.protocol} with stride {self.stride}", hint="sliding takes a stride: 256, say"
-            )
-        if self.read is not None and self.protocol not in ("sliding", "disjoint"):
-            raise RopepatchError(f"read needs the protocol sliding or disjoint, got {self.protocol}")
-        if self.gain and self.protocol != "one-pass":
-            raise RopepatchError(f"gain needs the protocol one-pass, got {self.protocol}")
-        if self.bos == "window" and self.protocol == "one-pass":
-            raise RopepatchError("bos window needs a protocol with windows, got one-pass")
-        if self.bos != "document" and self.documents is None:
-            raise RopepatchError(
-                f"bos {self.bos} needs documents that are not joined", hint="documents: 10, or --documents 10"
+                "without bos documents cannot be joined", hint="documents: 10, or --documents 10"
             )
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
-    ) -> PerplexityMeasurement:
+    ) -> Measurement:
         """The text as token ids.
 
         Raises:
@@ -104,30 +83,54 @@ class PerplexityTask(Task):
         lengths = resolved(self.lengths, trained, to)
         if self.stride is not None and self.lengths is None:
             lengths = [length for length in lengths if length > self.stride] or lengths[-1:]
-        whole = self.protocol in ("one-pass", "truncated")
-        read = relative_length(self.read, trained) if self.read else lengths[-1] if whole else 2 * lengths[-1]
-        if read < lengths[-1]:
-            raise RopepatchError(
-                f"read is {read} tokens, less than a window of {lengths[-1]}", hint="raise read"
-            )
-        floor = None
+        check_windows(lengths[0] if self.stride else None, self.stride)
+        read = 2 * lengths[-1] if self.stride else lengths[-1]
+        log_probs = None
         if self.text is None:
             tales = self._tales(model, tokenizer, read)
-            pieces = list(enumerate(tale.ids for tale in tales))
-            if self.protocol == "one-pass":
-                floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+            found = [(number, tale.ids) for number, tale in enumerate(tales)]
+            log_probs = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         else:
-            pieces = self._pieces(self.text, tokenizer, read)
-        sources, ids = (list(part) for part in zip(*pieces, strict=True))
+            found = self._pieces(self.text, tokenizer, read)
+        sources, ids = zip(*found, strict=True)
+        pieces = _Pieces(ids, sources, lengths, trained)
         parameters = self.model_dump() | {
             "text": self.text or TALES,
             "lengths": lengths,
-            "read": read,
             "pieces": len(ids),
             "tokens": sum(map(len, ids)),
             "digest": digest(ids),
         }
-        return PerplexityMeasurement(self, ids, sources, lengths, trained, parameters, floor)
+        floor = None if log_probs is None or self.stride else pieces.rows(log_probs)
+        return Measurement(self, parameters, partial(self._measure, pieces), floor)
+
+    def _measure(
+        self,
+        pieces: _Pieces,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        keep: Path | None,
+        advance: Advance,
+    ) -> list[Row]:
+        """The losses by length, of one pass also by position."""
+
+        def read(window: int | None = None, stride: int | None = None) -> LossCurve:
+            options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
+            curve = perplexity(model, tokenizer, pieces.ids, window=window, stride=stride, **options)
+            return curve.of_documents(pieces.sources)
+
+        if self.stride is not None:
+            means = {
+                length: read(length, self.stride).between(0, pieces.size).loss for length in pieces.lengths
+            }
+            return [Row.of("loss", {"length": length}, mean) for length, mean in means.items()]
+        curve = read()
+        rows = pieces.rows(curve)
+        if self.gain and pieces.size > pieces.trained:
+            limited = read(pieces.trained, max(1, pieces.trained // 2))
+            beyond = [edge for edge in pieces.edges if edge >= pieces.trained]
+            rows += rows_by_position(curve.gain_over(limited), beyond, "gain")
+        return rows
 
     def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
         """The same on another text."""
@@ -140,110 +143,72 @@ class PerplexityTask(Task):
 
     def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[Tale]:
         check_text(self.text, model)
-        if self.bos == "none":
+        if not self.bos:
             raise RopepatchError(
                 "the tales of tiny begin with its beginning-of-sequence token", hint="give --text"
             )
         return held_out_tales(tokenizer, length=read, count=self.documents or self.windows or 24)
 
     def _pieces(self, text: str, tokenizer: PreTrainedTokenizerBase, read: int) -> list[tuple[int, Tensor]]:
-        """Of each piece its document, and its tokens: all of one length, which counts that of `bos`."""
+        """Of each piece its document, and its tokens: all of one length, beginning-of-sequence included."""
         documents = stream_documents(text, field=self.field, split=self.split)
         if self.documents is None:
             joined = cut_windows(tokenizer, documents, length=read, count=self.windows)
             return [(document, torch.tensor(window)) for document, window in joined]
-        own = self.bos == "document"
-        pieces = first_documents(tokenizer, documents, length=read, count=self.documents, bos=own)
-        first = tokenizer.bos_token_id if self.bos == "window" else None
-        cut = [piece if first is None or piece[0] == first else piece[: read - 1] for piece in pieces]
-        return list(enumerate(cut))
+        return [
+            *enumerate(first_documents(tokenizer, documents, length=read, count=self.documents, bos=self.bos))
+        ]
 
     @classmethod
     def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
         """Its pieces, or their windows; a gain takes windows of the trained context on top, not counted."""
-        read, pieces, stride = (parameters[key] for key in ("read", "pieces", "stride"))
-        if parameters["protocol"] in ("one-pass", "truncated"):
-            return {read: pieces}
-        return {length: pieces * read / (stride or length) for length in parameters["lengths"]}
+        stride, pieces, tokens = (parameters[key] for key in ("stride", "pieces", "tokens"))
+        if stride is None:
+            return {tokens // pieces: pieces}
+        return dict.fromkeys(parameters["lengths"], tokens / stride)
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
-        """How much text, by which protocol, with which intervals."""
+        """How much text, in one pass or by windows, with which intervals."""
         pieces = f"{parameters['pieces']:,} pieces of" if "pieces" in parameters else "Text:"
         tokens = f", {parameters['tokens']:,} tokens in all" if "tokens" in parameters else ""
-        protocol = str(parameters.get("protocol", ""))
+        stride, bos = parameters.get("stride"), parameters.get("bos", True)
         words = [
             f"{pieces} {parameters.get('text', 'text')}{tokens}.",
-            PROTOCOLS.get(protocol, protocol).format(stride=parameters.get("stride")),
-            BOS.get(str(parameters.get("bos", "")), ""),
+            SLIDING.format(stride=stride) if stride else ONE_PASS,
+            "A beginning-of-sequence token stands before each document."
+            if bos
+            else "No beginning-of-sequence token is added.",
             "Intervals: 95 %, Student's t over the documents from which the pieces are.",
         ]
-        return " ".join(filter(None, words))
+        return " ".join(words)
 
 
 @dataclass(frozen=True, eq=False)
-class PerplexityMeasurement:
-    """A text to read, as token ids."""
+class _Pieces:
+    """Pieces of text, all of one length.
 
-    task: PerplexityTask
-    pieces: Sequence[Tensor]  # of the same length
-    sources: Sequence[int]  # of each piece the index of its document
+    Attributes:
+        ids: Of each its token ids.
+        sources: Of each the index of its document.
+        lengths: Those that get a figure, in tokens.
+        trained: The context of the model, in tokens.
+    """
+
+    ids: Sequence[Tensor]
+    sources: tuple[int, ...]
     lengths: Sequence[int]
     trained: int
-    parameters: Mapping[str, Any]
-    floor_curve: LossCurve | None
-
-    def run(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        keep: Path | None,
-        advance: Advance,
-    ) -> list[Row]:
-        """The losses by length and position."""
-
-        def read(protocol: Protocol) -> LossCurve:
-            curve = perplexity(
-                model,
-                tokenizer,
-                self.pieces,
-                protocol=protocol,
-                bos=self.task.bos,  # type: ignore[arg-type]  # checked by its settings
-                keep=keep,
-                split=True,
-                progress=advance,
-            )
-            return curve.of_documents(self.sources)
-
-        if self.task.protocol == "one-pass":
-            curve = read(OnePass())
-            rows = self._rows(curve)
-            if self.task.gain and self.lengths[-1] > self.trained:
-                limited = read(Sliding(self.trained, max(1, self.trained // 2)))
-                beyond = [edge for edge in self.edges if edge >= self.trained]
-                rows += rows_by_position(curve.gain_over(limited), beyond, "gain")
-            return rows
-        end = len(self.pieces[0]) + 1
-        return [
-            Row.of("loss", {"length": length}, read(self._protocol(length)).between(0, end).loss)
-            for length in self.lengths
-        ]
-
-    def _protocol(self, window: int) -> Sliding | Truncated | Disjoint:
-        if self.task.protocol == "sliding":
-            assert self.task.stride is not None  # the task has checked it
-            return Sliding(window, self.task.stride)
-        return Truncated(window) if self.task.protocol == "truncated" else Disjoint(window)
-
-    def _rows(self, curve: LossCurve) -> list[Row]:
-        """What one pass gives; the trained context is among the lengths, for the short-context cost."""
-        lengths = sorted({*self.lengths, *([self.trained] if self.trained < self.lengths[-1] else [])})
-        return rows_by_length(curve, lengths) + rows_by_position(curve, self.edges)
 
     @property
-    def floor(self) -> list[Row] | None:
-        """What no model can beat, where that is known."""
-        return None if self.floor_curve is None else self._rows(self.floor_curve)
+    def size(self) -> int:
+        """How many tokens each has."""
+        return len(self.ids[0])
+
+    def rows(self, curve: LossCurve) -> list[Row]:
+        """The losses of one pass; also at the trained context, for the short-context cost."""
+        lengths = sorted({*self.lengths, *([self.trained] if self.trained < self.lengths[-1] else [])})
+        return rows_by_length(curve, lengths) + rows_by_position(curve, self.edges)
 
     @property
     def edges(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
-from ropepatch.evaluation.tasks.task import Advance, Task, resolved
+from ropepatch.evaluation.tasks.task import Advance, Measurement, Task, resolved
 from ropepatch.settings import Count, Length, OneOf, Several, Text, Whole, expected
 
 DEPTHS = 5  # stretches of depth that a figure tells apart
@@ -63,7 +63,7 @@ class RetrievalTask(Task):
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
-    ) -> RetrievalMeasurement:
+    ) -> Measurement:
         """The haystacks, at the lengths that have room for the keys.
 
         Raises:
@@ -99,7 +99,7 @@ class RetrievalTask(Task):
             "kinds": list(plan.kinds),
             "digest": digest(haystack.ids for haystack in haystacks),
         }
-        return RetrievalMeasurement(self, haystacks, parameters)
+        return Measurement(self, parameters, partial(_rows, haystacks))
 
     def limited(self, limit: int) -> RetrievalTask:
         """The same with at most so many haystacks."""
@@ -127,28 +127,18 @@ class RetrievalTask(Task):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class RetrievalMeasurement:
-    """Questions to ask."""
-
-    task: RetrievalTask
-    haystacks: Sequence[Haystack]
-    parameters: Mapping[str, Any]
-    floor = None
-
-    def run(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        keep: Path | None,
-        advance: Advance,
-    ) -> list[Row]:
-        """The share found and the log-probability by length, also by kind; the share found by depth."""
-        return retrieval_rows(ask(model, self.haystacks, keep=keep, split=True, progress=advance))
+def _rows(
+    haystacks: Sequence[Haystack],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    keep: Path | None,
+    advance: Advance,
+) -> list[Row]:
+    return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
 
 
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:
-    """The rows of all answers."""
+    """The share found and the log-probability by length, also by kind; the share found by depth."""
     rows = []
     for length in retrieval.lengths:
         rows.append(Row.of("found", {"length": length}, retrieval.found(length)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
@@ -17,40 +18,23 @@ from ropepatch.settings import Length, Settings, relative_length
 Advance = Callable[[int, int | None], None]
 
 
-class Measurement(Protocol):
-    """A task made ready for one model and one target."""
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A task made ready for one model and one target.
 
-    @property
-    def task(self) -> Task:
-        """Its settings."""
-        ...
+    Args:
+        task: Its settings.
+        parameters: All that decides what is measured, for the result.
+        run: Gives the rows of the result. It takes the model; its tokenizer; a folder for what is done so
+            far, from which an interrupted measurement resumes, or None; and what is called with how much is
+            done and how much there is, None where that is not known.
+        floor: Rows that no model can beat, where they are known.
+    """
 
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """All that decides what is measured, for the result."""
-        ...
-
-    @property
-    def floor(self) -> list[Row] | None:
-        """What no model can beat, where that is known."""
-        ...
-
-    def run(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        keep: Path | None,
-        advance: Advance,
-    ) -> list[Row]:
-        """The rows of the result.
-
-        Args:
-            model: What is measured.
-            tokenizer: The tokenizer of the model.
-            keep: A folder for what is done so far, from which an interrupted measurement resumes; or None.
-            advance: Called with how much is done and how much there is, None where that is not known.
-        """
-        ...
+    task: Task
+    parameters: Mapping[str, Any]
+    run: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
+    floor: list[Row] | None = None
 
 
 class Task(Settings):

@@ -1,0 +1,325 @@
+"""What is read with what context, against one forward pass per token; and what is read together."""
+
+import math
+import random
+from itertools import pairwise, starmap
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_models import (
+    PROTOCOLS,
+    VOCABULARY,
+    build,
+    decoder_passes,
+    expected,
+    protocol_name,
+    shift_model,
+    tokens,
+)
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation import perplexity as module
+from ropepatch.evaluation.loss_reader import LossReader
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.windows import TokenizedDocument, Window, batched, key_of, windows
+
+BOS = 1
+NEARLY = (60, 58, 60, 60, 33, 33, 60, 7, 7, 60)  # some of them so alike that they are read together
+
+
+def sliding(window: int, stride: int) -> dict[str, int]:
+    return {"window": window, "stride": stride}
+
+
+class WithBos:
+    """As much of a tokenizer as token ids need: words are numbers."""
+
+    bos_token_id: int | None = BOS
+    eos_token_id = None
+
+    def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
+        assert options["add_special_tokens"] is False
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+@torch.no_grad()
+def loss(model: PreTrainedModel, context: Tensor, token: int) -> float:
+    """-ln p(token | context) from a forward pass of its own."""
+    return -model(context[None]).logits[0, -1].log_softmax(-1)[token].item()
+
+
+# What is scored with what context
+
+
+def slow_losses(model: PreTrainedModel, ids: Tensor, window: int = 10**9, stride: int = 1) -> Tensor:
+    """The losses of a document, token by token."""
+    losses = []
+    for t in range(1, len(ids)):
+        begin = 0
+        while not begin <= t < begin + window:  # windows from the left until one holds it
+            begin += stride
+        losses.append(loss(model, ids[begin:t], int(ids[t])))
+    return torch.tensor(losses)
+
+
+LENGTHS = (23, 9, 2, 16, 17, 16)
+SLIDING = ((8, 3), (8, 7), (8, 1), (8, 4), (3, 2), (2, 1), (22, 5), (23, 9), (50, 3))
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 30, 4096])
+@pytest.mark.parametrize("protocol", [{}, *starmap(sliding, SLIDING)], ids=protocol_name)
+def test_every_token_gets_the_context_that_its_protocol_says(llama, protocol, tokens_per_batch):
+    options = protocol | {"tokens_per_batch": tokens_per_batch, "chunk": 6}
+    curve = perplexity(llama, None, tokens(*LENGTHS), **options)
+    expected = [slow_losses(llama, ids, **protocol) for ids in tokens(*LENGTHS)]
+    torch.testing.assert_close(list(curve.nll), expected, rtol=1e-5, atol=2e-5)
+
+
+def text_of(ids: Tensor) -> str:
+    return " ".join(str(int(i)) for i in ids)
+
+
+@pytest.mark.parametrize("protocol", [{}, sliding(6, 2)], ids=protocol_name)
+def test_bos_is_before_texts_alone_and_only_if_it_is_wanted(llama, protocol):
+    (ids,) = tokens(12)
+    with_bos = torch.cat([torch.tensor([BOS]), ids])
+    bare, begun = perplexity(llama, None, [ids, with_bos], **protocol).nll
+    for bos, wanted in ((True, begun), (False, bare)):
+        text, taken = perplexity(llama, WithBos(), [text_of(ids), ids], bos=bos, **protocol).nll
+        assert torch.equal(text, wanted)
+        assert torch.equal(taken, bare)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_a_length_counts_bos(llama, bos):
+    (ids,) = tokens(12)
+    (nll,) = perplexity(llama, WithBos(), [text_of(ids)], bos=bos, length=5).nll
+    assert len(nll) == 4
+
+
+# Windows
+
+
+def places(length: int, window: int, stride: int) -> list[tuple[int, int, int]]:
+    document = TokenizedDocument(0, torch.arange(length))
+    return [(one.begin, one.end, one.scored) for one in windows(document, window, stride)]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_sliding_scores_every_token_once_with_as_much_context_as_it_says(data):
+    window = data.draw(st.integers(2, 40))
+    stride = data.draw(st.integers(1, window - 1))
+    length = data.draw(st.integers(2, 120))
+    first, *later = places(length, window, stride)
+    scored = [t for begin, end, at in (first, *later) for t in range(at, end)]
+    assert scored == list(range(1, length))
+    assert all(window - stride <= at - begin < window for begin, _, at in later)
+    assert all(end - begin == window for begin, end, _ in [first, *later][:-1])
+    assert all(after[0] - before[0] == stride for before, after in pairwise([first, *later]))
+    assert [first, *later][-1][1] == length
+
+
+def lm_eval_rolling(ids: list[int], max_length: int) -> list[tuple[int, int]]:
+    """Its windows with context_len 1, as pairs of the input's first token and a target."""
+    utils = pytest.importorskip("lm_eval.utils")
+    pairs = []
+    for window in utils.get_rolling_token_windows(ids[1:], ids[0], max_length, 1):
+        inputs, targets = utils.make_disjoint_window(window)
+        pairs += [(inputs[0], target) for target in targets]
+    return pairs
+
+
+@pytest.mark.parametrize("length", [6, 7, 12, 13, 14, 30])
+def test_the_rolling_likelihood_of_lm_eval_slides_by_its_inputs_but_for_a_last_full_window(length):
+    ids = list(range(length))  # every token is its own index
+    slid = places(length, 7, 6)
+    begin, _, last = slid[-1]
+    ours = [(begin, t) for begin, end, scored in slid for t in range(scored, end)]
+    begin = max(0, min(begin, length - 7))
+    assert lm_eval_rolling(ids, 6) == [pair if pair[1] < last else (begin, pair[1]) for pair in ours]
+
+
+# Known models
+
+
+@pytest.mark.parametrize("protocol", [{}, sliding(8, 3)], ids=protocol_name)
+def test_a_uniform_model_has_its_vocabulary_for_a_perplexity_by_every_protocol(protocol):
+    model = build()
+    nn.init.zeros_(model.lm_head.weight)
+    curve = perplexity(model, None, tokens(33, 20), chunk=5, **protocol)
+    assert curve.between(0, 40).value == pytest.approx(VOCABULARY)
+
+
+@pytest.mark.parametrize("protocol", [{}, sliding(8, 3)], ids=protocol_name)
+@pytest.mark.parametrize("step", [-1, 0, 1, 2])
+@pytest.mark.parametrize(("probability", "chunk"), [(0.9, 5), (0.25, 1)])
+def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step, probability, chunk):
+    counting = [torch.arange(30) % 20, torch.arange(3, 20)]
+    curve = perplexity(shift_model(step, probability), None, counting, chunk=chunk, **protocol)
+    score = 1 / probability if step == 1 else 19 / (1 - probability)
+    assert curve.between(0, 40).value == pytest.approx(score, rel=1e-4)
+    assert torch.cat(curve.nll).sub(math.log(score)).abs().max() < 1e-4
+
+
+# Memory and batches
+
+
+def test_of_overlapping_windows_only_scored_positions_pass_the_head():
+    model = build(vocab_size=2000)
+    passed = []
+    model.lm_head.register_forward_hook(lambda _, args, __: passed.append(args[0].shape[:2].numel()))
+    perplexity(model, None, tokens(160, vocabulary=2000), chunk=1024, **sliding(64, 16))
+    # One window of 64, scored from token 1 on, and six of which 16 tokens count; two more of each to check.
+    assert sum(passed) == (63 + 2) + 6 * (16 + 2)
+
+
+def shapes_read(model: PreTrainedModel, documents: object, **options: object) -> list[tuple[int, int]]:
+    """(rows, length) of every forward pass of the decoder."""
+    with decoder_passes(model) as shapes:
+        perplexity(model, None, documents, **options)
+    return shapes
+
+
+def whole(lengths: list[int]) -> list[Window]:
+    documents = [TokenizedDocument(index, ids) for index, ids in enumerate(tokens(*lengths))]
+    return [Window(document, 0, len(document.ids), 1) for document in documents]
+
+
+def test_documents_of_one_length_are_read_together(llama):
+    shapes = [(2, 7), (2, 33), (1, 58), (4, 60), (1, 60)]
+    assert shapes_read(llama, tokens(*NEARLY), tokens_per_batch=250) == shapes
+    assert shapes_read(llama, tokens(*[100] * 11)) == [(10, 100), (1, 100)]  # 1024 tokens on a CPU
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
+def test_the_order_of_documents_read_together_changes_nothing(llama, protocol):
+    documents = tokens(*NEARLY)
+    nll = perplexity(llama, None, documents, tokens_per_batch=200, **protocol).nll
+    for seed in range(3):
+        order = random.Random(seed).sample(range(len(NEARLY)), len(NEARLY))
+        shuffled = perplexity(llama, None, [documents[i] for i in order], tokens_per_batch=200, **protocol)
+        assert all(map(torch.equal, shuffled.nll, [nll[i] for i in order]))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [9.0] * 4},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_a_rope_that_follows_the_length_reads_each_document_as_if_it_were_alone(rope):
+    parameters = rope | {"rope_theta": 100.0, "original_max_position_embeddings": 31}
+    model = build(max_position_embeddings=31, rope_parameters=parameters)
+    documents = tokens(31, 32, 30, 32, 40)
+    assert shapes_read(model, documents) == [(1, 30), (1, 31), (2, 32), (1, 40)]
+    curve = perplexity(model, None, documents)
+    for ids, nll in zip(documents, curve.nll, strict=True):
+        perplexity(model, None, tokens(8))  # makes `dynamic` forget the longer document before
+        torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 9))
+def test_batches_hold_every_window_once_and_keep_all_bounds(lengths, tokens_per_batch, rows):
+    read = whole(lengths)
+    batches = batched(read, tokens=tokens_per_batch, rows=rows)
+    assert sorted(map(id, (one for batch in batches for one in batch))) == sorted(map(id, read))
+    for batch in batches:
+        assert len({one.shape for one in batch}) == 1
+        assert len(batch) <= rows
+        assert len(batch) == 1 or sum(map(len, batch)) <= tokens_per_batch
+    assert [len(batch[0]) for batch in batches] == sorted(len(batch[0]) for batch in batches)
+
+
+def test_windows_scored_from_different_tokens_are_not_read_together_and_the_shortest_are_first():
+    document = TokenizedDocument(0, torch.arange(20))
+    read = [(0, 8, 1), (4, 12, 8), (8, 16, 12), (12, 20, 13), (8, 12, 9), (0, 20, 1)]
+    batches = batched([Window(document, *place) for place in read], tokens=100, rows=9)
+    assert [sorted(one.begin for one in batch) for batch in batches] == [[8], [0, 12], [4, 8], [0]]
+
+
+def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
+    for nll in LossReader(llama, 100).read(whole([20, 20, 20])):
+        assert nll.untyped_storage().nbytes() == 4 * len(nll)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ids": torch.tensor([1, 2, 3, 4, 5, 7])}, {"end": 5}, {"begin": 1}, {"scored": 2}],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_key_of_a_batch_says_what_is_read_and_scored(change):
+    fields = {"ids": torch.arange(1, 7), "begin": 0, "end": 6, "scored": 1}
+
+    def key(index: int, ids: Tensor, **place: int) -> str:
+        return key_of([Window(TokenizedDocument(index, ids), **place)])
+
+    assert key(0, **fields) == key(7, **fields)
+    assert key(0, **fields) != key(0, **(fields | change))
+
+
+def test_the_key_of_a_batch_is_the_same_in_every_process():
+    key = key_of([Window(TokenizedDocument(0, torch.arange(1, 7)), 0, 6, 1)])
+    assert key == "767824f07f444c014e5b0305bf2bf2dea6b44bb6dafcbeb5da8a906636875a0d"
+
+
+# Streams
+
+
+def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 4)
+    taken, seen = [], []
+
+    def stream():
+        for ids in tokens(*NEARLY):
+            taken.append(ids)
+            yield ids
+
+    curve = perplexity(llama, None, stream(), progress=lambda done, total: seen.append(len(taken)))
+    assert sorted(set(seen)) == [4, 8, 10]
+    torch.testing.assert_close(curve.nll, perplexity(llama, None, tokens(*NEARLY)).nll, rtol=0, atol=2e-5)
+
+
+def test_a_document_of_a_stream_that_cannot_be_read_is_named_by_its_index_in_the_stream(llama, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 2)
+    with pytest.raises(RopepatchError, match=r"documents\[4\]"):
+        perplexity(llama, None, iter([*tokens(5, 5, 5, 5), [1]]))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("documents", "options", "message"),
+    [
+        ([], {}, "no documents"),
+        (["text"], {"tokenizer": None}, "tokenizer is None"),
+        ([[1, 2], [1, 2], [3]], {}, r"documents\[2\] must be one row of at least 2 tokens, got shape \[1\]"),
+        ([1, 2, 3], {}, r"documents\[0\] must be one row of at least 2 tokens, got shape \[\]"),
+        ([[1, 2], [1, 2, VOCABULARY]], {}, rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to 47"),
+        ([[1, -1, 5]], {}, r"documents\[0\]: token 1 is -1, expected"),
+        ([[1.0, 2.5]], {}, r"documents\[0\] must hold whole token ids, got torch.float32"),
+        (tokens(9), {"window": 8}, "need a length and a stride, got window=8, stride=None"),
+        (tokens(9), {"stride": 8}, "need a length and a stride, got window=None, stride=8"),
+        *((tokens(9), sliding(window, 1), f"at least 2 tokens, got {window}") for window in (1, 0, -3)),
+        *(
+            (tokens(9), sliding(8, stride), f"from 1 to 7 for windows of 8 tokens, got {stride}")
+            for stride in (0, -1, 8, 9)
+        ),
+        (tokens(9), {"length": 1}, "length must be at least 2"),
+        (tokens(9), {"chunk": 0}, "chunk and tokens_per_batch must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_anything_is(llama, documents, options, message):
+    def unread(done: int, total: int | None) -> None:
+        raise AssertionError
+
+    with pytest.raises(RopepatchError, match=message):
+        perplexity(llama, documents=documents, progress=unread, **{"tokenizer": WithBos()} | options)
