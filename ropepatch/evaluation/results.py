@@ -184,12 +184,20 @@ class Result:
 
     def to_json(self) -> str:
         """The text of its file."""
-        return json_text(asdict(self)) + "\n"
+        return results_json(asdict(self)) + "\n"
 
     def write(self, file: Path) -> None:
         """Write the file whole or not at all."""
         with whole_file(file) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
+
+
+NUMBERS = re.compile(r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]")  # an indented list; texts in JSON have no line breaks
+
+
+def results_json(content: Any) -> str:
+    """JSON with every list of numbers on a line of its own."""
+    return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", json_text(content))
 
 
 def slug(name: str) -> str:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
+from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import check_text
-from ropepatch.files import json_text
 from ropepatch.fitting.choosing import (
     ALL,
     EVERY_MAP,
@@ -71,7 +71,7 @@ class Choice:
     def to_json(self) -> str:
         """Rule, ranking and results as JSON."""
         results = [asdict(result) for result in self.results]
-        return json_text({"rule": RULE, "ranking": self.ranking.record(), "results": results})
+        return results_json({"rule": RULE, "ranking": self.ranking.record(), "results": results})
 
     def to_pandas(self) -> DataFrame:
         """The ranking, a row for every scaling, the best first.

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import Result, read_result
+from ropepatch.evaluation.results import Result, read_result, results_json
 from ropepatch.evaluation.table import data_frame
-from ropepatch.files import json_text
 from ropepatch.report import html_table, results_tables
 from ropepatch.settings import refuse_unknown
 
@@ -25,7 +24,7 @@ class Results(tuple[Result, ...]):
 
     def to_json(self) -> str:
         """All of them as a JSON list."""
-        return json_text([asdict(result) for result in self])
+        return results_json([asdict(result) for result in self])
 
     def to_pandas(self, measure: str | None = None) -> DataFrame:
         """A row for every number, beside its model, target, task and label.

@@ -22,6 +22,7 @@ from ropepatch.evaluation.results import (
     joined,
     measure_of,
     read_result,
+    results_json,
     rows_by_length,
     rows_by_position,
 )
@@ -65,6 +66,24 @@ def test_a_result_is_read_back_as_it_was_written_indented_and_with_its_letters_a
 
 
 json_numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.none() | st.booleans()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["[\n1\n]", "[ 1 ]"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(JSON)
+def test_lists_of_numbers_stand_on_one_line_and_nothing_else_changes(content):
+    text = results_json(content)
+    assert json.loads(text) == content
+    assert results_json({"a": [1, -2.5e-07], "b": [[3.0, 4]], "c": []}) == (
+        '{\n  "a": [1, -2.5e-07],\n  "b": [\n    [3.0, 4]\n  ],\n  "c": []\n}'
+    )
 
 
 @pytest.mark.parametrize("number", [math.nan, -math.inf])

@@ -30,7 +30,7 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts, windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -220,7 +220,7 @@ def compare_starts(arguments: argparse.Namespace) -> None:
             row = {key: record[key] for key in kept if key in record} | {"seed": seed, "start": name}
             found["runs"][key] = row | spans_of(curve)
             with whole_file(arguments.json) as partial_file:
-                partial_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                partial_file.write_text(results_json(found) + "\n", encoding="utf-8")
 
 
 def fitted_on_stories(out: Path) -> Path:
@@ -318,7 +318,7 @@ def main() -> None:
         runs = results_in(arguments.json)["runs"] | {name: row}  # to which another process may have added one
         found = {**same, "runs": runs}
         with whole_file(arguments.json) as partial:
-            partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            partial.write_text(results_json(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.source import TINY
 from ropepatch.model.survey import survey
@@ -304,7 +304,7 @@ def main() -> None:
         rows.append({"model": case.name, "factor": case.factor, "target": case.target, "wall": wall} | row)
         record = {"task": "distillation", "rows": rows, "env": env}
         with whole_file(arguments.json) as partial_file:
-            partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            partial_file.write_text(results_json(record) + "\n", encoding="utf-8")
         said(f"{case.name} {case.factor} x: {row['of']}, {wall} s")
 
     chosen = arguments.only.split(";") if arguments.only else None

@@ -30,7 +30,7 @@ import torch
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 
 PRETRAINING = Path(__file__).resolve().parents[3] / "recipes" / "tiny"
@@ -207,9 +207,7 @@ def main() -> None:
             continue
         rows.append(run | make())
         with whole_file(arguments.json) as place:
-            place.write_text(
-                json.dumps({"task": "encodings", "rows": rows}, indent=1) + "\n", encoding="utf-8"
-            )
+            place.write_text(results_json({"task": "encodings", "rows": rows}) + "\n", encoding="utf-8")
         print(f"{run}: {rows[-1]['nats']}", file=sys.stderr, flush=True)
 
 

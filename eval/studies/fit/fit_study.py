@@ -25,7 +25,7 @@ import ropepatch
 from ropepatch.data.sources import SEPARATOR, stream_documents
 from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.fitting import Objective, published
 from ropepatch.fitting.course import Descent, batch_of, step
@@ -71,7 +71,7 @@ def main() -> None:
                     rows.append(row)
                     print(_said(row), file=sys.stderr, flush=True)
                     with whole_file(arguments.json) as partial:
-                        partial.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+                        partial.write_text(results_json({"rows": rows}) + "\n", encoding="utf-8")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, windows
 from ropepatch.data.tiny.tales import Narrator, held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.survey import survey
 from ropepatch.settings import seed_of
@@ -108,7 +108,7 @@ def main() -> None:
     def write() -> None:
         record = {"task": "other means", "rows": rows, "env": environment(ropepatch.load("tiny")[0])}
         with whole_file(arguments.json) as partial_file:
-            partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            partial_file.write_text(results_json(record) + "\n", encoding="utf-8")
 
     cases = [case.rsplit(" ", 1) for case in arguments.only.split(";")] if arguments.only else CASES
     for name, factor in cases:

@@ -29,7 +29,7 @@ from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.survey import survey
 
@@ -167,7 +167,7 @@ def main() -> None:
     def write() -> None:
         record = {"task": "attention maps", "rows": rows, "env": env}
         with whole_file(arguments.json) as partial_file:
-            partial_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            partial_file.write_text(results_json(record) + "\n", encoding="utf-8")
 
     chosen = arguments.only.split(";") if arguments.only else None
     for case in CASES:
