@@ -271,7 +271,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RopepatchError(
             f"no {path.name} in {path.parent}", hint="a checkpoint folder holds config.json and *.safetensors"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise RopepatchError(f"cannot read {path}: {reason}", hint="make the file readable") from error
+    except (ValueError, RecursionError) as error:
         raise RopepatchError(f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON") from error
     if not isinstance(content, dict):
         raise RopepatchError(

@@ -15,15 +15,13 @@ from ropepatch.pipeline.running import bar
 EXAMPLES = """\b
 Examples:
   ropepatch doctor ./llama-2-7b-32k
-  ropepatch doctor ./llama-2-7b-32k --fix ./mended
+  ropepatch doctor ./llama-2-7b-32k --fix ./repaired
   ropepatch doctor Qwen/Qwen2.5-7B --no-measure --json"""
 
 
 def doctor(
     model: Model,
-    fix: Annotated[
-        Path | None, typer.Option(help="A folder for a copy in which all is mended that needs no guess.")
-    ] = None,
+    fix: Annotated[Path | None, typer.Option(help="Write a repaired copy (unambiguous fixes only).")] = None,
     measure: Annotated[
         bool,
         typer.Option(
@@ -36,25 +34,25 @@ def doctor(
 ) -> None:
     """Look for what is wrong with a checkpoint's rope: exit 0 no error, 1 errors.
 
-    With --fix the errors that are left in the copy count.
+    With --fix, the exit code is that of the repaired copy.
     """
-    from ropepatch.doctor import diagnose, mend
+    from ropepatch.doctor import diagnose, repair
 
     diagnosis = left = diagnose(model, revision, measure=measure)
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
     if fix is not None and fixable:
         with bar("copying") as copied:
-            folder = mend(diagnosis, fix, progress=copied)
+            folder = repair(diagnosis, fix, progress=copied)
         left = diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
-        print(f"mended in {folder}: {codes}", file=sys.stderr)
+        print(f"fixed in {folder}: {codes}", file=sys.stderr)
         folders = [path.name for path in sorted(diagnosis.case.folder.iterdir()) if path.is_dir()]
         if shown := [name for name in folders if not name.startswith(".")]:
             print(f"not copied, as they tell of what it was before: {', '.join(shown)}", file=sys.stderr)
         if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
             print(f"left for you to decide: {codes}", file=sys.stderr)
     elif fix is not None:
-        print(f"nothing to mend without guessing: {fix} was not made", file=sys.stderr)
+        print(f"nothing to fix without guessing: {fix} was not made", file=sys.stderr)
     if left.has_errors:
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
-"""A linter for the rope of any checkpoint: what is wrong, what it does to the model, and what mends it."""
+"""A linter for the rope of any checkpoint: what is wrong, what it does to the model, and what repairs it."""
 
 from ropepatch.doctor.diagnosis import Diagnosis, diagnose
-from ropepatch.doctor.mending import mend
+from ropepatch.doctor.repair import repair
 from ropepatch.model.checks.findings import Finding
 
-__all__ = ["Diagnosis", "Finding", "diagnose", "mend"]
+__all__ = ["Diagnosis", "Finding", "diagnose", "repair"]

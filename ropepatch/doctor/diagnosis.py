@@ -1,4 +1,4 @@
-"""All checks over one checkpoint, and what came of them."""
+"""All checks over one checkpoint, and what they found."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropepatch.doctor.adapter import adapter_findings, base_of, no_base
+from ropepatch.doctor.adapters import adapter_findings, base_name, no_base
 from ropepatch.doctor.effects import with_effects
-from ropepatch.doctor.map_code import map_findings
-from ropepatch.doctor.reading import read_case
-from ropepatch.doctor.tensors import not_finite, readable, weight_findings
+from ropepatch.doctor.maps import loaded_map, map_findings
+from ropepatch.doctor.weights import not_finite, readable, weight_findings
 from ropepatch.errors import RopepatchError, printable
-from ropepatch.files import json_text
-from ropepatch.model.checks import check, companions, mended
+from ropepatch.extension.record import sound_keys
+from ropepatch.files import json_text, read_json
+from ropepatch.model.checks import check, has_errors, repaired, settled
 from ropepatch.model.checks.case import Case
-from ropepatch.model.checks.findings import ADAPTER, CONFIG, SEVERITIES, Finding
+from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
 from ropepatch.model.mapped import CODE
+from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.source import find_source
+
+SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
+VOCABULARY = "tokenizer.json"  # of which only whether it can be read matters
+COPY_AGAIN = "make it readable, or copy it again from where the checkpoint came from"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Diagnosis:
     @property
     def has_errors(self) -> bool:
         """Whether any finding is an error."""
-        return any(finding.severity == "error" for finding in self.findings)
+        return has_errors(self.findings)
 
     def to_json(self) -> str:
         """The findings as a JSON list of objects."""
@@ -77,13 +82,16 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     if folder := _adapter_folder(source.folder):  # from the Hub
         return _diagnose_adapter(read_case(source.name, folder), measure)
     case = read_case(source.name, source.folder)
-    is_whole = measure or source.revision is None  # of the Hub only config.json is here
-    codes = map_findings(case) if is_whole else ()
-    findings = by_severity([*check(case), *codes, *companions.unreadable_files(case), *weight_findings(case)])
+    whole = measure or source.revision is None  # else only config.json is here
+    maps = settled(case, map_findings) if whole else []
+    findings = by_severity([*check(case), *maps, *unreadable_files(case), *weight_findings(case)])
     weights = readable(case)
+    if measure and weights:
+        findings = by_severity(
+            [*findings, *not_finite(weights), *(loaded_map(case, weights) if not maps else ())]
+        )
     if measure:
-        findings = by_severity([*findings, *(not_finite(weights) if weights else ())])
-        findings = by_severity(with_effects(case, findings, weights, mended(case)))
+        findings = by_severity(with_effects(case, findings, weights, repaired(case)))
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
     code = [CODE] if (case.folder / CODE).is_file() else []
     return Diagnosis(case, findings, (*case.files, *case.unreadable, *code, *names))
@@ -91,13 +99,14 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
 
 def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
     try:
-        base = base_of(case)
-        findings = list(adapter_findings(case, base))
+        name, revision = base_name(case)
+        base = read_case(name, find_source(name, revision, weights=False).folder)
+        findings = [*adapter_findings(case, base)]
         if measure:
             findings = with_effects(base, findings, readable(base), base)
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         findings = [no_base(case, error)]
-    findings = [*companions.unreadable_files(case), *findings]
+    findings = [*unreadable_files(case), *findings]
     return Diagnosis(case, by_severity(findings), (*case.files, *case.unreadable, "the base"))
 
 
@@ -108,6 +117,33 @@ def _adapter_folder(model: str | Path) -> Path | None:
         return folder if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file() else None
     except (OSError, RuntimeError):  # a name that is too long, ~ of nobody: `find_source` says so
         return None
+
+
+def read_case(name: str, folder: Path) -> Case:
+    """Read the small files of a folder.
+
+    Raises:
+        RopepatchError: If config.json, or of an adapter adapter_config.json, is missing or unreadable.
+    """
+    files, unreadable = {}, {}
+    for file in (*SIDE_FILES, VOCABULARY):
+        if (folder / file).exists():
+            try:
+                files[file] = read_json(folder / file)
+            except RopepatchError as error:
+                unreadable[file] = str(error).replace(f"{folder}/", "")
+    files.pop(VOCABULARY, None)
+    if ADAPTER not in files or (folder / CONFIG).exists():
+        files[CONFIG] = read_json(folder / CONFIG)
+    return Case(name, folder, files, unreadable, sound_keys(files.get(RECORD, {})))
+
+
+def unreadable_files(case: Case) -> list[Finding]:
+    """Files beside config.json that cannot be read, or are no JSON object."""
+    return [
+        Key(file, ()).finding("file-unreadable", reason, COPY_AGAIN)
+        for file, reason in case.unreadable.items()
+    ]
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

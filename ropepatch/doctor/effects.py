@@ -58,17 +58,23 @@ def with_effects(
 ) -> list[Finding]:
     """The findings; those that concern the rope with the effect that was measured, or why it was not.
 
-    `loadable` is the checkpoint after all that can be mended: its configuration loads if any does.
+    `loadable` is the checkpoint after all repairs: its configuration loads if any does.
     """
     results = []
     probe: Probe | str = ""
     for finding in findings:
-        if finding.meant is not None or finding.code == SWITCHING:
+        if touches_rope(finding):
             probe = probe or _probe(loadable.raw, weights, quantised="quantization_config" in case.raw)
             effect = f"not measured: {probe}" if isinstance(probe, str) else _effect(case, finding, probe)
             finding = replace(finding, effect=effect)
         results.append(finding)
     return results
+
+
+def touches_rope(finding: Finding) -> bool:
+    """Whether a finding concerns the computation of the rope, and somebody can tell what is meant."""
+    meant = finding.meant
+    return finding.code == SWITCHING or (meant is not None and all(edit.file == CONFIG for edit in meant))
 
 
 def _probe(raw: dict[str, Any], weights: Weights | None, *, quantised: bool) -> Probe | str:
@@ -94,14 +100,14 @@ def _effect(case: Case, finding: Finding, probe: Probe) -> str:
     try:
         if finding.code == SWITCHING:
             return _switching(case, probe)
-        mended = case.with_edits(finding.meant or ())
-        meant = probe.rotary(mended.raw)
+        intended = case.with_edits(finding.meant or ())
+        meant = probe.rotary(intended.raw)
     except RopepatchError as error:
         return f"not measured: {error}"
     try:
         read = probe.rotary(case.with_edits(finding.read).raw)
         with stock_code("run the model"):
-            return _divergences(mended, probe, meant, read)
+            return _divergences(intended, probe, meant, read)
     except RopepatchError as error:
         return f"measured: {error}"
 
@@ -109,7 +115,7 @@ def _effect(case: Case, finding: Finding, probe: Probe) -> str:
 def _divergences(case: Case, probe: Probe, meant: nn.Module, read: nn.Module) -> str:
     """How far the predictions move, in words."""
     reach = int(case.reach() or TOKENS)
-    originals = [int(original) for block in case.blocks if (original := case.original(block))]
+    originals = [int(original) for rope in case.ropes if (original := case.original(rope))]
     window = min([*originals, reach])
     with probe.under(meant) as model:
         ids = _written(model, min(TOKENS, reach))
@@ -164,8 +170,8 @@ def _written(model: Any, length: int) -> Tensor:
 
 def _switching(case: Case, probe: Probe) -> str:
     """The full-against-incremental test: the same tokens across the switch, at once and one by one."""
-    block = next(block for block in case.blocks if block.kind in ("dynamic", "longrope"))
-    switch = int(case.original(block) or case.window or 0)
+    rope = next(rope for rope in case.ropes if rope.kind in ("dynamic", "longrope"))
+    switch = int(case.original(rope) or case.window or 0)
     if switch < 2 * AROUND:
         return f"not measured: a window of {switch} tokens is too short"
     vocabulary = text_config(probe.model.config).vocab_size

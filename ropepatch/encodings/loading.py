@@ -10,6 +10,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention import make_map, map_attention
+from ropepatch.attention.interchange import SLOT
 from ropepatch.encodings.encoding import ModelShape
 from ropepatch.encodings.registry import make_encoding
 from ropepatch.encodings.swapping import swap
@@ -19,10 +20,11 @@ from ropepatch.model.config import load_config
 from ropepatch.model.loading import AUTO, check_device, known_dtype, load_model, load_tokenizer
 from ropepatch.model.mapped import is_mapped, saved_map, without_map
 from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapped
-from ropepatch.model.rotary import SEQUENCE
+from ropepatch.model.rotary import SEQUENCE, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey
 from ropepatch.model.weights import read_headers
+from ropepatch.settings import shown
 
 
 def load(
@@ -71,13 +73,29 @@ def load_checkpoint(
             if hasattr(config, key):
                 setattr(config, key, described["window"])
         model = load_model(folder, config, dtype, device_map)
+        layer_type = find_rotary(model).layer_type
         map_attention(model, distances, to=described["target"])
+        _check_map(model, described, layer_type)
         return model
     if not needs_ropepatch(folder):
         return load_model(folder, dtype=dtype, device_map=device_map)
     model = load_model(folder, load_config(read_config(folder)), dtype, device_map)
     _swap_again(model, folder)
     return model
+
+
+def _check_map(model: PreTrainedModel, described: dict[str, Any], layer_type: str | None) -> None:
+    """Refuse a config.json by which transformers would map other layers than those that rotate."""
+    slots = [vars(module) for module in model.modules() if SLOT in vars(module)]
+    rotating = [slot["layer_idx"] for slot in slots if slot[SLOT] is not None]
+    layers = None if len(rotating) == len(slots) else rotating
+    for key, expected in {"layers": layers, "layer_type": layer_type}.items():
+        if described.get(key, ...) != expected:
+            said = shown(described.get(key))
+            raise RopepatchError(
+                f"attention_map.{key} in config.json is {said}, expected {shown(expected)}",
+                hint="transformers would compute something else: copy config.json again from its source",
+            )
 
 
 def _swap_again(model: Any, folder: Path) -> None:

@@ -341,7 +341,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         yield f"{config.model_type} multiplies all logits by {m * m:.4f} as well (mscale_all_dim = {k:g})"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
-    yield from remarks(config, window)
+    yield from remarks(config)
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
     if not window_keys & survey.stated.keys():
         yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"

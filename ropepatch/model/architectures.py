@@ -53,9 +53,6 @@ STATE_THETA = _row(
     "younger than the key rope_theta, which every configuration states",
     T4,
 )
-STATE_THETA_LATELY = _row(
-    "llama phi stablelm persimmon", "configurations since transformers 4.34 state rope_theta", T4
-)
 OPEN_RAMP = _row("gpt_oss", "the published configuration says truncate: false", T5)
 
 # How readers differ.

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.attention import MAPS, map_attention, mapped
-from ropepatch.doctor import diagnose
+from ropepatch.doctor import diagnose, repair
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.subject import find_subject
 from ropepatch.extension import record as records
@@ -393,6 +393,38 @@ DAMAGES: dict[str, tuple[Any, dict[str, str]]] = {
 def test_doctor_compares_the_code_of_a_map(copied, do, expected_findings):
     do(copied)
     assert {code: kind for code, kind in found(copied).items() if kind != "remark"} == expected_findings
+
+
+WRONG = [
+    {"layers": []},
+    {"layers": ["x"]},
+    {"layers": [0]},
+    {"layers": [0, 99]},
+    {"layer_type": "sliding_attention"},
+    {"target": 5},
+    {"window": 99999},
+]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_a_map_by_which_transformers_would_compute_something_else_is_refused(copied, change, recorded):
+    said = read_json(copied / "config.json")
+    edit_json(copied / "config.json", attention_map=said["attention_map"] | change)
+    if not recorded:
+        (copied / records.FILE).unlink()
+    with pytest.raises(RopepatchError):
+        load_checkpoint(copied)
+    errors = [one for one in diagnose(copied).findings if one.severity == "error"]
+    assert {one.code for one in errors} <= {"map-wrong", "map-unknown"}
+    assert errors
+    if recorded:
+        assert read_json(repair(diagnose(copied), copied.with_name("fixed")) / "config.json") == said
+
+
+def test_a_map_of_a_model_whose_layers_see_less_than_the_window_is_refused(copied):
+    edit_json(copied / "config.json", model_type="mistral-attention-map", sliding_window=16)
+    assert found(copied)["map-wrong"] == "error"
 
 
 # Pushed

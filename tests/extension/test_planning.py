@@ -110,7 +110,6 @@ NONSENSE = [
     ({"rope": LINEAR | {"factor": 0.001}}, "factor is 0.001"),
     ({"rope_scaling": 0}, "rope_scaling is 0"),
     ({"partial_rotary_factor": 3.0}, "partial_rotary_factor is 3.0"),
-    ({"rope": LLAMA_3 | {"mrope_section": [11, 31, 10]}}, "mrope_section sums to 52"),
 ]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropepatch.model.architectures import STATE_THETA
 from ropepatch.model.legacy import legacy_keys
 
 Config = dict[str, Any]
@@ -127,9 +128,9 @@ def theta_dropped(choose: Choose, files: Files) -> None:
     """No check can know a base that stood in one file only, unless the architecture tells."""
     need("rope_parameters" not in files.config)
     need(files.config.get("rope_theta") not in (None, 10000, 10000.0))
-    need(
-        files.config["model_type"] not in ("gemma3_text", "mixtral", "olmo3", "qwen2_vl", "kimi_k9")
-    )  # their default
+    of_llama_3 = files.config.get("vocab_size") == 128256
+    need(of_llama_3 or files.config["model_type"] in STATE_THETA)
+    need(files.config["model_type"] not in ("gemma3_text", "mixtral", "olmo3"))  # their default
     del files.config["rope_theta"]
 
 
@@ -322,13 +323,6 @@ def value_impossible(choose: Choose, files: Files) -> None:
 @fault("impossible-value")
 def switch_impossible(choose: Choose, files: Files) -> None:
     change(of_kind(files, "yarn"), truncate=choose([10_000, "yes"]))
-
-
-@fault("impossible-value")
-def sections_impossible(choose: Choose, files: Files) -> None:
-    scaling = files.config.get("rope_scaling") or {}
-    need("mrope_section" in scaling)
-    scaling["mrope_section"][choose([0, 1, 2])] += choose([-1, 20])
 
 
 @fault("mscale-alone")

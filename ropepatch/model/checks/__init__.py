@@ -1,98 +1,108 @@
-"""Every check of the small files of a checkpoint; nothing here reads weights or knows a plan."""
+"""Rules over the small files of a checkpoint; nothing here reads weights or knows a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import wraps
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ropepatch.model.checks import architecture, companions, keys, lengths, rope_types, scalings, theta
-from ropepatch.model.checks.case import Block, Case
-from ropepatch.model.checks.findings import CONFIG, Finding, Mend
+from ropepatch.model.checks import agreement, scalings, values
+from ropepatch.model.checks.case import Case, Stated
+from ropepatch.model.checks.findings import CONFIG, Finding
+
+Rule = Callable[[Case], Iterator[Finding]]
 
 
-def each_block(look: Callable[[Case, Block], Iterator[Finding]]) -> Callable[[Case], Iterator[Finding]]:
-    """A check of one block as a check of them all."""
+def of_each(look: Callable[[Case, Stated], Iterator[Finding]]) -> Rule:
+    """A rule of one rope as a rule of them all."""
 
-    @wraps(look)
     def look_at_all(case: Case) -> Iterator[Finding]:
-        return chain.from_iterable(look(case, block) for block in case.blocks)
+        for rope in case.ropes:
+            yield from look(case, rope)
 
+    look_at_all.__name__ = look.__name__
     return look_at_all
 
 
-# What each looks for stands in its docstring; a new check is a function added here.
-CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
-    each_block(scalings.misspelled_keys),
-    lengths.broken_numbers,
-    lengths.broken_windows,
-    lengths.broken_shapes,
-    each_block(lengths.sections),
-    each_block(lengths.required_keys),
-    each_block(rope_types.unknown_types),
-    rope_types.open_head_dim,
-    theta.lost_theta,
-    keys.contradictions,
-    each_block(lengths.lost_original),
-    each_block(lengths.factor_against_lengths),
-    each_block(lengths.small_factor),
-    each_block(lengths.whole_factor),
-    each_block(scalings.swapped_bounds),
-    each_block(scalings.attention_factors),
-    each_block(scalings.lone_mscale),
-    each_block(scalings.longrope_lists),
-    each_block(scalings.open_ramp),
-    each_block(scalings.switching),
-    each_block(scalings.unread_attention_factor),
-    each_block(scalings.linear_in_vllm),
-    scalings.dual_chunks,
-    keys.one_generation,
-    companions.tokenizer_behind,
-    companions.generation_behind,
-    companions.record_differs,
+RULES: tuple[Rule, ...] = (
+    of_each(values.misspelled_keys),
+    values.broken_numbers,
+    values.broken_windows,
+    values.broken_shapes,
+    of_each(values.longrope_lists),
+    of_each(values.required_keys),
+    of_each(values.unknown_types),
+    values.open_head_dim,
+    agreement.lost_theta,
+    agreement.contradictions,
+    of_each(scalings.lost_original),
+    of_each(scalings.factor_against_lengths),
+    of_each(scalings.small_factor),
+    of_each(scalings.whole_factor),
+    of_each(scalings.swapped_bounds),
+    of_each(scalings.attention_factors),
+    of_each(scalings.lone_mscale),
+    of_each(scalings.open_ramp),
+    of_each(scalings.switching),
+    of_each(scalings.unread_attention_factor),
+    of_each(scalings.linear_in_vllm),
+    agreement.one_generation,
+    agreement.tokenizer_behind,
+    agreement.generation_behind,
+    agreement.record_differs,
 )
-MAX_ROUNDS = 50  # of mending, each of one finding
+MAX_ROUNDS = 50  # of repairs, each of one finding
 
 
 def check(case: Case) -> list[Finding]:
     """What the small files of a checkpoint say."""
-    findings = merged(finding for look in CHECKS for finding in look(case))
-    if not any(finding.severity == "error" for finding in findings):
-        findings += [*rope_types.refused(case), *architecture.known_hard(case)]
-    return findings
+    return settled(case, _check)
+
+
+def _check(case: Case) -> list[Finding]:
+    findings = [finding for look in RULES for finding in look(case)]
+    return findings if has_errors(findings) else [*findings, *values.refused(case)]
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Whether any finding is an error."""
+    return any(finding.severity == "error" for finding in findings)
+
+
+def settled(case: Case, look: Callable[[Case], Iterable[Finding]]) -> list[Finding]:
+    """The findings of a look at a case, of which ropepatch.json repairs those that it settles.
+
+    They are gone once config.json says again what was recorded, which must leave no error in it. That it
+    differs from the record is no such finding: the change may be meant.
+    """
+    findings = [*look(case)]
+    doubtful = [one for one in findings if one.file == CONFIG and one.severity != "remark"]
+    doubtful = [one for one in doubtful if one.code != "differs-from-record"]
+    if not doubtful or not case.recorded:
+        return findings
+    restored = [one for one in look(case.with_edits(case.recorded)) if one.file == CONFIG]
+    if has_errors(restored):
+        return findings
+    left = {(one.code, one.key) for one in restored}
+    return [
+        replace(one, edits=case.recorded, meant=case.recorded, remedy="write what ropepatch.json says")
+        if one in doubtful and (one.code, one.key) not in left
+        else one
+        for one in findings
+    ]
 
 
 def config_errors(raw: dict[str, Any]) -> tuple[str, ...]:
-    """What is wrong with a config.json by itself, whether or not transformers takes it."""
+    """The errors of a config.json by itself, whether or not transformers takes it."""
     case = Case("", Path(), {CONFIG: raw}, {})
-    findings = merged(finding for look in CHECKS for finding in look(case))
-    return tuple(finding.problem for finding in findings if finding.severity == "error")
+    return tuple(one.problem for look in RULES for one in look(case) if one.severity == "error")
 
 
-def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """One finding for a fault that stands in both generations of keys, or in several layer types."""
-    first: dict[tuple[str, ...], Finding] = {}
-    for finding in findings:
-        identity = (finding.code, finding.file, finding.problem)
-        before = first.setdefault(identity, finding)
-        if before is not finding:
-            edits = tuple(edit for one in (before, finding) if one.mend for edit in one.mend.edits)
-            first[identity] = replace(
-                before,
-                mend=Mend(edits) if edits else before.mend,
-                meant=None if before.meant is None else (*before.meant, *(finding.meant or ())),
-                read=(*before.read, *finding.read),
-            )
-    return list(first.values())
-
-
-def mended(case: Case) -> Case:
+def repaired(case: Case) -> Case:
     """The checkpoint after all changes of its small files that need no guess, one finding at a time."""
     for _ in range(MAX_ROUNDS):
-        edits = next((finding.mend.edits for finding in check(case) if finding.mend), ())
+        edits = next((finding.edits for finding in check(case) if finding.edits), ())
         if not edits:
             break
         case = case.with_edits(edits)

@@ -1,4 +1,4 @@
-"""What the small files of one checkpoint say, without asking transformers, which refuses some of them."""
+"""The small files of one checkpoint, without asking transformers, which refuses some of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.model.checks.findings import CONFIG, Edit, Key, Keys, edited, shown
-from ropepatch.model.rotary import SEQUENCE, stated_window
+from ropepatch.model.rotary import GLOBAL_LAYERS, SEQUENCE, stated_window
 
 DEFAULT_THETA = 10_000.0
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
 ORIGINAL = "original_max_position_embeddings"
-WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
-FIRST_LAYERS = "full_attention"  # those that the older keys describe, where ropes differ by layer
 # Up to this ratio to the window of pretraining a window counts as left behind: Qwen3's 40960 beside 32768.
 LEFT_BEHIND = 1.25
-LARGEST = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a pair that stands still
+LARGEST = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
 
 
 def number(value: Any) -> float | None:
@@ -37,18 +35,24 @@ def positive(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class Block:
-    """One JSON object that describes a rope: `rope_scaling`, `rope_parameters`, or one layer type of these.
+class Stated:
+    """One rope as config.json states it: in `rope_parameters`, in `rope_scaling`, or in both.
 
     Args:
-        path: Where it is in config.json.
-        values: What it says.
+        objects: The JSON objects that describe it, by their paths, the one of `rope_parameters` first.
         layer_type: The layers it is for; None where there is one rope.
     """
 
-    path: Keys
-    values: dict[str, Any]
+    objects: dict[Keys, dict[str, Any]]
     layer_type: str | None = None
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """All keys of its objects; of two values the first that is not null."""
+        values: dict[str, Any] = {}
+        for stated in self.objects.values():
+            values |= {key: value for key, value in stated.items() if values.get(key) is None}
+        return values
 
     @property
     def kind(self) -> str | None:
@@ -65,9 +69,16 @@ class Block:
         """The number under a key."""
         return number(self.values.get(key))
 
+    def positive(self, key: str) -> float | None:
+        """The number above 0 under a key."""
+        return positive(self.values.get(key))
+
     def at(self, name: str) -> Key:
-        """One of its keys."""
-        return Key(CONFIG, (*self.path, name), self.values.get(name))
+        """One of its keys, in all objects that have it; in all of its objects where none does."""
+        holders = {path: stated for path, stated in self.objects.items() if name in stated} or self.objects
+        first, *twins = sorted(holders, key=lambda path: holders[path].get(name) is None)
+        paths = tuple((*path, name) for path in twins)
+        return Key(CONFIG, (*first, name), self.values.get(name), paths)
 
 
 @dataclass(frozen=True)
@@ -78,8 +89,8 @@ class Case:
         name: As the user gave it.
         folder: Where its files are.
         files: The content of those of its JSON files that matter here and can be read, by name.
-        unreadable: Why the others cannot, by name.
-        record: What ropepatch recorded of it, as far as its record is sound.
+        unreadable: Why the others cannot be read, by name.
+        record: The content of ropepatch.json, as far as it is sound.
     """
 
     name: str
@@ -102,7 +113,7 @@ class Case:
 
     @cached_property
     def stated(self) -> dict[str, Any]:
-        """What config.json says of the language model."""
+        """The description of the language model in config.json."""
         stated: dict[str, Any] = self.raw[self.prefix[0]] if self.prefix else self.raw
         return stated
 
@@ -111,12 +122,7 @@ class Case:
         """The architecture, in transformers' words."""
         return str(self.stated.get("model_type", self.raw.get("model_type")))
 
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """Every description of a rope, the newer ones first."""
-        return self.newer + self.older
-
-    def _blocks(self, name: str) -> Iterator[Block]:
+    def _objects(self, name: str) -> Iterator[Stated]:
         whole = self.stated.get(name)
         if not isinstance(whole, dict):
             return
@@ -124,28 +130,44 @@ class Case:
         flat = {"rope_type", "type", "factor"} & whole.keys()
         nested = {} if flat else {key: value for key, value in whole.items() if isinstance(value, dict)}
         for key, value in nested.items():
-            yield Block((*path, key), value, key)
+            yield Stated({(*path, key): value}, key)
         if not nested:
-            yield Block(path, whole)
+            yield Stated({path: whole})
 
     @cached_property
-    def newer(self) -> tuple[Block, ...]:
-        """The blocks that transformers 5 writes: all it writes."""
-        return tuple(self._blocks("rope_parameters"))
+    def newer(self) -> tuple[Stated, ...]:
+        """The ropes in rope_parameters, which transformers 5 writes and nothing else."""
+        return tuple(self._objects("rope_parameters"))
 
     @cached_property
-    def older(self) -> tuple[Block, ...]:
-        """The blocks that readers older than transformers 5 read: all they read."""
-        return tuple(self._blocks("rope_scaling"))
+    def older(self) -> tuple[Stated, ...]:
+        """The ropes in rope_scaling, all that readers older than transformers 5 know."""
+        return tuple(self._objects("rope_scaling"))
 
     @property
-    def newest(self) -> Block | None:
-        """The newer block that the older keys describe too."""
-        return next((block for block in self.newer if block.layer_type in (None, FIRST_LAYERS)), None)
+    def pairs(self) -> list[tuple[Stated, Stated]]:
+        """The ropes that stand in both generations of keys: the newer and the older description."""
+        return [
+            (new, old)
+            for new in self.newer
+            for old in self.older
+            if old.layer_type == new.layer_type
+            or (old.layer_type is None and new.layer_type == GLOBAL_LAYERS)
+        ]
+
+    @cached_property
+    def ropes(self) -> tuple[Stated, ...]:
+        """Every rope once, whose two descriptions are one where they name the same type."""
+        ropes, joined = list(self.newer), []
+        for new, old in self.pairs:
+            if (new.kind or "default") == (old.kind or "default") and new in ropes:
+                ropes[ropes.index(new)] = Stated(new.objects | old.objects, new.layer_type)
+                joined.append(old)
+        return (*ropes, *(old for old in self.older if old not in joined))
 
     @cached_property
     def window_key(self) -> str:
-        """Under which name the window stands."""
+        """The name of the window."""
         return next((key for key in WINDOW_KEYS if key in self.stated), WINDOW_KEYS[0])
 
     @cached_property
@@ -163,38 +185,33 @@ class Case:
         """The base that the older key states."""
         return number(self.stated.get(self.theta_key)) if self.theta_key else None
 
-    def original(self, block: Block) -> float | None:
+    def original(self, rope: Stated) -> float | None:
         """The window of pretraining; a value at the top wins, as in transformers 5."""
-        return positive(self.stated.get(ORIGINAL)) or positive(block.values.get(ORIGINAL))
+        return positive(self.stated.get(ORIGINAL)) or rope.positive(ORIGINAL)
 
     def reach(self) -> float | None:
-        """How many tokens the scaled model reads.
+        """The tokens that the scaled model reads.
 
         An extended window says it; a factor may be larger than it needs. Qwen leaves its window as it was
         before scaling, so that only the factor says it.
         """
-        scaled = [
-            original * factor
-            for block in self.blocks
-            if block.kind in ("yarn", "longrope")
-            and (original := self.original(block))
-            and (self.window or 0) <= LEFT_BEHIND * original
-            and (factor := positive(block.values.get("factor")))
-        ]
-        linear = [
-            stated_window(int(self.window), factor, self.stated.get(SEQUENCE)) or 0
-            for block in self.blocks
-            if block.kind == "linear" and self.window and (factor := positive(block.values.get("factor")))
-        ]
-        return max([*scaled, *linear, self.window or 0]) or None
+        window = self.window or 0.0
+        reaches = [window]
+        for rope in self.ropes:
+            factor, original = rope.positive("factor"), self.original(rope)
+            if rope.kind in ("yarn", "longrope") and factor and original and window <= LEFT_BEHIND * original:
+                reaches.append(original * factor)
+            elif rope.kind == "linear" and factor and window:
+                reaches.append(stated_window(int(window), factor, self.stated.get(SEQUENCE)) or 0)
+        return max(reaches) or None
 
     @cached_property
-    def pairs(self) -> int | None:
+    def pair_count(self) -> int | None:
         """The number of rotary pairs; None where the sizes do not tell."""
         sizes = ("hidden_size", "num_attention_heads", "qk_rope_head_dim", "head_dim")
         hidden, heads, rotated, head = (positive(self.stated.get(key)) for key in sizes)
         head = rotated or head or (hidden // heads if hidden and heads else None)
-        shares = [block.values.get("partial_rotary_factor") for block in self.blocks]
+        shares = [rope.values.get("partial_rotary_factor") for rope in self.ropes]
         shares += [self.stated.get("partial_rotary_factor"), self.stated.get("rotary_pct"), 1.0]
         share = next(filter(None, map(positive, shares)))
         return int(head * share) // 2 if head and math.isfinite(head * share) else None
@@ -208,17 +225,10 @@ class Case:
         return Key(file, (name,), self.files.get(file, {}).get(name))
 
     @property
-    def recorded(self) -> dict[str, Any]:
-        """What ropepatch wrote into config.json, by its own record; empty if it did not."""
+    def recorded(self) -> tuple[Edit, ...]:
+        """The changes after which config.json says what ropepatch recorded of it."""
         changes: dict[str, Any] = self.record.get("config_changes", {})
-        return changes
-
-    def recorded_at(self, key: Key) -> float | None:
-        """The number that ropepatch wrote for a key of the language model, by its own record."""
-        value: Any = self.recorded
-        for step in key.path[len(self.prefix) :]:
-            value = value.get(step) if isinstance(value, dict) else None
-        return number(value)
+        return tuple(edit for name, value in changes.items() for edit in self.at(name).set(value))
 
     def with_edits(self, edits: Iterable[Edit]) -> Case:
         """The same checkpoint after changes."""

@@ -1,26 +1,25 @@
-"""What the doctor says of a checkpoint, and the changes that mend it."""
+"""Findings: what a rule says of a checkpoint, and the changes of its JSON files that repair it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import partialmethod
-from typing import Any, Literal
+from typing import Any
 
 from ropepatch.errors import printable
+from ropepatch.model.checks.codes import CODES, Severity
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
 
-Severity = Literal["error", "warning", "remark"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "remark")
 Keys = tuple[str, ...]  # down to a value of a JSON file
 
 
 class DROP:
-    """Stands for the value of a key that is to go."""
+    """Stands for the value of a key that is removed."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,19 @@ class Edit:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a JSON file, and the value that it has there; None where it is missing."""
+    """A key of a JSON file, or the whole of a file.
+
+    Args:
+        file: The file.
+        path: The key, after those of the objects that hold it; nothing for the whole file.
+        value: Its value; None where it is missing.
+        twins: The paths at which the same is stated again.
+    """
 
     file: str
     path: Keys
     value: Any = None
+    twins: tuple[Keys, ...] = ()
 
     @property
     def name(self) -> str:
@@ -48,47 +55,29 @@ class Key:
     def __str__(self) -> str:
         return ".".join(self.path)
 
-    def set(self, value: Any) -> Edit:
-        """The change of its value."""
-        return Edit(self.file, self.path, value)
+    def set(self, value: Any) -> tuple[Edit, ...]:
+        """The changes that give it another value wherever it is stated."""
+        return tuple(Edit(self.file, path, value) for path in (self.path, *self.twins))
 
     def finding(
         self,
-        severity: Severity,
         code: str,
         problem: str,
-        why: str,
         remedy: str,
         *,
-        value: str | None = None,
-        mend: tuple[Edit, ...] = (),
+        fix: tuple[Edit, ...] = (),
         meant: tuple[Edit, ...] | None = None,
         read: tuple[Edit, ...] = (),
+        severity: Severity | None = None,
+        value: str | None = None,
     ) -> Finding:
-        """A finding about this key, of the value that the file has unless one is passed; see `Finding`."""
+        """A finding about this key; see `Finding`."""
         if value is None:
             value = "" if self.value is None else shown(self.value)
-        fix = Mend(mend) if mend else None
-        return Finding(code, severity, problem, why, remedy, self.file, str(self), value, fix, meant, read)
-
-    error = partialmethod(finding, "error")
-    warning = partialmethod(finding, "warning")
-    remark = partialmethod(finding, "remark")
-
-
-@dataclass(frozen=True)
-class Mend:
-    """What `--fix` does for one finding.
-
-    Args:
-        edits: Changed values.
-        without: Tensors that are left out.
-        reindex: The index of the weights is made anew from the files.
-    """
-
-    edits: tuple[Edit, ...] = ()
-    without: frozenset[str] = frozenset()
-    reindex: bool = False
+        meant = meant if meant is not None else fix or None
+        usual, why = CODES[code]
+        where = self.file, str(self), value
+        return Finding(code, severity or usual, problem, why, remedy, *where, fix, meant=meant, read=read)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class Finding:
     """One thing to know about a checkpoint.
 
     Args:
-        code: Its short name.
+        code: Its short name, a key of `CODES`.
         severity: An error computes or loads something wrong, a warning does so for some readers or lengths,
             and a remark is only to be known.
         problem: What is wrong.
@@ -105,9 +94,10 @@ class Finding:
         file: The file it is in, or the folder's name.
         key: The key in it, with dots; empty where it is about the whole file.
         value: The value found, as it is written there.
-        mend: What `--fix` does; None where only a person can decide.
+        edits: The changes that repair it; none where only a person can decide.
+        without: The tensors that a repaired copy leaves out.
         meant: The changes after which config.json says what is meant; None where nobody can tell.
-        read: The changes after which it says what the reader in trouble takes it for.
+        read: The changes after which config.json says what the affected reader assumes.
         effect: What was measured, or why it was not; empty where the rope is not touched.
     """
 
@@ -119,15 +109,16 @@ class Finding:
     file: str = CONFIG
     key: str = ""
     value: str = ""
-    mend: Mend | None = field(default=None, repr=False)
+    edits: tuple[Edit, ...] = field(default=(), repr=False)
+    without: frozenset[str] = field(default=frozenset(), repr=False)
     meant: tuple[Edit, ...] | None = field(default=None, repr=False)
     read: tuple[Edit, ...] = field(default=(), repr=False)
     effect: str = ""
 
     @property
     def fixable(self) -> bool:
-        """Whether `--fix` mends it."""
-        return self.mend is not None
+        """Whether `--fix` repairs it."""
+        return bool(self.edits or self.without)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
@@ -142,7 +133,7 @@ class Finding:
             "why": self.why,
             "effect": self.effect,
             "remedy": self.remedy,
-            "--fix": "mends it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
+            "--fix": "repairs it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
         }
         body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
         return f"{self.severity}: {self.code}{body}"

@@ -5,35 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropepatch.doctor.reading import read_case
-from ropepatch.doctor.tensors import readable
+from ropepatch.doctor.weights import readable
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.model.checks.case import Case, positive
 from ropepatch.model.checks.findings import ADAPTER, TOKENIZER, Finding, shown
-from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_folder
 from ropepatch.model.weights import fingerprint
 from ropepatch.scaling.rope import Rope
 
 BASE = "base_model_name_or_path"
 NAME_IT = "name the base checkpoint that it was trained on"
-LOADED_ON_BASE = "PEFT, vLLM and transformers load the adapter onto the base as its config.json describes it"
 
 
-def base_of(case: Case) -> Case:
-    """The small files of the base that an adapter names.
+def base_name(case: Case) -> tuple[str, str | None]:
+    """The base that an adapter names, and its revision where it is on the Hub.
 
     Raises:
-        RopepatchError: If none is named, or it cannot be looked at.
+        RopepatchError: If none is named.
     """
     adapter = case.files[ADAPTER]
     name, revision = adapter.get(BASE), adapter.get("revision")
     if not isinstance(name, str) or not name:
         raise RopepatchError("none is named", hint=f"write {BASE} into {ADAPTER}")
     here = name == "tiny" or Path(name).is_dir()
-    source = find_source(name, revision if isinstance(revision, str) and not here else None, weights=False)
-    return read_case(name, source.folder)
+    return name, revision if isinstance(revision, str) and not here else None
 
 
 def adapter_findings(case: Case, base: Case) -> Iterator[Finding]:
@@ -50,33 +46,30 @@ def adapter_findings(case: Case, base: Case) -> Iterator[Finding]:
 
 
 def no_base(case: Case, error: Exception) -> Finding:
-    """That the base cannot be looked at."""
+    """A base that cannot be read."""
     key = case.companion(ADAPTER, BASE)
-    problem = f"its base cannot be looked at: {error}"
-    return key.error("adapter-base-missing", problem, "its rope is unknown", NAME_IT, value=shown(key.value))
+    return key.finding(
+        "adapter-base-missing", f"its base cannot be read: {error}", NAME_IT, value=shown(key.value)
+    )
 
 
 def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
     key, record = case.companion(ADAPTER, BASE), case.record
     carried = rope.inv_freq().tolist(), rope.carried_attention_factor
     if carried != (record.get("inv_freq"), record.get("attention_factor")):
-        yield key.warning(  # as `save: adapter` leaves it: our loader knows what to do, others do not
+        changes = record.get("config_changes", {})
+        yield key.finding(
             "adapter-base-lacks-rope",
             f"it was trained under {record.get('method')} to {record.get('target')} tokens; "
             f"the base {base.name} has another rope",
-            f"{LOADED_ON_BASE}, that is without the scaling",
             "load it with ropepatch.load_adapter, which patches the base first; or merge it, and save that "
             "(save: merged in the recipe)",
-            meant=tuple(base.at(name).set(value) for name, value in case.recorded.items()) or None,
+            meant=tuple(edit for name, value in changes.items() for edit in base.at(name).set(value)) or None,
         )
     weights = readable(base)  # those that are not here cannot be compared
     if weights and "base_weights" in record and fingerprint(weights) != record["base_weights"]:
-        yield key.error(
-            "adapter-base-changed",
-            f"the base {base.name} has other weights than it was trained on",
-            "the adapter's changes are differences to those weights",
-            NAME_IT,
-        )
+        problem = f"the base {base.name} has other weights than it was trained on"
+        yield key.finding("adapter-base-changed", problem, NAME_IT)
 
 
 def _without_record(case: Case, rope: Rope) -> Finding:
@@ -84,16 +77,14 @@ def _without_record(case: Case, rope: Rope) -> Finding:
     tokenizer = case.companion(TOKENIZER, "model_max_length")
     length = positive(tokenizer.value)
     if length and window < length < 1e9:  # larger ones stand for no limit
-        return tokenizer.warning(
+        return tokenizer.finding(
             "adapter-base-lacks-rope",
-            f"its tokenizer reads {length:g} tokens, the base {base.value} {window}",
-            f"{LOADED_ON_BASE}; it was trained on longer texts, perhaps under a rope that nobody recorded",
+            f"its tokenizer reads {length:g} tokens, the base {base.value} {window}: trained on more",
             "ask who trained it for the rope, and load it onto a base that has it",
         )
-    return base.remark(
+    return base.finding(
         "adapter-without-record",
         f"nothing says under which rope it was trained; the base {base.value} reads {window} tokens",
-        f"{LOADED_ON_BASE}, which is right if it was trained so",
-        "none, if it was trained on the base as it is; else whoever has the patched model writes it down: "
+        "none, if it was trained on the unchanged base; else whoever has the patched model writes it down: "
         "ropepatch.patch(...).record(folder)",
     )

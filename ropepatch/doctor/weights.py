@@ -1,0 +1,167 @@
+"""The weight files: whether they are whole, the model's own and finite, and the frequencies among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.writing import check_weights
+from ropepatch.model.checks.case import Case
+from ropepatch.model.checks.findings import CONFIG, Finding, Key
+from ropepatch.model.config import blueprint, load_config
+from ropepatch.model.survey import survey
+from ropepatch.model.weights import (
+    INDEX,
+    NAMED,
+    PICKLES,
+    SINGLE,
+    TensorEntry,
+    Weights,
+    read_headers,
+    weight_sets,
+)
+
+FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
+HALF = {"BF16": "bfloat16", "F16": "float16"}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SAMPLE = 1 << 17  # numbers at most, of either end of a tensor
+SAMPLES = 1 << 27  # of all tensors, of which a mixture of experts may have 50,000
+FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
+
+
+def weight_findings(case: Case) -> list[Finding]:
+    """What is wrong with the weights of a checkpoint; no finding where there are none."""
+    sets = weight_sets(case.folder)
+    try:
+        weights = read_headers(case.folder)
+    except RopepatchError as error:
+        return [*_unread(case, [*sets, ""][0], error)]
+    findings = [*_misfit(case, weights)] or [*_saved_frequencies(case, weights)]
+    if len(sets) == 2:
+        problem = f"transformers loads {sets[0]} and not the files of {sets[1]}, which are here too"
+        remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
+        findings.append(Key(INDEX, ()).finding("weights-twice", problem, remedy))
+    return findings
+
+
+def _unread(case: Case, first: str, error: RopepatchError) -> Iterator[Finding]:
+    """Weights that cannot be read, by the first file of their set; none are no fault."""
+    shards = sorted(file.name for file in case.folder.glob("model-*.safetensors"))
+    pickles = [name for name in PICKLES if (case.folder / name).exists()]
+    problem, remedy = str(error)[:400], error.hint or ""
+    if NAMED in problem:
+        yield Key(CONFIG, (NAMED,), case.raw.get(NAMED)).finding("weights-named", problem, remedy)
+    elif first == INDEX and " is missing from " in problem:
+        yield Key(INDEX, ()).finding("shard-missing", problem, remedy)
+    elif first == INDEX and INDEX in problem:
+        yield Key(INDEX, ()).finding("index-wrong", problem, remedy)
+    elif first:
+        yield Key(first, ()).finding("weights-damaged", problem, remedy)
+    elif shards:
+        yield Key(INDEX, ()).finding("index-wrong", f"{shards[0]} without {INDEX}", "copy it too")
+    elif pickles:
+        yield Key(pickles[0], ()).finding("weights-pickled", problem, remedy)
+
+
+def readable(case: Case) -> Weights | None:
+    """The weights of a checkpoint, None where they are missing or damaged."""
+    try:
+        return read_headers(case.folder)
+    except RopepatchError:
+        return None
+
+
+def not_finite(weights: Weights) -> Iterator[Finding]:
+    """Tensors with a NaN or an infinity, by the first and the last `SAMPLE` numbers of each, or fewer."""
+    most = max(1, min(SAMPLE, SAMPLES // max(1, len(weights.tensors))))
+    bad = [name for name, entry in sorted(weights.tensors.items()) if not _is_finite(entry, most)]
+    if bad:
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        yield Key(weights.tensors[bad[0]].file.name, ()).finding(
+            "weights-not-finite",
+            f"{bad[0]} holds a NaN or an infinity{more}",
+            "download the file again; of a model that was trained here take an earlier checkpoint",
+        )
+
+
+def _is_finite(entry: TensorEntry, most: int) -> bool:
+    """By so many numbers at both ends, read without mapping the file; what is no float is finite."""
+    dtype, count = FLOATS.get(entry.dtype), math.prod(entry.shape)
+    if dtype is None or not count:
+        return True
+    number = min(count, most)
+    with entry.file.open("rb") as source:
+        for first in {0, count - number}:
+            source.seek(entry.offset + first * dtype.itemsize)
+            numbers = torch.frombuffer(bytearray(source.read(number * dtype.itemsize)), dtype=dtype)
+            if not numbers.isfinite().all():
+                return False
+    return True
+
+
+def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
+    """Weights of another model; a configuration that cannot be built is another finding."""
+    if "quantization_config" in case.raw:
+        return
+    try:
+        model = blueprint(load_config(case.raw))
+    except RopepatchError:
+        return
+    try:
+        check_weights(weights, model)
+    except RopepatchError as error:
+        yield Key(weights.files[0].name, ()).finding("weights-misfit", str(error), error.hint or "")
+
+
+def _saved_frequencies(case: Case, weights: Weights) -> Iterator[Finding]:
+    """Frequencies among the weights that are others than those of config.json, or rounded."""
+    names = [name for name in weights.tensors if name.endswith(FREQUENCIES)]
+    if not names:
+        return
+    first = min(names)
+    file, dtype = weights.tensors[first].file, weights.tensors[first].dtype
+    with safe_open(file, framework="pt") as tensors:
+        saved = tensors.get_tensor(first).double().flatten()
+    try:
+        exact = survey(case.raw).rope.inv_freq().double()
+    except RopepatchError:
+        exact = saved  # which nothing contradicts
+    off, radians, reach = math.inf, 0.0, case.reach() or 0
+    if exact.shape == saved.shape:
+        saved = min(_meanings(case, saved), key=partial(_distance, exact))
+        off, radians = _distance(exact, saved), (saved - exact).abs().max().item() * reach
+    key = Key(file.name, (first,))
+    if not off <= FAR_OFF:
+        yield key.finding(
+            "frequencies-contradict",
+            f"{first} holds other frequencies than config.json describes (off by {off:.1%})",
+            "find out which were trained, and fix config.json if it was the saved ones",
+            value=dtype,
+        )
+    elif dtype in HALF:
+        rounded = key.finding(
+            "frequencies-rounded",
+            f"{len(names)} tensors like {first} hold the frequencies in {HALF[dtype]}: "
+            f"off by {radians:.2g} radians at position {reach:g}",
+            "leave them out: every reader can compute them",
+            value=dtype,
+        )
+        yield replace(rounded, without=frozenset(names))
+
+
+def _meanings(case: Case, saved: Tensor) -> list[Tensor]:
+    """Saved frequencies, and what transformers 4.31 meant by them: linear, it divided positions."""
+    factors = [rope.positive("factor") for rope in case.ropes if rope.kind == "linear"]
+    return [saved, *(saved / factor for factor in factors if factor)]
+
+
+def _distance(exact: Tensor, saved: Tensor) -> float:
+    """The largest relative difference."""
+    return ((saved - exact).abs() / exact.clamp(min=torch.finfo(torch.float64).tiny)).max().item()

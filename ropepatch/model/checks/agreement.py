@@ -1,0 +1,255 @@
+"""Rules of what is stated in several places: the base, the two generations of keys, the files beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ropepatch.model.architectures import LOCAL_BASE, STATE_THETA
+from ropepatch.model.checks.case import (
+    DEFAULT_THETA,
+    ORIGINAL,
+    THETA_KEYS,
+    Case,
+    Stated,
+    number,
+    positive,
+)
+from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, Finding, Key, shown
+from ropepatch.model.checks.values import configured
+from ropepatch.model.config import SCALING_KEYS, is_known
+from ropepatch.model.legacy import legacy_keys
+from ropepatch.model.rotary import GLOBAL_LAYERS
+
+LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
+LLAMA_3_THETA = 500_000.0
+WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
+LOOK_IT_UP = "write the base that the model was pretrained with; its card or the original config.json says it"
+
+
+def lost_theta(case: Case) -> Iterator[Finding]:
+    """A base that nobody states, or not where readers look for it."""
+    stated = [theta for rope in case.ropes if (theta := rope.number("rope_theta"))]
+    pretrained = case.theta or next(iter(stated), None)
+    top = case.at(case.theta_key or "rope_theta")
+    if case.theta_key and top.value is None:
+        yield _null_theta(top, pretrained)
+    for rope in case.newer:
+        theta = case.theta if rope.layer_type in (None, GLOBAL_LAYERS) else None
+        if "rope_theta" not in rope.values:
+            yield _theta_not_in(case, rope, theta)
+        elif rope.values["rope_theta"] is None:
+            yield _null_theta(rope.at("rope_theta"), theta)
+    if case.older and case.theta_key is None and stated and stated[0] != DEFAULT_THETA:
+        within = any(rope.number("rope_theta") for rope in case.older)
+        readers = "transformers 4" if within else "transformers, also 5 where rope_scaling is there,"
+        yield top.finding(
+            "theta-lost",
+            f"rope_theta ({stated[0]:g}) is not beside rope_scaling, where {readers} and mlx-lm look for it",
+            f'write "rope_theta": {stated[0]:g} beside rope_scaling',
+            fix=top.set(stated[0]),
+            read=(*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else (),
+            severity="warning" if within else "error",
+        )
+    if not case.newer and not stated and case.theta_key is None:
+        yield from _theta_nowhere(case)
+    if pretrained == DEFAULT_THETA:
+        yield from _theta_of_llama_3(case, "rope_theta is 10000")
+
+
+def _null_theta(key: Key, theta: float | None) -> Finding:
+    return key.finding(
+        "theta-lost",
+        "rope_theta is null; transformers 5 ends in a TypeError (None ** Tensor) when it builds the model",
+        "write the base that the model was pretrained with",
+        fix=key.set(theta) if theta else (),
+        value="null",
+    )
+
+
+def _theta_not_in(case: Case, rope: Stated, theta: float | None) -> Finding:
+    key = rope.at("rope_theta")
+    if theta:
+        return key.finding(
+            "theta-lost",
+            f"{key} is missing; {case.theta_key} says {theta:g}",
+            f'write "rope_theta": {theta:g} beside {key}',
+            fix=key.set(theta),
+            severity="warning",
+        )
+    for finding in _theta_of_llama_3(case, f"{key} is missing"):
+        return finding
+    return key.finding(
+        "theta-lost",
+        f"{key} is missing, and so is rope_theta at the top",
+        LOOK_IT_UP,
+        severity="error" if rope.scaled else "warning",
+    )
+
+
+def _theta_nowhere(case: Case) -> Iterator[Finding]:
+    if expected := [*_theta_of_llama_3(case, "rope_theta is missing")]:
+        yield from expected
+        return
+    llama3 = any(rope.kind == "llama3" for rope in case.ropes)
+    if llama3 or (not case.prefix and case.model_type in STATE_THETA):
+        yield case.at("rope_theta").finding(
+            "theta-lost",
+            f"rope_theta is missing; configurations of {case.model_type} name it",
+            LOOK_IT_UP,
+            severity="error" if llama3 else "warning",
+        )
+
+
+def _theta_of_llama_3(case: Case, problem: str) -> Iterator[Finding]:
+    """Llama 3's size and vocabulary with the base of Llama 2."""
+    vocabulary, hidden = case.stated.get("vocab_size"), case.stated.get("hidden_size")
+    if case.model_type != "llama" or vocabulary not in LLAMA_3_VOCABULARY or hidden not in LLAMA_3_SIZES:
+        return
+    key = case.at(case.theta_key or "rope_theta")
+    yield key.finding(
+        "theta-lost",
+        f"{problem}, and the models of Llama 3's size and vocabulary were pretrained with 500000",
+        'write "rope_theta": 500000 if the base model\'s own config.json says so',
+        meant=tuple(
+            edit
+            for at in (key, *(rope.at("rope_theta") for rope in case.newer))
+            for edit in at.set(LLAMA_3_THETA)
+        ),
+        severity="warning" if case.theta_key else "error",
+        value=shown(key.value) if case.theta_key else "",
+    )
+
+
+def contradictions(case: Case) -> Iterator[Finding]:
+    """Two places that say different things, by the generation of their keys or by the age of their names."""
+    older = (*case.at("rope_scaling").set(DROP), *case.at(case.theta_key or "rope_theta").set(DROP))
+    for one, other in _stated_twice(case):
+        if one.value != other.value:
+            generations = {"rope_scaling", *THETA_KEYS} & {*one.path, *other.path}
+            yield one.finding(
+                "keys-contradict",
+                f"{one} is {shown(one.value)} and {other} is {shown(other.value)}",
+                "make them agree, by what the model was trained with, or drop the one that is wrong",
+                value=shown(one.value),
+                meant=older if case.newer and generations else None,
+                read=case.at("rope_parameters").set(DROP),
+            )
+
+
+def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
+    """Pairs of keys that should hold the same."""
+    twice = [
+        pair
+        for rope in (*case.newer, *case.older)
+        for pair in (
+            (rope.at("rope_type"), rope.at("type")),
+            (case.at(ORIGINAL), rope.at(ORIGINAL)),
+        )
+    ]
+    theta = case.at(case.theta_key or "rope_theta")
+    for rope in case.newer:
+        if rope.layer_type in (None, GLOBAL_LAYERS) and number(theta.value) is not None:
+            twice.append((theta, rope.at("rope_theta")))
+    for new, old in case.pairs:
+        if (old.kind or "default") == (new.kind or "default"):
+            keys = sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta", ORIGINAL})
+            yield from ((old.at(key), new.at(key)) for key in keys)
+            twice.append((old.at(ORIGINAL), new.at(ORIGINAL)))
+        else:
+            kinds = [(rope.at("rope_type"), rope.kind) for rope in (old, new)]
+            first, second = (Key(key.file, key.path, kind) for key, kind in kinds)
+            yield first, second
+    yield from ((one, other) for one, other in twice if None not in (one.value, other.value))
+
+
+def one_generation(case: Case) -> Iterator[Finding]:
+    """A rope that older readers do not find."""
+    partial = [rope for rope in case.newer if _only_share(case, rope)]
+    bases = [rope for rope in case.newer if rope.values.get("rope_theta", DEFAULT_THETA) != DEFAULT_THETA]
+    scaled = [rope for rope in case.newer if rope.scaled]
+    unseen = [] if case.older else [*scaled, *(bases if case.theta_key is None else [])]
+    if not (unseen := unseen or partial):
+        return
+    kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
+    newest = next((rope for rope in case.newer if rope.layer_type in (None, GLOBAL_LAYERS)), None)
+    yield case.at("rope_parameters").finding(
+        "only-new-keys",
+        f"the rope ({', '.join(kinds)}) stands in rope_parameters only",
+        "write the older keys beside rope_parameters, saying the same",
+        fix=_older_keys(case, newest) if newest else (),
+        meant=(),
+        read=case.at("rope_parameters").set(DROP),
+    )
+
+
+def _older_keys(case: Case, rope: Stated) -> tuple[Edit, ...]:
+    """The keys to add for older readers, if transformers 5 goes on reading the same rope."""
+    if not rope.positive("rope_theta") or rope.kind is None:
+        return ()
+    older: dict[str, Any] = legacy_keys(case.stated, rope.values | {"rope_type": rope.kind})
+    if _only_share(case, rope):
+        older["partial_rotary_factor"] = rope.values["partial_rotary_factor"]
+    if rope.kind in WITH_ORIGINAL and rope.values.get(ORIGINAL) is not None:
+        older[ORIGINAL] = rope.values[ORIGINAL]
+    sliding = next((other for other in case.newer if other.layer_type == "sliding_attention"), None)
+    if sliding and case.model_type in LOCAL_BASE and sliding.number("rope_theta"):
+        older["rope_local_base_freq"] = sliding.values["rope_theta"]
+    edits = tuple(edit for key, value in older.items() for edit in case.at(key).set(value))
+    judged = is_known(case.raw.get("model_type")) or rope.layer_type is not None
+    return () if judged and not same_rope(case.raw, case.with_edits(edits).raw) else edits
+
+
+def _only_share(case: Case, rope: Stated) -> bool:
+    """Whether only this object says that part of each head rotates; `proportional` means something else."""
+    share, elsewhere = rope.number("partial_rotary_factor"), {"partial_rotary_factor", "rotary_pct"}
+    return share not in (None, 1.0) and rope.kind != "proportional" and not elsewhere & case.stated.keys()
+
+
+def same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether transformers reads the same rope from two configurations."""
+    first, second = (getattr(configured(raw), "rope_parameters", None) for raw in (before, after))
+    return first is not None and bool(_plain(first) == _plain(second))
+
+
+def _plain(parameters: Any) -> Any:
+    """Parameters without `type`, the older name of `rope_type`."""
+    if not isinstance(parameters, dict):
+        return parameters
+    return {key: _plain(value) for key, value in parameters.items() if key != "type"}
+
+
+def record_differs(case: Case) -> Iterator[Finding]:
+    """A configuration that is no longer what ropepatch wrote and verified."""
+    recorded: dict[str, Any] = case.record.get("config_changes", {})
+    changed = [key for key, value in recorded.items() if case.stated.get(key) != value]
+    if changed:
+        key = case.at(changed[0])
+        yield key.finding(
+            "differs-from-record",
+            f"{', '.join(changed)}: not what ropepatch.json says was written",
+            "compare config.json with config_changes in ropepatch.json",
+            value=shown(key.value),
+        )
+
+
+def tokenizer_behind(case: Case) -> Iterator[Finding]:
+    """A tokenizer that truncates or warns before the window ends."""
+    key, reach = case.companion(TOKENIZER, "model_max_length"), case.reach() or 0
+    if (positive(key.value) or math.inf) < reach:
+        yield _behind("tokenizer-behind", key, reach)
+
+
+def generation_behind(case: Case) -> Iterator[Finding]:
+    """A generation that stops at the window of pretraining."""
+    originals = [*map(case.original, case.ropes), positive(case.record.get(ORIGINAL))]
+    pretrained = max(filter(None, originals), default=0.0)
+    key, reach = case.companion(GENERATION, "max_length"), case.reach() or 0
+    if (positive(key.value) or math.inf) <= pretrained < reach:
+        yield _behind("generation-behind", key, reach)
+
+
+def _behind(code: str, key: Key, reach: float) -> Finding:
+    problem = f"{key.name} is {key.value:g}, the model reads {reach:g} tokens"
+    return key.finding(code, problem, f"write {reach:g}", fix=key.set(int(reach)))

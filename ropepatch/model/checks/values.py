@@ -1,0 +1,236 @@
+"""Rules of single values: keys, numbers, types of rope, and whether transformers reads them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ropepatch.errors import RopepatchError
+from ropepatch.model.checks.case import ORIGINAL, THETA_KEYS, WINDOW_KEYS, Case, Stated, number, positive
+from ropepatch.model.checks.findings import CONFIG, Finding, Key, shown
+from ropepatch.model.config import SCALING_KEYS, is_known, load_text_config
+from ropepatch.model.mapped import is_mapped
+from ropepatch.model.record_file import NEEDS_ROPEPATCH
+
+KNOWN_TYPES = {
+    *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
+    *("axial", "ntk_alpha", "mrope", "xdrope"),  # of single architectures
+}
+REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+OTHER_KEYS = {
+    *("attn_factor", "extrapolation_factor", "finetuned", "alpha", "mixed_b", "partial_rotary_factor"),
+    *("mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "xdrope_section"),
+    "long_factor_scale",
+}
+LISTS = ("short_factor", "long_factor")
+NUMBERS = (
+    *("factor", "rope_theta", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("low_freq_factor", "high_freq_factor", "short_mscale", "long_mscale", "partial_rotary_factor"),
+    ORIGINAL,
+)
+LOCAL_THETA = "rope_local_base_freq"  # Gemma 3's base of the sliding layers
+SHARES = ("partial_rotary_factor", "rotary_pct")
+ABOVE_ZERO = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", ORIGINAL)
+ABOVE = dict.fromkeys(ABOVE_ZERO, 0.0) | dict.fromkeys((*THETA_KEYS, *WINDOW_KEYS, LOCAL_THETA), 1.0)
+# Far above any published value, and far below any that computes.
+AT_MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys((*WINDOW_KEYS, ORIGINAL), 1e10)
+AT_MOST |= {"factor": 1e6, "attention_factor": 100.0}
+
+
+def misspelled_keys(case: Case, rope: Stated) -> Iterator[Finding]:
+    """A key that is nearly one of the known ones."""
+    known = SCALING_KEYS | OTHER_KEYS
+    for name in rope.values.keys() - known:
+        for near in difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85):
+            yield rope.at(name).finding(
+                "key-misspelled",
+                f"no reader knows {name}; {near} is meant, perhaps",
+                f"rename it to {near}",
+                severity="warning" if near in rope.values else "error",
+                value=shown(rope.values[name]),
+            )
+
+
+def broken_numbers(case: Case) -> Iterator[Finding]:
+    """Values that are no numbers, or none that a rope can have."""
+    for rope in case.ropes:
+        factor = rope.positive("factor") or 1.0
+        # Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too.
+        least = -10 / math.log(factor) if factor > 1 else 0.0
+        for name in NUMBERS:
+            yield from _broken_number(rope.at(name), least if name.startswith("mscale") else 0.0)
+    for name in filter(None, (case.window_key, case.theta_key, ORIGINAL, LOCAL_THETA, *SHARES)):
+        yield from _broken_number(case.at(name))
+
+
+def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
+    problem, value = f"{key.name} is {shown(key.value)}", number(key.value)
+    above, most = ABOVE.get(key.name), AT_MOST.get(key.name, math.inf)
+    if key.value is None:
+        return
+    if value is None:
+        quoted = _number_in(key.value)
+        fix = key.set(int(quoted) if quoted.is_integer() else quoted) if quoted else ()
+        remedy = f"write {quoted:g} without quotes" if quoted else "write a number"
+        yield key.finding("not-a-number", problem, remedy, fix=fix)
+    elif value < min(least, above or 0) or (above is not None and value <= above):
+        yield key.finding("impossible-value", problem, f"write a number above {above or least:g}")
+    elif value > most:
+        yield key.finding("impossible-value", problem, f"write a number of at most {most:g}")
+
+
+def _number_in(value: object) -> float | None:
+    """The number in a text that is one."""
+    try:
+        return positive(float(value)) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def broken_windows(case: Case) -> Iterator[Finding]:
+    """A window that is no whole number of tokens."""
+    for key in (case.at(case.window_key), case.at(ORIGINAL), *(rope.at(ORIGINAL) for rope in case.ropes)):
+        if isinstance(key.value, float):
+            window = positive(key.value)
+            whole = int(window) if window and window.is_integer() else None
+            yield key.finding(
+                "window-not-integer",
+                f"{key.name} is {shown(key.value)}",
+                f"write {whole or 'the window in tokens'}",
+                fix=key.set(whole) if whole else (),
+            )
+
+
+def broken_shapes(case: Case) -> Iterator[Finding]:
+    """A rope that is no object, a switch that is neither on nor off, a list that is none."""
+    keys: list[tuple[Key, type, str]]
+    keys = [(case.at(name), dict, "an object, or null") for name in ("rope_scaling", "rope_parameters")]
+    keys += [(rope.at("truncate"), bool, "true or false") for rope in case.ropes]
+    for key, kind, expected in keys:
+        if key.value is not None and not isinstance(key.value, kind):
+            yield key.finding("impossible-value", f"{key.name} is {shown(key.value)}", f"write {expected}")
+
+
+def longrope_lists(case: Case, rope: Stated) -> Iterator[Finding]:
+    """Lists of factors of another length, or with impossible ones."""
+    for key in map(rope.at, LISTS):
+        factors = key.value
+        if rope.kind not in ("longrope", "su") or factors is None:
+            continue
+        if not isinstance(factors, list) or not all(map(positive, factors)):
+            yield key.finding(
+                "impossible-value",
+                f"{key.name} is no list of numbers above 0",
+                "write one divisor for each rotary pair",
+            )
+        elif case.pair_count and len(factors) != case.pair_count:
+            yield key.finding(
+                "list-length",
+                f"{key.name} has {len(factors)} entries, the model has {case.pair_count} rotary pairs",
+                "take the lists of this very model",
+            )
+
+
+def required_keys(case: Case, rope: Stated) -> Iterator[Finding]:
+    """A key without which a type cannot be computed."""
+    for key in map(rope.at, REQUIRED.get(rope.kind or "", ())):
+        if key.value is not None:
+            continue
+        original = case.original(rope)
+        ratio = case.window / original if case.window and original else 0
+        fix = key.set(ratio) if rope.kind == "yarn" and ratio > 1 else ()
+        remedy = f'write "factor": {ratio:g}, the ratio of the windows' if fix else f"write {key.name}"
+        yield key.finding("key-missing", f"{rope.kind} scaling without {key.name}", remedy, fix=fix)
+
+
+def unknown_types(case: Case, rope: Stated) -> Iterator[Finding]:
+    """A type that readers do not know, is missing, or keeps its own factor from being used."""
+    kind, at = rope.kind, rope.at("rope_type" if "rope_type" in rope.values else "type")
+    scaling = [rope.at(name) for name in ("factor", *LISTS) if rope.values.get(name)]
+    if kind is None and scaling:
+        yield rope.at("rope_type").finding(
+            "type-missing",
+            f"{scaling[0]} is there, but no rope_type says what it is for",
+            "write the rope_type that the model was made with",
+        )
+    elif kind == "default" and scaling and rope.values.get("factor") != 1:
+        yield at.finding(
+            "scaling-ignored",
+            f"rope_type is default, so {scaling[0]} = {shown(scaling[0].value)} is ignored",
+            "write the rope_type that the model was made with, or drop the factor",
+        )
+    elif kind is not None and kind not in KNOWN_TYPES:
+        lists = kind == "su" and all(isinstance(rope.values.get(name), list) for name in LISTS)
+        names = [name for name in ("rope_type", "type") if name in rope.values]
+        remedies = {
+            "su": 'write "longrope", its name today',
+            "ntk": "NTK-aware scaling is a larger rope_theta: write that, without a scaling",
+        }
+        yield at.finding(
+            "type-unknown",
+            f"rope_type {shown(kind)} is none that transformers knows",
+            remedies.get(kind, f"one of {', '.join(sorted(KNOWN_TYPES))}"),
+            fix=tuple(edit for name in names for edit in rope.at(name).set("longrope")) if lists else (),
+        )
+
+
+def open_head_dim(case: Case) -> Iterator[Finding]:
+    """A head size that is left open, under a type that computes with it."""
+    kinds = [rope.kind for rope in case.ropes if rope.kind in ("yarn", "longrope", "dynamic")]
+    if not kinds:
+        return
+    config = configured(case.raw)
+    if isinstance(config, str) and not ("head_dim" in config and "NoneType" in config):
+        return
+    if not isinstance(config, str) and getattr(config, "head_dim", 0) is not None:
+        return
+    hidden, heads = (positive(case.stated.get(key)) for key in ("hidden_size", "num_attention_heads"))
+    key, value = case.at("head_dim"), "null" if "head_dim" in case.stated else ""
+    yield key.finding(
+        "head-dim-null",
+        f"head_dim is {value or 'missing'} under rope_type {kinds[0]}",
+        "write hidden_size / num_attention_heads, which is what null stands for",
+        fix=key.set(int(hidden // heads)) if hidden and heads and hidden >= heads else (),
+        value=value,
+    )
+
+
+def refused(case: Case) -> Iterator[Finding]:
+    """A config.json that transformers does not read at all, whatever the reason."""
+    model_type = Key(CONFIG, ("model_type",), case.raw.get("model_type"))
+    if model_type.value == NEEDS_ROPEPATCH:
+        yield model_type.finding(
+            "encoding-swapped",
+            "ropepatch has put another position encoding in the place of the rope",
+            "load it by ropepatch.load, or use the checkpoint that it was made from",
+        )
+    elif is_mapped(case.raw):
+        yield model_type.finding(
+            "attention-map",
+            "its distances are mapped, by the code beside its weights",
+            "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load",
+        )
+    elif not is_known(model_type.value):
+        value = shown(model_type.value)
+        problem = f"transformers has no model_type {value}"
+        yield model_type.finding("not-in-transformers", problem, "none needed", value=value)
+    elif isinstance(reason := configured(case.raw), str):
+        yield Key(CONFIG, ()).finding("transformers-refuses", reason, "fix what the message names")
+
+
+def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:
+    """The language model's part of a configuration as transformers reads it, or why it does not."""
+    try:
+        return load_text_config(raw)
+    except RopepatchError as error:
+        return str(error)
