@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError as RopepatchError
 
-if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, and so does `_homes`
+if TYPE_CHECKING:  # the public names for mypy and editors
     from ropepatch.attention import MAPS as MAPS
     from ropepatch.attention import AttentionMap as AttentionMap
     from ropepatch.attention import make_map as make_map
@@ -55,15 +53,35 @@ if TYPE_CHECKING:  # the public names, once: mypy and editors read them here, an
 __version__ = "0.1.0"
 
 
-def _homes() -> dict[str, str]:
-    """The public names above and the module that each is from."""
-    body = ast.parse(Path(__file__).read_text(encoding="utf-8")).body
-    (names,) = (node for node in body if isinstance(node, ast.If))
-    imports = [node for node in names.body if isinstance(node, ast.ImportFrom)]
-    return {node.names[0].name: str(node.module) for node in imports}
-
-
-_HOME = _homes()
+_HOME = {  # the module of every public name
+    name: f"ropepatch.{module}"
+    for module, names in {
+        "attention": "MAPS AttentionMap make_map",
+        "doctor": "diagnose",
+        "encodings": "ENCODINGS Encoding Swap make_encoding swap",
+        "encodings.loading": "load",
+        "evaluation.perplexity": "perplexity",
+        "evaluation.retrieval": "passkey retrieve",
+        "extension.patching": "Patch active patch",
+        "extension.planning": "Plan plan",
+        "fitting": "Fitted fit",
+        "gallery.explorer": "explore",
+        "pipeline.choice": "Choice choose compare",
+        "pipeline.evaluation": "evaluate",
+        "pipeline.extension": "Extension extend",
+        "pipeline.results": "Results read_results",
+        "publishing.folding": "fold_attention",
+        "publishing.gguf": "export_gguf",
+        "publishing.hub": "push",
+        "scaling": "METHODS Scaling make_scaling",
+        "scaling.rope": "Frequencies Rope",
+        "training.adaptation": "adapt",
+        "training.adapter": "load_adapter",
+        "training.recipe": "read_recipe",
+        "training.transfer": "transfer",
+    }.items()
+    for name in names.split()
+}
 __all__ = sorted(["RopepatchError", *_HOME])
 
 

@@ -1,14 +1,14 @@
-"""The one exception users see, and what strangers wrote made fit for their terminal."""
+"""The one exception users see, and the escaping of untrusted text for the terminal."""
 
 MOST = 1000  # characters of a message
 
 
 def printable(text: str, most: int = MOST) -> str:
-    """One line for a terminal: control characters, which can move its cursor, escaped, and its middle cut.
+    """Make one line for a terminal: escape control characters, which can move its cursor, and cut the middle.
 
     Args:
-        text: Of a file, a name or an error, by whomever.
-        most: The characters that are kept.
+        text: Any text, e.g. an error message.
+        most: The characters to keep.
     """
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
@@ -16,7 +16,7 @@ def printable(text: str, most: int = MOST) -> str:
 
 
 class RopepatchError(Exception):
-    """Something the user can mend: what was wrong, what was expected, and what to do next.
+    """An error the user can fix.
 
     Args:
         message: One line: what, got, expected.
@@ -27,4 +27,4 @@ class RopepatchError(Exception):
         super().__init__(printable(message))
         self.hint = printable(hint) if hint else hint
         if hint:
-            self.add_note(f"hint: {self.hint}")  # which a traceback shows, in a notebook say
+            self.add_note(f"hint: {self.hint}")  # shown by a traceback, in a notebook say

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and those that come with the package."""
+"""Files and folders that are written whole or not at all, JSON, and what comes with the package."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def absent(out: str | Path) -> Path:
-    """The folder as an absolute path.
-
-    Raises:
-        RopepatchError: If it exists, or nothing can be there.
-    """
+    """The absolute path of a folder that does not exist yet; one that does is refused."""
     try:
         folder = Path(out).expanduser().absolute()
         exists = folder.exists() or folder.is_symlink()
@@ -41,11 +37,7 @@ def absent(out: str | Path) -> Path:
 
 
 def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
-    """Refuse to write more bytes than the disk of the folder `place` has room for.
-
-    Raises:
-        RopepatchError: That `what` needs so much and `place` has so much, with the hint.
-    """
+    """Refuse to write more bytes than the disk of the folder `place` has room for."""
     free = shutil.disk_usage(place).free
     if needed > free:
         raise RopepatchError(f"{what} needs {_size(needed)}, {place} has {_size(free)} free", hint=hint)
@@ -60,11 +52,7 @@ def _size(num_bytes: int) -> str:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes its name only when all went well, and is gone otherwise.
-
-    Raises:
-        RopepatchError: If the disk does not let it be written.
-    """
+    """Yield a folder to write into; it takes its name if all went well and is removed otherwise."""
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         with _partial(folder, lambda new: new.mkdir(parents=True)) as partial:
@@ -97,11 +85,11 @@ def _disk_error(error: OSError, folder: Path) -> RopepatchError:
 
 @contextmanager
 def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
-    """A path beside the file to write to; it takes the file's name if all went well, else it is gone.
+    """Yield a path to write to; it takes the name of the file if all went well and is removed otherwise.
 
     Args:
         file: The file.
-        new: Raise FileExistsError where there is one of that name by then; it is replaced otherwise.
+        new: Raise FileExistsError if the file exists by then, instead of replacing it.
     """
     with _partial(file, Path.touch) as partial:
         yield partial
@@ -116,38 +104,42 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
         partial.replace(file)
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left of a file or folder they were writing, and tell of it."""
+@contextmanager
+def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """Yield a temporary sibling path, locked; remove it on exit unless it was renamed."""
+    _remove_leftovers(path)
+    with ExitStack() as held:
+        is_ours = False
+        while not is_ours:  # another process can take it for a leftover before it is locked
+            partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+            held.callback(remove, partial)
+            make(partial)
+            is_ours = _lock(partial, held) is not False and partial.exists()
+        yield partial
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left of a file or folder they were writing, with a warning."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
-        with suppress(OSError), _locked(partial) as is_dead:
-            if is_dead:
+        with ExitStack() as held:
+            if _lock(partial, held):
                 logger.warning("removing %s, which a process left that was killed", partial)
                 remove(partial)
 
 
-@contextmanager
-def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """What takes the name of a path when it is whole: made beside it, and gone in the end if it did not."""
-    remove_leftovers(path)
-    with ExitStack() as held:
-        yield _claimed(path, make, held)
+def _lock(path: Path, held: ExitStack) -> bool | None:
+    """Lock a file or folder; False if another process locked or removed it, None where there are no locks."""
+    try:
+        import fcntl
 
-
-def _claimed(path: Path, make: Callable[[Path], object], held: ExitStack) -> Path:
-    """One that is made and locked; another where it was taken for a dead process's before it was locked."""
-    while True:
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        held.callback(remove, partial)
-        make(partial)
-        try:
-            is_ours = held.enter_context(_locked(partial)) and partial.exists()
-        except FileNotFoundError:
-            is_ours = False
-        except OSError:  # nothing can be locked here, and nobody removes anything
-            is_ours = True
-        if is_ours:
-            held.callback(remove, partial)  # while it is locked
-            return partial
+        descriptor = os.open(path, os.O_RDONLY)
+        held.callback(os.close, descriptor)  # which unlocks it, as the end of the process does
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
 
 
 def remove(path: Path) -> None:
@@ -156,25 +148,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Lock a file or folder itself, which ends with the process; False if another process has it locked."""
-    try:
-        import fcntl
-    except ImportError as error:  # not on Windows
-        raise OSError("files cannot be locked here") from error
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(descriptor)
 
 
 PACKAGE = Path(__file__).parent
@@ -189,26 +162,16 @@ def shipped(folder: str) -> Path:
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(
-    text: str, *, each_key_once: bool = False, parse_int: Callable[[str], int] | None = None
-) -> Any:
-    """What a text says in JSON, which knows no NaN and no infinity, of numbers and texts that can be written.
-
-    Args:
-        text: The text.
-        each_key_once: Refuse an object that gives a key twice; the last one counts otherwise.
-        parse_int: What makes a number of the digits of a whole one.
+def parse_json(text: str) -> Any:
+    """Parse strict JSON: no NaN, infinity or lone surrogates.
 
     Raises:
         ValueError: It is no JSON.
         RecursionError: It is nested too deep.
     """
-    hook = _each_key_once if each_key_once else None
-    content = json.loads(
-        text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=hook, parse_int=parse_int
-    )
+    content = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     if SURROGATE.search(text):
-        json.dumps(content, ensure_ascii=False).encode()  # a lone half of a pair is no text, and raises
+        json.dumps(content, ensure_ascii=False).encode()  # raises for a lone half of a pair
     return content
 
 
@@ -223,19 +186,8 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError(f"a key is given twice: {reprlib.repr([key for key, _ in pairs])}")
-    return content
-
-
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, a socket or a device, also behind a link, before it is opened: reading may never end.
-
-    Raises:
-        RopepatchError: It is one of them. What is missing or a folder is left to whoever opens it.
-    """
+    """Refuse a pipe, a socket or a device, also behind a link, before it is opened: reading may never end."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # missing, closed to us, too long a name, NUL
@@ -248,23 +200,13 @@ def check_regular(path: Path) -> None:
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:
-    """The UTF-8 text of a regular file.
-
-    Raises:
-        RopepatchError: It is a pipe, a socket or a device.
-        OSError: It cannot be read.
-        ValueError: It is not UTF-8.
-    """
+    """Read the UTF-8 text of a regular file."""
     check_regular(path)
     return path.read_text(encoding="utf-8", errors=errors)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        RopepatchError: If the file is missing, no regular file, unreadable, not JSON or not an object.
-    """
+    """Read a JSON object from a file."""
     try:
         content = parse_json(read_text(path))
     except FileNotFoundError:
@@ -285,26 +227,23 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_text(content: Any, *, indent: int | None = 2) -> str:
-    """JSON that every reader understands: no NaN, no infinity."""
+    """Format strict JSON: no NaN, no infinity."""
     return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
-    """A file of `json_text`."""
+    """Write a file of `json_text`."""
     path.write_text(json_text(content, indent=indent) + "\n", encoding="utf-8")
 
 
 def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str) -> None:
-    """Refuse to go on with what an earlier call left behind, if something else decided its outcome.
+    """Refuse to resume an earlier call of other arguments, naming those that differ.
 
     Args:
-        what: What is wrong, such as "FOLDER is of another run".
-        earlier: All that decided the outcome of the earlier call, as read from JSON.
+        what: The first words of the error, such as "FOLDER is of another run".
+        earlier: All arguments of the earlier call that decide its outcome, as read from JSON.
         now: The same of this call.
-        hint: What the user can do.
-
-    Raises:
-        RopepatchError: With all that differs.
+        hint: The hint of the error.
     """
     same = json.loads(json.dumps(now))  # tuples are lists there
     keys = [*same, *(key for key in earlier if key not in same)]

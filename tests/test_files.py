@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,16 +217,16 @@ def test_what_a_live_process_is_writing_is_removed_by_nobody(kind, tmp_path, cap
 @pytest.mark.parametrize("other", ["has removed it", "is about to"])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_what_another_takes_for_left_before_it_is_locked_is_made_anew(kind, other, tmp_path, monkeypatch):
-    lock, taken = files._locked, []
+    lock, taken = files._lock, []
 
-    def late(path: Path) -> AbstractContextManager[bool]:
+    def late(path: Path, stack: ExitStack) -> bool | None:
         if not taken:
             taken.append(path)
-            remove(path) if other == "has removed it" else held.enter_context(lock(path))
-        return lock(path)
+            remove(path) if other == "has removed it" else lock(path, held)
+        return lock(path, stack)
 
     with ExitStack() as held:
-        monkeypatch.setattr(files, "_locked", late)
+        monkeypatch.setattr(files, "_lock", late)
         with WRITERS[kind](tmp_path / "out") as partial:
             assert partial != taken[0]
             write(partial, "whole")

@@ -124,7 +124,15 @@ def test_only_the_rooms_named_here_import_transformers():
 
 
 def test_the_public_names_are_what_the_package_lists():
-    assert set(ropepatch.__all__) == {"RopepatchError", *ropepatch._HOME}
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    typed = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.names[0].asname
+        for alias in node.names
+    }
+    assert typed == ropepatch._HOME | {"RopepatchError": "ropepatch.errors"}
+    assert set(ropepatch.__all__) == {*typed}
     for name in ropepatch.__all__:
         assert getattr(ropepatch, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

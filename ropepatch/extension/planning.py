@@ -229,7 +229,7 @@ def plan(
     except TypeError:
         raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
     if file:
-        file.check(surveyed.rope, name, tokens)
+        file.check_model(method, surveyed.rope, name, tokens)
     if tokens <= window:
         keys = "max_position_embeddings", SEQUENCE
         stating = (key for key in keys if getattr(surveyed.config, key, None) == window)

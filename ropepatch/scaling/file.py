@@ -1,11 +1,10 @@
-"""A scaling in a small JSON file, which stands wherever the name of a method does: what `fit` writes."""
+"""A scaling in a small JSON file, accepted wherever a method name is: what `fit` writes."""
 
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Amount, Count, Settings, Several, Weight
+from ropepatch.settings import LARGEST, Count, Settings, shown
 
 MARK = "ropepatch_scaling"  # the key that holds the version of the format
 VERSION = 1
@@ -24,101 +23,93 @@ EARLIER = {  # in words: what a rope has from an earlier scaling
     "carried": "frequencies of an earlier scaling",
     "carried_attention_factor": "an earlier attention factor",
 }
-LARGEST = 2**63  # of whole numbers: a float holds them, so that nothing overflows later
 
 
-class SavedScaling(Settings):
-    """What a file holds: a method with its parameters, the fields of the `Rope` it scales, the target.
+class ScalingFile(Settings):
+    """A scaling, and what it was made for: the keys of the file.
 
     Args:
         ropepatch_scaling: The version of the format.
+        method: Name of the method.
         parameters: The method's own parameters by name, without the factor.
+        factor: s.
+        target: The context to reach, in tokens.
+        rotary_dim: Of the rope before, as the four keys below; see `Rope`.
         fit: How the parameters were found, where the file says so.
     """
 
     ropepatch_scaling: Count
     method: str
     parameters: dict[str, Any]
-    factor: Amount
+    factor: Any
     target: Count
-    rotary_dim: Count
-    rope_theta: Amount
-    original_max_position_embeddings: Count
-    carried: Several[Weight] | None = None
-    carried_attention_factor: Amount = 1.0
+    rotary_dim: Any
+    rope_theta: Any
+    original_max_position_embeddings: Any
+    carried: Any = None
+    carried_attention_factor: Any = 1.0
     fit: dict[str, Any] | None = None
 
+    @cached_property
+    def scaling(self) -> Scaling:
+        """The method with its parameters."""
+        METHODS.find(self.method).refuse_unknown(self.parameters)
+        return make_scaling(self.method, factor=self.factor, **self.parameters)
 
-@dataclass(frozen=True)
-class ScalingFile:
-    """A scaling, and what it was made for.
+    @cached_property
+    def rope(self) -> Rope:
+        """The rope of the model before."""
+        return Rope(**{key: getattr(self, key) for key in Rope.model_fields})
 
-    Args:
-        file: Where it was read, as the user gave it.
-        scaling: The method with its parameters.
-        rope: The rope of the model before.
-        target: The context to reach, in tokens.
-        fit: How the parameters were found, where the file says so.
-    """
+    def check(self) -> None:
+        """Raise a `RopepatchError` unless the keys make a scaling, a rope and a target."""
+        _ = self.scaling, self.rope
+        if self.target > LARGEST:
+            raise RopepatchError(f"target must be at most {LARGEST:g}, got {shown(self.target)}")
 
-    file: str
-    scaling: Scaling
-    rope: Rope
-    target: int
-    fit: dict[str, Any] | None = None
-
-    def check(self, rope: Rope, model: str, to: int) -> None:
-        """Refuse a model with another rope, or another target in tokens, than those it was made for.
-
-        Raises:
-            RopepatchError: With the first number that differs.
-        """
-        for key, wanted in vars(self.rope).items():
+    def check_model(self, file: str, rope: Rope, model: str, to: int) -> None:
+        """Refuse a model with another rope, or another target in tokens, than those the file was made for."""
+        for key, wanted in self.rope:
             here = getattr(rope, key)
             if not _same(wanted, here):
                 raise RopepatchError(
-                    f"{self.file} is for a model with {EARLIER.get(key, key)} {reprlib.repr(wanted)}, "
-                    f"{model} has {reprlib.repr(here)}",
+                    f"{file} is for a model with {EARLIER.get(key, key)} {shown(wanted)}, "
+                    f"{model} has {shown(here)}",
                     hint=f"fit this model: {FIT_COMMAND}",
                 )
         if to != self.target:
             raise RopepatchError(
-                f"{self.file} is for a target of {self.target} tokens, got {to}",
+                f"{file} is for a target of {self.target} tokens, got {to}",
                 hint=f"--to {self.target}, or fit it for {to}: {FIT_COMMAND}",
             )
 
 
 def is_scaling_file(method: str) -> bool:
-    """Whether what stands for a method is a file and not a name."""
+    """Tell a file from the name of a method."""
     return method.endswith(".json")
 
 
 def method_label(method: str) -> str:
-    """What folders, tables and figures call a method: its name, or that of its file without the ending."""
+    """The name of a method in folders, tables and figures; of a file, its name without the ending."""
     return Path(method).stem if is_scaling_file(method) else method
 
 
 def write_scaling(
     file: str | Path, scaling: Scaling, rope: Rope, target: int, *, fit: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a scaling, whole or not at all; the arguments are those of `ScalingFile`.
-
-    Raises:
-        RopepatchError: It ends otherwise, exists already, or cannot be written.
-    """
+    """Write a scaling, whole or not at all, into a new file; the arguments are those of `ScalingFile`."""
     if not is_scaling_file(str(file)):
         raise RopepatchError(f"{file} must end in .json", hint="by that, --method knows a file from a name")
-    content = {
-        MARK: VERSION,
-        "method": scaling.name,
-        "parameters": scaling.parameters(),
-        "factor": scaling.factor,
-        "target": target,
-        **vars(rope),
-        "fit": fit,
-    }
-    unsaid = {"carried": None, "carried_attention_factor": 1.0, "fit": None}
-    text = json_text({key: value for key, value in content.items() if value != unsaid.get(key, ...)}) + "\n"
+    content = ScalingFile(
+        ropepatch_scaling=VERSION,
+        method=scaling.name,
+        parameters=scaling.parameters(),
+        factor=scaling.factor,
+        target=target,
+        fit=None if fit is None else dict(fit),
+        **dict(rope),
+    )
+    text = json_text(content.model_dump(exclude_defaults=True)) + "\n"
     exists = RopepatchError(f"{file} already exists", hint="name another file; nothing is overwritten")
     try:
         path = Path(file).expanduser()
@@ -136,33 +127,24 @@ def write_scaling(
 
 
 def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFile:
-    """The scaling that `write_scaling` wrote; parameters ``beside`` a file, by their names, are refused.
-
-    Raises:
-        RopepatchError: No such file, no scaling, one of another version, a key or parameter that is unknown,
-            missing or not what it must be.
-    """
+    """Read a file of `write_scaling`; parameters ``beside`` it, by their names, are refused."""
     content = _read(file)
     try:
-        saved = SavedScaling.model_validate(content)
-        METHODS.find(saved.method).refuse_unknown(saved.parameters)
-        scaling = make_scaling(saved.method, factor=saved.factor, **saved.parameters)
-        rope = Rope(**{key: getattr(saved, key) for key in Rope.model_fields})
+        read = ScalingFile.model_validate(content)
     except RopepatchError as error:
         raise RopepatchError(f"{file}: {error}", hint=error.hint or HINT) from error
     if beside:
         raise RopepatchError(
             f"{', '.join(beside)} beside {file}, which holds every parameter",
-            hint=f"set parameters of a method: --method {saved.method} --set ...",
+            hint=f"set parameters of a method: --method {read.method} --set ...",
         )
-    return ScalingFile(str(file), scaling, rope, saved.target, saved.fit)
+    return read
 
 
 def _read(file: str | Path) -> dict[str, Any]:
-    """The mapping that a file holds, if it says that it is a scaling of our version."""
+    """Read a mapping that says that it is a scaling of our version."""
     try:
-        text = read_text(Path(file).expanduser())
-        content = parse_json(text, each_key_once=True, parse_int=_whole_number)
+        content = parse_json(read_text(Path(file).expanduser()))
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, or no such ~user
         raise RopepatchError(f"{file} is not a scaling file: {error}", hint=HINT) from error
     if not isinstance(content, dict) or MARK not in content:
@@ -170,20 +152,14 @@ def _read(file: str | Path) -> dict[str, Any]:
     version = content[MARK]
     if type(version) is not int or version != VERSION:
         raise RopepatchError(
-            f"{file} is a scaling file of version {reprlib.repr(version)}, expected {VERSION}",
+            f"{file} is a scaling file of version {shown(version)}, expected {VERSION}",
             hint="a newer ropepatch may read it: pip install --upgrade ropepatch",
         )
     return content
 
 
-def _whole_number(text: str) -> int:
-    if abs(number := int(text)) >= LARGEST:
-        raise ValueError(f"{reprlib.repr(text)} is too large")
-    return number
-
-
 def _same(there: Any, here: Any) -> bool:
-    """Whether two values are one; the frequencies of equally wide ropes up to another machine's rounding."""
+    """Compare two values; the frequencies of equally wide ropes up to another machine's rounding."""
     if isinstance(there, tuple) and isinstance(here, tuple):
         return all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(there, here, strict=True))
     return bool(there == here)
