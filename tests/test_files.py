@@ -49,7 +49,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "txt.gz": ("a.txt.gz", stream_documents),
     "jsonl": ("a.jsonl", stream_documents),
     "parquet": ("a.parquet", stream_documents),
-    "saved dataset": ("saved/data.arrow", lambda file: stream_documents(saved(file.parent))),
     "local files": ("a.txt", local_files),
     "card": ("README.md", lambda file: write_card(file.parent)),
     "templates": (
@@ -60,11 +59,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "suite": ("suite.yaml", Suite.from_yaml),
     "result": ("result.json", read_result),
 }
-
-
-def saved(folder: Path) -> Path:
-    (folder / "state.json").write_text("{}")
-    return folder
 
 
 class Pipe:

@@ -1,4 +1,4 @@
-"""Documents from wherever they are kept, read as they are asked for."""
+"""Documents of files, folders, saved datasets and the Hub, read as they are asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -19,30 +19,23 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular
 
-SEPARATOR = b"<|endoftext|>"
+SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
 HALF_A_PAIR = re.compile("[\\ud800-\\udfff]")  # of surrogates, which JSON can spell and is no character
+LARGEST = 2**30  # bytes of a line, characters of a document
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
-LARGEST = 2**30  # bytes of a document
-HOPELESS = 1000  # bad rows with no good one before them: a stream would be read to its end in vain
 EXPECTED = (
     "give a text or JSONL file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset id owner/name"
 )
 
-Read = str | list[int] | RopepatchError  # a document, or what is wrong with the row in its place
+Document = str | list[int]
 
 
-def stream_documents(
-    source: str | Path,
-    *,
-    field: str = "text",
-    split: str = "test",
-    on_bad: Callable[[str], None] | None = None,
-) -> Iterator[str | list[int]]:
+def stream_documents(source: str | Path, *, field: str = "text", split: str = "test") -> Iterator[Document]:
     """The documents of a source, texts or token ids, each read when it is asked for.
 
     Sources are, and what is on this machine goes before the Hub:
@@ -60,24 +53,19 @@ def stream_documents(
         field: The field of an object or row that holds a text or a list of token ids; where it is absent
             ``input_ids`` is read.
         split: The split to read, of a dataset with splits.
-        on_bad: Is told in one line of each bad row, which is then left out; None to raise. A bad row is a
-            line that is no JSON object, a row without the field, a value that is neither text nor token ids,
-            or a text or line with bytes that are not UTF-8.
 
     Raises:
-        RopepatchError: At once: no such source, split or package, no documents, a column that is not there,
-            or, without ``on_bad``, a fault in the first; with it, if all rows are bad, or the first thousand.
-            When it is reached: without ``on_bad`` a bad row; a file that cannot be read, or a Hub that no
+        RopepatchError: At once: no such source, split or package, no documents, or a fault in the first. When
+            it is reached: a row without the field, a value that is neither text nor token ids, a line that is
+            no JSON object or not UTF-8, named by file and line; a file that cannot be read, or a Hub that no
             longer answers.
     """
-    bad: list[str] = []
-    documents = _sound(_open(source, field, split), bad, on_bad)
+    documents = (
+        document
+        for document in _open(source, field, split)
+        if (document.strip() if isinstance(document, str) else document)
+    )
     first = next(documents, None)
-    if first is None and bad:
-        among = "all" if len(bad) < HOPELESS else "the first"
-        raise RopepatchError(
-            f"{among} {len(bad)} rows of {source} are bad; the first: {bad[0]}", hint="check field and format"
-        )
     if first is None:
         raise RopepatchError(f"no text in {source}: all of it is blank", hint=EXPECTED)
     return chain([first], documents)
@@ -96,38 +84,16 @@ def local_files(source: str | Path) -> list[Path] | None:
         return _files_in(path) if path.is_dir() else [path]
 
 
-def _sound(
-    rows: Iterator[Read], bad: list[str], on_bad: Callable[[str], None] | None
-) -> Iterator[str | list[int]]:
-    """The documents that are not blank; ``bad`` is filled up to the first."""
-    none_yet = True
-    for row in rows:
-        if isinstance(row, RopepatchError):
-            if on_bad is None:
-                raise row
-            on_bad(str(row))
-            if none_yet:
-                bad.append(str(row))
-                if len(bad) == HOPELESS:
-                    return
-        elif row.strip() if isinstance(row, str) else row:
-            none_yet = False
-            yield row
-
-
-def _open(source: str | Path, field: str, split: str) -> Iterator[Read]:
+def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
     with _looking_for(source):
         path = _local(source)
         if path is None:
             name, _, config = str(source).partition(":")
             return _read_hub(name, config or None, field, split)
-        if not path.is_dir():
-            return _read_file(path, field)
-        if _is_saved(path):
-            for file in path.rglob("*"):
-                check_regular(file)
+        if path.is_dir() and _is_saved(path):
             return _read_saved(path, field, split)
-        return chain.from_iterable(_read_file(file, field) for file in _files_in(path))
+        files = _files_in(path) if path.is_dir() else [path]
+        return chain.from_iterable(_read_file(file, field) for file in files)
 
 
 def _local(source: str | Path) -> Path | None:
@@ -169,67 +135,58 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _read_file(file: Path, field: str) -> Iterator[Read]:
+def _read_file(file: Path, field: str) -> Iterator[Document]:
     kind = Path(file.name.removesuffix(".gz")).suffix
-    if kind in (".jsonl", ".json"):
-        return _read_objects(file, field)
     if kind in FORMATS:
         return _read_table(file, FORMATS[kind], field)
-    return _read_texts(file)
+    return _read_objects(file, field) if kind in (".jsonl", ".json") else _read_texts(file)
 
 
-def _read_texts(file: Path) -> Iterator[Read]:
-    offset, content = 0, bytearray()
-    for line in chain(_read_lines(file), [SEPARATOR]):  # no marker reaches over the end of a line
+def _read_texts(file: Path) -> Iterator[str]:
+    text = ""
+    for _, line in _lines(file):  # no marker reaches over the end of a line
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
-            content += end
-            begin, offset = offset, offset + len(content) + len(SEPARATOR)
-            try:
-                document: Read = _decode(content, file, begin).strip()
-            except RopepatchError as bad:
-                document = bad
-            content = bytearray()  # a document may be all that memory holds
-            yield document
-        content += rest
-        if len(content) > LARGEST:
+            yield (text + end).strip()
+            text = ""
+        text += rest
+        if len(text) > LARGEST:
             raise _too_long(file)
+    yield text.strip()
 
 
-def _read_objects(file: Path, field: str) -> Iterator[Read]:
-    offset = 0
-    for number, line in enumerate(_read_lines(file), start=1):
+def _read_objects(file: Path, field: str) -> Iterator[Document]:
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
         place = f"{file}, line {number}"
         try:
-            text = _decode(line, file, offset)
-            if text.strip():
-                yield _document(_object(text, place), field, place)
-        except RopepatchError as bad:
-            yield bad
-        offset += len(line)
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RopepatchError(
+                f"{place} is not JSON: {error}", hint='each line must be an object such as {"text": "..."}'
+            ) from error
+        if not isinstance(row, dict):
+            raise RopepatchError(
+                f"{place} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
+            )
+        yield _document(row, field, place)
 
 
-def _object(text: str, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RopepatchError(
-            f"{place} is not JSON: {error}", hint='each line must be an object such as {"text": "..."}'
-        ) from error
-    if not isinstance(row, dict):
-        raise RopepatchError(
-            f"{place} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
-        )
-    return row
-
-
-def _read_lines(file: Path) -> Iterator[bytes]:
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file from 1, with line ends as Python reads them in text mode."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            while line := stream.readline(LARGEST + 1):
-                if len(line) > LARGEST:
+            for number, content in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), start=1):
+                if len(content) > LARGEST:
                     raise _too_long(file)
-                yield line
+                line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise RopepatchError(
+            f"{file}, line {number} is not UTF-8 text: byte 0x{error.object[error.start]:02x}",
+            hint=f"convert it, e.g. iconv -f latin1 -t utf-8 {file.name}",
+        ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise RopepatchError(f"cannot read {file}: {error}", hint="copy it again") from error
 
@@ -241,19 +198,7 @@ def _too_long(file: Path) -> RopepatchError:
     )
 
 
-def _decode(content: bytes | bytearray, file: Path, offset: int) -> str:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RopepatchError(
-            f"{file} is not UTF-8 text: byte 0x{content[error.start]:02x} at offset {offset + error.start}",
-            hint=f"convert it, e.g. iconv -f latin1 -t utf-8 {file.name}",
-        ) from error
-    text = text if offset else text.removeprefix("\ufeff")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _document(row: Mapping[str, Any], field: str, place: str) -> str | list[int]:
+def _document(row: Mapping[str, Any], field: str, place: str) -> Document:
     name = field if field in row else TOKEN_IDS
     if name not in row:
         raise RopepatchError(
@@ -270,7 +215,7 @@ def _document(row: Mapping[str, Any], field: str, place: str) -> str | list[int]
     )
 
 
-def _read_saved(folder: Path, field: str, split: str) -> Iterator[Read]:
+def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
     datasets = _datasets()
     with _explaining(str(folder), "save it again with save_to_disk"):
         dataset = datasets.load_from_disk(str(folder))
@@ -281,7 +226,7 @@ def _read_saved(folder: Path, field: str, split: str) -> Iterator[Read]:
         yield from _read_rows(dataset.with_format(None), field, str(folder))
 
 
-def _read_table(file: Path, kind: str, field: str) -> Iterator[Read]:
+def _read_table(file: Path, kind: str, field: str) -> Iterator[Document]:
     datasets = _datasets()
     with _explaining(str(file), f"it must be a {kind} file that datasets can read"):
         files = {"train": [glob.escape(str(file.absolute()))]}
@@ -289,24 +234,21 @@ def _read_table(file: Path, kind: str, field: str) -> Iterator[Read]:
         yield from _read_rows(dataset, field, str(file))
 
 
-def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Read]:
+def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Document]:
     datasets = _datasets()
     with _explaining(f"{name} from the Hub", OF_THE_HUB):
         dataset = datasets.load_dataset(name, config, split=split, streaming=True)
         yield from _read_rows(dataset, field, name)
 
 
-def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Read]:
+def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Document]:
     columns = dataset.column_names or []  # None where only the rows tell
-    wanted = field if field in columns else TOKEN_IDS
-    rows = dataset.select_columns([wanted]) if wanted in columns else dataset
-    for number, row in enumerate(rows):
-        try:
-            yield _document(row, field, f"{name}, row {number}")
-        except RopepatchError as bad:
-            if columns and wanted not in columns:  # nor has any other row
-                raise
-            yield bad
+    for wanted in (field, TOKEN_IDS):
+        if wanted in columns:
+            dataset = dataset.select_columns([wanted])
+            break
+    for number, row in enumerate(dataset):
+        yield _document(row, field, f"{name}, row {number}")
 
 
 def _datasets() -> Any:

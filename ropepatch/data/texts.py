@@ -1,9 +1,13 @@
-"""Documents to token ids, to windows of them, and to a hash that says which they were."""
+"""Documents to token ids, to windows of them, and to a hash that says which they were.
+
+Shapes: T tokens of a document.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import reprlib
 import struct
 from array import array
@@ -11,12 +15,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from ropepatch.data.pieces import Divider
 from ropepatch.data.sources import HALF_A_PAIR, stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
@@ -24,12 +27,14 @@ from ropepatch.settings import Amount, Length, Settings, Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AT_ONCE = 64  # texts that the tokenizer is given at one time; it splits them in parallel
-CHARACTERS = 2**20  # of these texts
+CHARACTERS = 2**20  # of the texts that the tokenizer is given at one time; it splits them in parallel
+PIECE = 2**18  # characters of a long text that it is given at one time, at some hundred bytes for each
+LINE, WORD = re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # where a long text is cut
+ANCHOR = "\n"  # goes before a piece: what the tokenizer puts before each text, it puts before this
 LONGEST_PATH = 4096
 
 TextOrIds = str | Sequence[int] | Tensor
-Part = tuple[int, str | Tensor | None, bool]  # of which document, what, and whether it is its first text
+AnyDocument = TypeVar("AnyDocument", bound=TextOrIds)
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +80,16 @@ def token_ids(
     """Token ids [T] of each document, on the CPU.
 
     A text is split without special tokens and, with ``bos``, preceded by the tokenizer's
-    beginning-of-sequence token, if it has one; token ids are taken as they are. A long text is split in
-    pieces, which give the same tokens, and with ``length`` not much farther than to so many of them.
+    beginning-of-sequence token, if it has one; token ids are taken as they are. A long text is cut in pieces
+    at line breaks: all but a few tokens around the cuts are those of the whole. With ``length`` it is read
+    until it has so many.
 
     Raises:
-        RopepatchError: A bare text in place of documents, a text without a tokenizer, one that has no Unicode
-            form, or one so long without a space that it cannot be split in pieces.
+        RopepatchError: A bare text in place of documents, a text without a tokenizer, or one that has no
+            Unicode form.
     """
-    return list(_split(tokenizer, documents, _bos(tokenizer) if bos else None, AT_ONCE, length))
+    first = _bos(tokenizer) if bos else None
+    return list(tokenise(tokenizer, documents, first=first, length=length))
 
 
 def first_documents(
@@ -109,7 +116,8 @@ def first_documents(
     """
     _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
-    for ids in _split(tokenizer, documents, _bos(tokenizer) if bos else None, 1, length):
+    first = _bos(tokenizer) if bos else None
+    for ids in tokenise(tokenizer, documents, first=first, characters=1, length=length):
         longest, read = max(longest, len(ids)), read + 1
         if len(ids) >= length:
             taken.append(ids[:length].clone())  # a view would keep the whole document
@@ -165,11 +173,9 @@ def cut_windows(
     """
     _check_cut(length, count)
     stream, ends = array("q"), array("q")
-    for ids in _parts(tokenizer, documents, first_token(tokenizer), AT_ONCE):
-        if ids is None:
-            ends.append(len(stream))
-        else:
-            stream.extend(ids.tolist())
+    for ids in tokenise(tokenizer, documents, first=first_token(tokenizer)):
+        stream.frombytes(ids.long().numpy().tobytes())
+        ends.append(len(stream))
     available = len(stream) // length
     if not available:
         raise RopepatchError(
@@ -193,123 +199,120 @@ def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def _check_cut(length: int, count: int | None) -> None:
-    if length < 1 or (count is not None and count < 1):
-        raise RopepatchError(f"length and count must be at least 1, got length {length}, count {count}")
-
-
 def first_token(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     """The token before each text of a stream: beginning of sequence, else end of sequence, else none."""
     first = _bos(tokenizer)
     return tokenizer.eos_token_id if tokenizer is not None and first is None else first
 
 
-def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
-    return tokenizer.bos_token_id if tokenizer is not None else None
-
-
-def _split(
+def tokenise(
     tokenizer: PreTrainedTokenizerBase | None,
     documents: Iterable[TextOrIds],
+    *,
     first: int | None,
-    at_once: int,
+    characters: int = CHARACTERS,
     length: int | None = None,
 ) -> Iterator[Tensor]:
-    """Token ids of each document; of a text after the token ``first``."""
-    parts = []
-    for part in _parts(tokenizer, documents, first, at_once, length):
-        if part is not None:
-            parts.append(part)
-        else:
-            yield parts[0] if len(parts) == 1 else torch.cat(parts)
-            parts = []
+    """Token ids [T] of one document after the other.
 
+    Args:
+        tokenizer: Splits the texts; None if all documents are token ids.
+        documents: Texts or token ids; may be a stream.
+        first: The token before each text; None for none.
+        characters: Documents are taken and held until they have so many.
+        length: A long text is read until it has so many tokens.
 
-def _parts(
-    tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[TextOrIds],
-    first: int | None,
-    at_once: int,
-    length: int | None = None,
-) -> Iterator[Tensor | None]:
-    """Token ids, some at a time, and None at the end of each document.
-
-    Holds ``at_once`` documents, or `CHARACTERS` of texts. A text with ``length`` tokens is read no farther.
+    Raises:
+        RopepatchError: As `token_ids`.
     """
     if isinstance(documents, str):
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
-    divider = None if tokenizer is None else Divider(tokenizer)
-    latest, tokens = -1, 0  # of the document that was split last
-
-    def texts() -> Iterator[Part]:
-        for index, document in enumerate(documents):
-            if not isinstance(document, str):
-                yield index, _given_ids(document, index), False
-            elif divider is None:
-                what = "documents are text, but tokenizer is None"
-                raise RopepatchError(what, hint="pass the model's tokenizer")
-            else:
-                _check_text(document, index)
-                for number, piece in enumerate(divider.pieces(document)):
-                    if number and latest == index and length is not None and tokens >= length:
-                        break
-                    yield index, piece, number == 0
-            yield index, None, False
-
-    remaining = texts()
-    while batch := _batch(remaining, at_once):
-        encoded = _encode(tokenizer, [piece for _, piece, _ in batch if isinstance(piece, str)])
-        for index, piece, begins in batch:
-            if not isinstance(piece, str):
-                yield piece
+    checked = (_checked(tokenizer, document, index) for index, document in enumerate(documents))
+    prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
+    while batch := take(checked, characters):
+        short = [document for document in batch if isinstance(document, str) and len(document) <= PIECE]
+        encoded = iter(_encode(tokenizer, short))
+        for document in batch:
+            if isinstance(document, Tensor):
+                yield document
                 continue
-            ids = ([first] if begins and first is not None else []) + next(encoded)
-            latest, tokens = index, len(ids) + (tokens if index == latest else 0)
-            yield torch.tensor(ids, dtype=torch.long)
+            parts = [prefix]
+            for piece in [next(encoded)] if len(document) <= PIECE else _long(tokenizer, document):
+                parts.append(torch.tensor(piece, dtype=torch.long))
+                if length is not None and sum(map(len, parts)) >= length:
+                    break
+            yield torch.cat(parts)
 
 
-def _check_text(text: str, index: int) -> None:
-    """Refuse what is no text that a tokenizer takes, and the name of a file in the place of the first.
+def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]:
+    """The next documents, until they have so many characters or token ids; each counts one more."""
+    taken: list[AnyDocument] = []
+    while characters > 0 and (document := next(documents, None)) is not None:
+        taken.append(document)
+        characters -= 1 + len(document)
+    return taken
 
-    Any later one is a line of the text, whatever files are here.
+
+def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, index: int) -> str | Tensor:
+    """A text that the tokenizer takes, or token ids [T].
+
+    The first must not be the name of a file: any later one is a line of the text, whatever files are here.
     """
-    if half := HALF_A_PAIR.search(text):
+    if not isinstance(document, str):
+        try:
+            return torch.as_tensor(document).cpu()
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise RopepatchError(
+                f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
+                hint="leave out what is empty",
+            ) from error
+    if tokenizer is None:
+        raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
+    if half := HALF_A_PAIR.search(document):
         raise RopepatchError(
             f"documents[{index}] holds half a character, {half[0]!r}, at {half.start()}",
             hint="read it as UTF-8; .encode(errors='replace') finds a stand-in",
         )
-    if index == 0 and len(text) < LONGEST_PATH and "\n" not in text:
+    if index == 0 and len(document) < LONGEST_PATH and "\n" not in document:
         with suppress(OSError, ValueError):  # too long for a name, or with a NUL
-            if Path(text).is_file():
+            if Path(document).is_file():
                 raise RopepatchError(
-                    f"documents[{index}] is the name of a file, {text!r}: documents are texts",
+                    f"documents[{index}] is the name of a file, {document!r}: documents are texts",
                     hint="pass what it holds: [Path(name).read_text()]",
                 )
+    return document
 
 
-def _given_ids(document: Sequence[int] | Tensor, index: int) -> Tensor:
-    try:
-        return torch.as_tensor(document).cpu()
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise RopepatchError(
-            f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
-            hint="leave out what is empty",
-        ) from error
+def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list[int]]:
+    """Token ids of a long text, a piece at a time, without what the tokenizer puts before each text."""
+    (anchor,) = _encode(tokenizer, [ANCHOR])
+    begin = 0
+    while begin < len(text):
+        near, far = begin + PIECE, begin + 2 * PIECE
+        cut = LINE.search(text, near, far) or WORD.search(text, near, far)
+        end = cut.start() if cut else far
+        piece = text[begin:end]
+        (ids,) = _encode(tokenizer, [ANCHOR + piece if begin else piece])
+        if begin and ids[: len(anchor)] == anchor:
+            ids = ids[len(anchor) :]
+        elif begin:
+            (ids,) = _encode(tokenizer, [piece])
+        yield ids
+        begin = end
 
 
-def _batch(texts: Iterator[Part], documents: int) -> list[Part]:
-    """So many documents to their ends, or texts of `CHARACTERS`."""
-    batch, size = list[Part](), 0
-    while documents > 0 and size < CHARACTERS and (text := next(texts, None)) is not None:
-        batch.append(text)
-        size += len(text[1]) if isinstance(text[1], str) else 0
-        documents -= text[1] is None
-    return batch
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> Iterator[list[int]]:
+def _encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[list[int]]:
     if tokenizer is None or not texts:
-        return iter(())
+        return []
     # verbose=False: no warning about texts longer than model_max_length, which are what we are here for.
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    return map(list, encoded["input_ids"])
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    return tokenizer.bos_token_id if tokenizer is not None else None
+
+
+def _check_cut(length: int, count: int | None) -> None:
+    if length < 1 or (count is not None and count < 1):
+        raise RopepatchError(f"length and count must be at least 1, got length {length}, count {count}")

@@ -1,4 +1,11 @@
-"""The tokens of a source: its documents are read and split once, and kept on disk."""
+"""The tokens of a source: its documents are read and split once, and kept on disk.
+
+An entry of the cache is a folder: ``tokens.bin`` holds the token ids of all documents on end, int32 [N];
+``meta.json`` how long each document is, and how the source was read. An entry that grows keeps its beginning,
+and ``tokens.bin`` is replaced first: so whatever ``meta.json`` is there describes whatever tokens are there.
+
+Shapes: N tokens, D documents.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +13,105 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from filelock import FileLock
 from huggingface_hub import HfApi
 from torch import Tensor
 
 from ropepatch.data.sources import local_files, stream_documents
-from ropepatch.data.texts import Texts, first_token, token_ids
-from ropepatch.data.token_store import CHUNK, Reading, TokenStore, find, write
+from ropepatch.data.texts import CHARACTERS, Texts, first_token, take, tokenise
 from ropepatch.errors import RopepatchError
+from ropepatch.files import whole_file, write_json
 from ropepatch.settings import relative_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-FORMAT = 1  # of an entry, and of how documents become tokens
-CHARACTERS = 2**20  # of the texts that the tokenizer is given at one time; it splits them in parallel
+FORMAT = 2  # of an entry, and of how documents become tokens
+TOKENS, META = "tokens.bin", "meta.json"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a source was read.
+
+    Attributes:
+        source: The path or id of the source.
+        revision: The revision on the Hub, or a hash of the sizes and times of the files.
+        min_tokens: Shorter documents were left out.
+        short: How many were.
+        complete: Whether it was read to its end.
+    """
+
+    source: str
+    revision: str | None
+    min_tokens: int
+    short: int
+    complete: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore:
+    """The documents of an entry up to a number of tokens; in another process it opens the entry again.
+
+    Attributes:
+        folder: The entry.
+        tokens: Those of all documents, int32 [N], mapped from the file.
+        starts: Where each document begins, and the last ends, int64 [D + 1].
+        reading: How the source was read for this entry.
+    """
+
+    folder: Path
+    tokens: Tensor
+    starts: Tensor
+    reading: Reading
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the tokens and of the lengths of the documents."""
+        hashed = hashlib.sha256(self.tokens.numpy().data)
+        hashed.update(self.starts.diff().int().numpy().data)
+        return hashed.hexdigest()
+
+    @property
+    def report(self) -> str:
+        """One line: how much there is, and what was left out."""
+        there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self.tokens))} tokens"
+        if not self.reading.short:
+            return there
+        return f"{there}; {amount(self.reading.short)} shorter than {self.reading.min_tokens} tokens left out"
+
+    def first(self, tokens: int) -> TokenStore:
+        """The first documents that together have so many tokens, or all if there are fewer."""
+        count = min(int(torch.searchsorted(self.starts, tokens)), len(self.starts) - 1)
+        return replace(self, tokens=self.tokens[: self.starts[count]], starts=self.starts[: count + 1])
+
+    def piece(self, begin: int, end: int) -> tuple[Tensor, tuple[int, ...]]:
+        """Token ids, int64 [end - begin], and how many of them are of each document."""
+        first, last = torch.searchsorted(self.starts, torch.tensor([begin + 1, end])).tolist()
+        cuts = [begin, *self.starts[first:last].tolist(), end]
+        lengths = tuple(after - before for before, after in pairwise(cuts))
+        return self.tokens[begin:end].long(), lengths
+
+    def __len__(self) -> int:
+        """Its tokens."""
+        return len(self.tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.folder, len(self))
 
 
 def default_cache() -> Path:
@@ -48,7 +129,6 @@ def tokenised(
     vocabulary: int,
     tokens: int,
     cache: Path,
-    progress: Callable[[int], None] | None = None,
 ) -> TokenStore:
     """The first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
 
@@ -56,8 +136,8 @@ def tokenised(
     after the beginning-of-sequence token, or the end-of-sequence token if there is no other, or nothing;
     token ids are taken as they are. What is read is kept. It serves again as long as the same are the
     tokenizer, the settings of the source, and the files, by their sizes and times, or the revision on the
-    Hub; if the Hub does not say which it has, what was kept last serves. It serves who wants fewer tokens,
-    too, and gives what reading anew would. Of several processes one reads, and the others wait for it.
+    Hub; if the Hub does not say which it has, what was kept last serves. An entry also serves requests for
+    fewer tokens, with what reading anew would give. Of several processes one reads, and the others wait.
 
     Args:
         source: The source; of its settings only the weight does not matter.
@@ -66,41 +146,29 @@ def tokenised(
         vocabulary: How many tokens the model knows.
         tokens: How many are wanted.
         cache: The folder of all entries; see `default_cache`.
-        progress: Is told how many tokens have been read.
 
     Raises:
-        RopepatchError: The source cannot be read, or all its rows are bad; no document is long enough; a
-            token id is beyond the vocabulary; the disk does not take the tokens.
+        RopepatchError: The source cannot be read; no document is long enough; a token id is beyond the
+            vocabulary; the disk does not take the tokens.
     """
     min_tokens = max(relative_length(source.min_tokens, trained), 1)
     name, revision = _identity(source.text)
     settings = (FORMAT, name, source.field, source.split, min_tokens)
-    file = _entry(cache, (*settings, tokenizer_digest(tokenizer), first_token(tokenizer)), revision)
-    store = find(file, tokens)
+    folder = _entry(cache, (*settings, tokenizer_digest(tokenizer), first_token(tokenizer)), revision)
+    store = find(folder, tokens)
     if store is None:
-        reading = Reading(source=source.text, revision=revision, min_tokens=min_tokens)
-        documents = _read(source, tokenizer, vocabulary, tokens, progress, reading)
-        with keeping(source.text, cache):
-            store = _keep(file, documents, reading, tokens)
-    _check_vocabulary(store, vocabulary)
+        with writing(folder, source.text):
+            store = find(folder, tokens) or write(  # another process may have been first
+                folder,
+                _read(source, tokenizer, min_tokens, vocabulary, tokens),
+                source=source.text,
+                revision=revision,
+                min_tokens=min_tokens,
+                tokens=tokens,
+            )
+    store = store.first(tokens)
+    _check_vocabulary(store.tokens, vocabulary, source.text)
     return store
-
-
-@contextmanager
-def keeping(source: str, cache: Path) -> Iterator[None]:
-    """Say in one line that the disk does not take the tokens of a source.
-
-    Raises:
-        RopepatchError: It does not.
-    """
-    try:
-        yield
-    except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
-        reason = getattr(error, "strerror", None) or error
-        raise RopepatchError(
-            f"cannot keep the tokens of {source} in {cache}: {reason}",
-            hint="free some space, or set ROPEPATCH_CACHE to a folder on another disk",
-        ) from error
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -120,65 +188,128 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashed.hexdigest()
 
 
-def _read(
-    source: Texts,
-    tokenizer: PreTrainedTokenizerBase,
-    vocabulary: int,
-    tokens: int,
-    progress: Callable[[int], None] | None,
-    reading: Reading,
-) -> Iterator[Tensor]:
-    """The token ids [T], int32, of one document after the other, until they are enough."""
-    taken = count = longest = 0
-    first = first_token(tokenizer)
-    prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
-    documents = stream_documents(
-        source.text, field=source.field, split=source.split, on_bad=reading.leave_out
-    )
-    # A token is seldom less than a character: no more characters are read than tokens are to go.
-    while batch := _batch(documents, min(CHARACTERS, tokens - taken)):
-        for document, ids in zip(batch, token_ids(tokenizer, batch, bos=False), strict=True):
-            ids = torch.cat([prefix, ids]) if isinstance(document, str) else ids
-            longest = max(longest, len(ids))
-            if len(ids) < reading.min_tokens:
-                reading.short += 1
-                continue
-            if ids.max() >= vocabulary:
-                raise _beyond(source.text, count, int(ids[ids >= vocabulary][0]), vocabulary)
-            yield ids.int()
-            taken, count = taken + len(ids), count + 1
-            if taken >= tokens:
-                break
-        if progress is not None:
-            progress(taken)
-    reading.complete = taken < tokens
-    if not count:
+@contextmanager
+def writing(folder: Path, source: str) -> Iterator[None]:
+    """Hold the lock of an entry, for which other processes wait.
+
+    Raises:
+        RopepatchError: The disk does not take the tokens of the source.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            yield
+    except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
+        reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
-            f"no document of {source.text} has {reading.min_tokens} tokens: the longest of {reading.short} "
-            f"has {longest}",
-            hint="give longer documents, or a smaller min_tokens",
+            f"cannot keep the tokens of {source} in {folder.parent}: {reason}",
+            hint="free some space, or set ROPEPATCH_CACHE to a folder on another disk",
+        ) from error
+
+
+def write(
+    folder: Path,
+    documents: Iterable[Tensor],
+    *,
+    source: str,
+    revision: str | None = None,
+    min_tokens: int = 1,
+    tokens: int | None = None,
+) -> TokenStore:
+    """Write an entry as the documents come; an interrupted one leaves what was there before.
+
+    Args:
+        folder: The entry; the caller holds its lock.
+        documents: The token ids [T] of each, those first that the entry has.
+        source: The path or id of the source.
+        revision: What changes when the source does.
+        min_tokens: Shorter documents are left out.
+        tokens: How many are enough; None to write all documents.
+
+    Raises:
+        RopepatchError: No document is long enough.
+        OSError: The disk does not take it.
+    """
+    lengths, taken, short, longest = array("i"), 0, 0, 0
+    with whole_file(folder / TOKENS) as partial, partial.open("wb") as out:
+        for ids in documents:
+            if len(ids) < min_tokens:
+                short, longest = short + 1, max(longest, len(ids))
+                continue
+            out.write(ids.int().numpy().data)
+            lengths.append(len(ids))
+            taken += len(ids)
+            if tokens is not None and taken >= tokens:
+                break
+        if not lengths:
+            raise RopepatchError(
+                f"no document of {source} has {min_tokens} tokens: the longest of {short} has {longest}",
+                hint="give longer documents, or a smaller min_tokens",
+            )
+    complete = tokens is None or taken < tokens
+    reading = Reading(source, revision, min_tokens, short, complete)
+    with whole_file(folder / META) as partial:
+        write_json(partial, asdict(reading) | {"lengths": lengths.tolist()}, indent=None)
+    return _mapped(folder)
+
+
+def find(folder: Path, tokens: int) -> TokenStore | None:
+    """An entry that has so many tokens, or all of its source.
+
+    None if the entry is not there, has too few, or is damaged, of which a warning is logged.
+    """
+    if not (folder / META).exists():
+        return None
+    try:
+        store = _mapped(folder)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        logger.warning("%s is damaged (%s); its source is read again", folder, error)
+        return None
+    return store if len(store) >= tokens or store.reading.complete else None
+
+
+def amount(count: int) -> str:
+    """A count for people: 5.1 M, or 1,204."""
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
+
+
+def _mapped(folder: Path) -> TokenStore:
+    meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
+    ends = torch.tensor(meta.pop("lengths"), dtype=torch.long).cumsum(0)
+    # Copied when written to, which nobody does: torch warns of what it must not write to.
+    tokens = np.memmap(folder / TOKENS, dtype=np.int32, mode="c", shape=(int(ends[-1]),))
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), ends])
+    return TokenStore(folder, torch.from_numpy(tokens), starts, Reading(**meta))
+
+
+def _reopened(folder: Path, tokens: int) -> TokenStore:
+    return _mapped(folder).first(tokens)
+
+
+def _read(
+    source: Texts, tokenizer: PreTrainedTokenizerBase, min_tokens: int, vocabulary: int, tokens: int
+) -> Iterator[Tensor]:
+    """The token ids [T] of one document after the other, until those that are long enough have so many."""
+    documents, taken = stream_documents(source.text, field=source.field, split=source.split), 0
+    # A token is seldom less than a character: no more characters are read than tokens are to go.
+    while batch := take(documents, min(CHARACTERS, tokens - taken)):
+        for ids in tokenise(tokenizer, batch, first=first_token(tokenizer)):
+            if len(ids) >= min_tokens:
+                _check_vocabulary(ids, vocabulary, source.text)
+                taken += len(ids)
+            yield ids
+
+
+def _check_vocabulary(ids: Tensor, vocabulary: int, source: str) -> None:
+    if ids.max() >= vocabulary:
+        raise RopepatchError(
+            f"{source} holds token id {int(ids.max())}, expected 0 to {vocabulary - 1}",
+            hint="use the tokenizer, or the tokenised set, that belongs to the model",
         )
 
 
-def _batch(documents: Iterator[str | list[int]], size: int) -> list[str | list[int]]:
-    """Documents until they have so many characters or tokens, the first token of each text included."""
-    batch: list[str | list[int]] = []
-    while size > 0 and (document := next(documents, None)) is not None:
-        batch.append(document)
-        size -= 1 + len(document)
-    return batch
-
-
-def _beyond(source: str, document: int, token: int, vocabulary: int) -> RopepatchError:
-    return RopepatchError(
-        f"{source}: document {document} of those taken holds token id {token}, expected 0 to "
-        f"{vocabulary - 1}",
-        hint="use the tokenizer, or the tokenised set, that belongs to the model",
-    )
-
-
 def _identity(source: str) -> tuple[str, str | None]:
-    """What names a source, and what changes when the source does; None if the Hub does not say."""
+    """The name of a source, and what changes when the source does; None if the Hub does not say."""
     files = local_files(source)
     if files is not None:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -193,31 +324,9 @@ def _identity(source: str) -> tuple[str, str | None]:
 def _entry(cache: Path, decisive: tuple[object, ...], revision: str | None) -> Path:
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
     if revision is not None:
-        return cache / f"{key}-{revision[:24]}.safetensors"
-    earlier = max(cache.glob(f"{key}-*.safetensors"), key=lambda file: file.stat().st_mtime, default=None)
+        return cache / f"{key}-{revision[:24]}"
+    earlier = max(cache.glob(f"{key}-*/{META}"), key=lambda file: file.stat().st_mtime, default=None)
     if earlier is None:
-        return cache / f"{key}-unknown.safetensors"
+        return cache / f"{key}-unknown"
     logger.warning("the Hub does not say which revision it has; using what was read before: %s", earlier)
-    return earlier
-
-
-def _keep(file: Path, documents: Iterator[Tensor], reading: Reading, tokens: int) -> TokenStore:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_name(f".{file.name}.lock")):
-        if store := find(file, tokens):  # another process was first
-            return store
-        for dead in file.parent.glob(f".{file.name}.*.partial"):
-            dead.unlink()
-        write(file, documents, reading)
-        store = find(file, tokens)
-    if store is None:
-        raise RopepatchError(f"{file} does not hold what was just written to it", hint="check the disk")
-    return store
-
-
-def _check_vocabulary(store: TokenStore, vocabulary: int) -> None:
-    for number, chunk in enumerate(torch.split(store.tokens, CHUNK)):
-        if chunk.max() >= vocabulary:
-            place = number * CHUNK + int((chunk >= vocabulary).nonzero()[0])
-            document = int(torch.searchsorted(store.starts, place, right=True)) - 1
-            raise _beyond(store.reading.source, document, int(store.tokens[place]), vocabulary)
+    return earlier.parent

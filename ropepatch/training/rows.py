@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
-from ropepatch.data.token_store import TokenStore, amount
-from ropepatch.data.tokens import tokenizer_digest
+from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.positions import PositionSampling, row_positions

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.texts import first_token
-from ropepatch.data.token_store import Reading, TokenStore, find, write
-from ropepatch.data.tokens import keeping, tokenizer_digest
+from ropepatch.data.tokens import TokenStore, find, tokenizer_digest, write, writing
 from ropepatch.files import read_json
 from ropepatch.model.config import text_config
 from ropepatch.model.head import reading_on
@@ -57,21 +55,18 @@ def self_written(
     config = json.dumps(read_json(folder / "config.json"), sort_keys=True)
     decisive = (FORMAT, fingerprint(read_headers(folder)), config, tokenizer_digest(tokenizer), length, seed)
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
-    file, model = cache / f"{key}-self.safetensors", None
-    reading = Reading(source=NAME, revision=None, min_tokens=1, complete=True)
-    with keeping(NAME, cache):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f".{file.name}.lock")):
-            while (store := find(file, tokens)) is None or len(store) < tokens:
-                documents = (
-                    [] if store is None else list(torch.split(store.tokens, store.starts.diff().tolist()))
-                )
-                say(f"the model writes its own text: {sum(map(len, documents)):,} of {tokens:,} tokens")
-                if model is None:
-                    model = load_model(folder).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
-                draws = torch.Generator().manual_seed(seed_of(seed, "self", len(documents)))
-                write(file, documents + written(model, tokenizer, length, draws), reading)
-    return store
+    entry, model = cache / f"{key}-self", None
+    with writing(entry, NAME):
+        store = find(entry, 1)
+        while store is None or len(store) < tokens:
+            documents = [] if store is None else list(torch.split(store.tokens, store.starts.diff().tolist()))
+            say(f"the model writes its own text: {sum(map(len, documents)):,} of {tokens:,} tokens")
+            if model is None:
+                model = load_model(folder).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+            draws = torch.Generator().manual_seed(seed_of(seed, "self", len(documents)))
+            documents += written(model, tokenizer, length, draws)
+            store = write(entry, documents, source=NAME)
+    return store.first(tokens)
 
 
 @torch.no_grad()

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.data.token_store import TokenStore
-from ropepatch.data.tokens import default_cache, tokenised
+from ropepatch.data.tokens import TokenStore, default_cache, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES

@@ -117,6 +117,26 @@ def test_a_bad_line_is_named_by_file_and_number_and_what_is_wrong_with_it(tmp_pa
         assert caught.value.hint.startswith(hint)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_line_that_is_not_utf_8_is_named_with_its_byte(tmp_path, suffix):
+    good, bad = (b'{"text": "caf\xc3\xa9"}\r\n', b'{"text": "caf\xe9"}\n')
+    file = write(tmp_path / f"a.{suffix}", b"\xef\xbb\xbf" + good + good + bad)
+    with pytest.raises(
+        RopepatchError, match=rf"/a\.{suffix}, line 3 is not UTF-8 text: byte 0xe9\n"
+    ) as caught:
+        read(file)
+    assert caught.value.hint == f"convert it, e.g. iconv -f latin1 -t utf-8 a.{suffix}"
+    with pytest.raises(RopepatchError, match="line 1 is not UTF-8 text: byte 0xe9"):
+        read(write(tmp_path / f"b.{suffix}", b"\xef\xbb\xbf" + bad))
+
+
+def test_documents_before_a_bad_line_are_read_and_then_it_is_refused(tmp_path):
+    documents = stream_documents(write(tmp_path / "a.jsonl", b'{"text": "one"}\nno JSON\n'))
+    assert next(documents) == "one"
+    with pytest.raises(RopepatchError, match="line 2 is not JSON"):
+        next(documents)
+
+
 # folders
 
 
@@ -233,12 +253,11 @@ WHOLE = gzip.compress(b"one\n" * 1000, mtime=0)
 @pytest.mark.parametrize(
     "damaged", [b"one", WHOLE[:-3], WHOLE[:10] + b"\xff" * 20, WHOLE[:-8] + b"\0" * 8, WHOLE[:12]]
 )
-def test_a_damaged_gzip_file_is_one_error_and_no_bad_row(tmp_path, damaged):
+def test_a_damaged_gzip_file_is_one_error(tmp_path, damaged):
     write(tmp_path / "a.txt", b"one")
     (tmp_path / "b.txt.gz").write_bytes(damaged)
-    for reader in (read, lenient):
-        with pytest.raises(RopepatchError, match=r"cannot read .*b\.txt\.gz"):
-            reader(tmp_path)
+    with pytest.raises(RopepatchError, match=r"cannot read .*b\.txt\.gz"):
+        read(tmp_path)
 
 
 # reading as it is asked for
@@ -259,89 +278,6 @@ def test_memory_is_that_of_a_document_and_not_of_the_file(tmp_path, suffix):
         tracemalloc.stop()
     assert count == 400
     assert peak < 20 * len(tale)  # the file: 400
-
-
-# bad rows that are left out
-
-
-def lenient(source: str | Path, **options: str) -> tuple[list[str | list[int]], list[str]]:
-    """The documents, and what was said of the rows that were left out."""
-    said: list[str] = []
-    return list(stream_documents(source, on_bad=said.append, **options)), said
-
-
-def test_bad_lines_are_left_out_and_each_is_told_of(tmp_path):
-    lines = [b'{"text": "one"}', b"no JSON", b"[1]", b'{"title": "a"}', b'{"text": 3}', b'{"text": "\xff"}']
-    file = write(
-        tmp_path / "a.jsonl", b"\n".join([b'{"text": "caf\xe9"}', *lines, b"", b'{"input_ids": [4]}'])
-    )
-    documents, said = lenient(file)
-    assert documents == ["one", [4]]
-    expected = [
-        "a.jsonl is not UTF-8 text: byte 0xe9 at offset 13",
-        "a.jsonl, line 3 is not JSON: Expecting value: line 1 column 1 (char 0)",
-        "a.jsonl, line 4 must be a JSON object, got [1]",
-        "a.jsonl, line 5 has no field 'text', nor input_ids",
-        "a.jsonl, line 6: text must be a text or a list of token ids, got 3",
-        "a.jsonl is not UTF-8 text: byte 0xff at offset 82",
-    ]
-    assert said == [f"{tmp_path}/{reason}" for reason in expected]
-    assert file.read_bytes()[82] == 0xFF
-
-
-@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
-def test_of_a_text_file_the_text_with_a_bad_byte_is_left_out_and_no_other(tmp_path, suffix):
-    content = b"one\r\n<|endoftext|>\xc3\xa9\r\nt\xffw\no\xff\nmore<|endoftext|>three\n<|endoftext|>\xfe"
-    documents, said = lenient(write(tmp_path / f"a.{suffix}", content))
-    assert documents == ["one", "three"]
-    assert [reason.partition("text: ")[2] for reason in said] == [
-        f"byte 0xff at offset {content.index(255)}",
-        f"byte 0xfe at offset {len(content) - 1}",
-    ]
-
-
-@by_hand
-@given(st.lists(st.fixed_dictionaries({}, optional={"text": json_values}) | json_values, max_size=6))
-def test_what_is_left_out_is_what_alone_would_be_refused(tmp_path, rows):
-    good, bad = [], 0
-    for row in rows:
-        try:
-            good += read(write_lines(tmp_path / "one.jsonl", row))
-        except RopepatchError as refused:
-            bad += "blank" not in str(refused)
-    if good:
-        documents, said = lenient(write_lines(tmp_path / "a.jsonl", *rows))
-        assert (documents, len(said)) == (good, bad)
-
-
-def test_where_all_rows_are_bad_the_error_says_how_many_and_why_the_first(tmp_path):
-    file = write(tmp_path / "a.jsonl", b'{"title": "x"}\nno JSON\n\n{"text": " "}\n')
-    with pytest.raises(
-        RopepatchError, match=r"all 2 rows of .* are bad; the first: .*line 1 has no field 'text'"
-    ):
-        lenient(file)
-
-
-def test_a_thousand_bad_rows_at_the_beginning_are_enough(tmp_path):
-    good = [{"text": "a"}]
-    assert lenient(write_lines(tmp_path / "a.jsonl", *[0] * 999, *good))[0] == ["a"]
-    with pytest.raises(
-        RopepatchError, match=r"the first 1000 rows of .* are bad; the first: .*line 1 must be"
-    ):
-        lenient(write_lines(tmp_path / "a.jsonl", *[0] * 1000, *good))
-    assert len(lenient(write_lines(tmp_path / "a.jsonl", *good, *[0] * 2000))[1]) == 2000
-
-
-def test_rows_of_a_saved_set_without_a_text_are_left_out_and_a_column_that_is_not_there_is_fatal(
-    tmp_path, dataset_of
-):
-    dataset_of({"text": ["one", None, "two"]}).save_to_disk(tmp_path / "set")
-    documents, said = lenient(tmp_path / "set")
-    assert documents == ["one", "two"]
-    assert said == [f"{tmp_path / 'set'}, row 1: text must be a text or a list of token ids, got None"]
-    with pytest.raises(RopepatchError, match="set, row 0 has no field 'body', nor input_ids") as caught:
-        lenient(tmp_path / "set", field="body")
-    assert caught.value.hint == "it has ['text']"
 
 
 # which files
@@ -394,6 +330,19 @@ def test_a_saved_set_of_several_splits_gives_the_one_asked_for(tmp_path, dataset
     assert caught.value.hint == "it has train, test"
 
 
+def test_a_row_of_a_saved_set_without_a_text_is_named_and_so_is_a_column_that_is_not_there(
+    tmp_path, dataset_of
+):
+    dataset_of({"text": ["one", None, "two"]}).save_to_disk(tmp_path / "set")
+    with pytest.raises(
+        RopepatchError, match="set, row 1: text must be a text or a list of token ids, got None"
+    ):
+        read(tmp_path / "set")
+    with pytest.raises(RopepatchError, match="set, row 0 has no field 'body', nor input_ids") as caught:
+        read(tmp_path / "set", field="body")
+    assert caught.value.hint == "it has ['text']"
+
+
 def test_a_saved_set_with_a_part_missing_is_one_error(tmp_path, dataset_of):
     dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
     next((tmp_path / "set").glob("*.arrow")).unlink()
@@ -434,8 +383,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.data.sources import stream_documents
 time.sleep = lambda seconds: None  # the Hub's client waits between attempts
 for source, options, count in json.loads(sys.argv[1]):
-    if options.get("on_bad"):
-        options["on_bad"] = list().append
     try:
         print(json.dumps(list(islice(stream_documents(source, **options), count))))
     except RopepatchError as error:
@@ -447,7 +394,6 @@ ASKED = {
     "train": (NAME, {"split": "train", "field": "title"}, None),
     "tokens": (f"{NAME}:tokens", {}, None),
     "dead": (f"{NAME}:dead", {}, None),
-    "dead, lenient": (f"{NAME}:dead", {"on_bad": True}, None),
     "other name": ("someone/else", {}, None),
     "other split": (NAME, {"split": "dev"}, None),
 }
@@ -505,11 +451,6 @@ def test_what_the_hub_does_not_give_is_one_error_with_a_hint(answers, question, 
     assert error.startswith(f"cannot read {name} from the Hub: ")
     assert reason in error
     assert hint.startswith("no such path is here; check id, config, split and network")
-
-
-def test_a_hub_that_fails_in_the_middle_is_no_bad_row(answers, hub):
-    assert "dead/test-0.parquet" in hub.read
-    assert answers["dead, lenient"] == answers["dead"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])

@@ -56,7 +56,7 @@ def test_token_ids_are_whole_numbers_however_few_they_are():
 
 
 def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, monkeypatch):
-    monkeypatch.setattr(texts, "AT_ONCE", 3)
+    monkeypatch.setattr(texts, "CHARACTERS", 3)
     documents = ["a", [5], "b", "c", [6], [7], [8], "d"]
     expected = [[BOS, 2], [5], [BOS, 3], [BOS, 4], [6], [7], [8], [BOS, 5]]
     assert [ids.tolist() for ids in token_ids(tokenizer, iter(documents))] == expected

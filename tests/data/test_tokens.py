@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,16 +15,15 @@ import dataset_server
 import pytest
 import torch
 from dataset_server import DatasetHub, asked_elsewhere, serving
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from largest_file import largest_file
 from letters import BOS, EOS, VOCABULARY, letter_tokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ropepatch.data import token_store, tokens
+from ropepatch.data import tokens
 from ropepatch.data.texts import Texts
-from ropepatch.data.token_store import TokenStore
-from ropepatch.data.tokens import default_cache, tokenised, tokenizer_digest
+from ropepatch.data.tokens import Reading, TokenStore, amount, default_cache, tokenised, tokenizer_digest
 from ropepatch.errors import RopepatchError
 
 LINES = ["abc", "d", "efgh", "ab", "hgfedcba"]
@@ -44,7 +43,6 @@ def keep(
     tokens: int = 10**6,
     trained: int = 8,
     vocabulary: int = 10,
-    progress: Callable[[int], None] | None = None,
     **settings: object,
 ) -> TokenStore:
     return tokenised(
@@ -54,7 +52,6 @@ def keep(
         vocabulary=vocabulary,
         tokens=tokens,
         cache=cache,
-        progress=progress,
     )
 
 
@@ -95,7 +92,13 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def entries(cache: Path) -> list[str]:
-    return sorted(file.name for file in cache.iterdir() if not file.name.endswith(".lock"))
+    """The files of all entries but their locks."""
+    files = (file.relative_to(cache) for file in cache.rglob("*") if file.is_file() and file.name != ".lock")
+    return sorted(map(str, files))
+
+
+def whole(entry: Path) -> list[str]:
+    return [f"{entry.name}/meta.json", f"{entry.name}/tokens.bin"]
 
 
 # what becomes of documents
@@ -125,17 +128,12 @@ def test_short_documents_are_left_out_and_counted(text, cache, least, left):
     assert store.reading.short == len(LINES) - len(left)
 
 
-def test_bad_rows_are_counted_and_the_report_says_why_the_first(text, tmp_path, cache):
+def test_the_report_says_how_much_there_is_and_what_was_left_out(text, cache):
     assert keep(text, cache).report == f"5 documents, {sum(map(len, LINES)) + 5} tokens"
-    rows = [{"text": "abcd"}, {"title": "a"}, 3, {"text": "a"}, {"text": "efgh"}]
-    store = keep(write_lines(tmp_path / "a.jsonl", *rows), cache, min_tokens=3)
-    assert documents(store) == [ids_of("abcd"), ids_of("efgh")]
-    assert store.report == (
-        "2 documents, 10 tokens; 1 shorter than 3 tokens left out; 2 bad rows left out, the first: "
-        f"{tmp_path}/a.jsonl, line 2 has no field 'text', nor input_ids"
-    )
-    assert keep(tmp_path / "a.jsonl", cache, min_tokens=3).report == store.report  # from the cache
-    assert [token_store.amount(count) for count in (1204, 5_140_000)] == ["1,204", "5.1 M"]
+    store = keep(text, cache, min_tokens=4)
+    assert store.report == "3 documents, 18 tokens; 2 shorter than 4 tokens left out"
+    assert keep(text, cache, min_tokens=4).report == store.report  # from the cache
+    assert [amount(count) for count in (1204, 5_140_000)] == ["1,204", "5.1 M"]
 
 
 @pytest.mark.parametrize(
@@ -145,10 +143,15 @@ def test_bad_rows_are_counted_and_the_report_says_why_the_first(text, tmp_path, 
         (
             [{"input_ids": [1, 2]}, {"input_ids": [9, 3, 10]}],
             {},
-            "document 1 of those taken holds token id 10, expected 0 to 9",
+            "holds token id 10, expected 0 to 9",
+        ),
+        (
+            [{"input_ids": [1, 2]}, {"title": "a"}],
+            {},
+            r"text.jsonl, line 2 has no field 'text', nor input_ids",
         ),
     ],
-    ids=["too short", "beyond the vocabulary"],
+    ids=["too short", "beyond the vocabulary", "a broken row"],
 )
 def test_a_source_that_gives_nothing_usable_is_an_error_and_leaves_nothing(
     text, cache, rows, settings, message
@@ -201,7 +204,6 @@ def test_memory_does_not_grow_with_the_documents(tmp_path, cache, monkeypatch):
     (tmp_path / "a.txt").write_text("read instead of this:")
     document = [5] * 5000
     monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 400))
-    monkeypatch.setattr(token_store, "CHUNK", 2**16)
     tracemalloc.start()
     try:
         store = keep(tmp_path, cache, tokens=10**7)
@@ -216,7 +218,7 @@ def test_memory_does_not_grow_with_the_documents(tmp_path, cache, monkeypatch):
 def test_tokens_are_mapped_from_the_file(text, cache):
     store = keep(text, cache)
     lines = Path("/proc/self/maps").read_text().splitlines()
-    (mapped,) = (line for line in lines if line.endswith(store.file.name))
+    (mapped,) = (line for line in lines if line.endswith(str(store.folder / "tokens.bin")))
     begin, end = (int(address, 16) for address in mapped.split()[0].split("-"))
     assert begin <= store.tokens.data_ptr() < end
 
@@ -265,7 +267,7 @@ def test_what_decides_the_tokens_is_read_again_when_it_changes(text, cache, read
     assert documents(changed) == documents(keep(text, cache / "other", **CHANGES[change]))
     keep(text, cache)
     assert len(readings) == 3  # of the other folder; both entries are there
-    assert len(entries(cache)) == 3  # and the folder `other`
+    assert len(entries(cache)) == 6  # with what is in `other`
 
 
 def test_a_file_that_changes_is_read_again(text, cache, readings):
@@ -332,67 +334,103 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, set_to, expected):
 # token ids that the model does not know
 
 
-def test_of_an_entry_too_only_what_is_wanted_is_checked_against_the_vocabulary(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(tokens, "CHUNK", 2)
+def test_of_an_entry_too_only_what_is_wanted_is_checked_against_the_vocabulary(tmp_path, cache):
     rows = [[1, 2], [3, 2], [9, 2, 3], [8]]
     file = write_lines(tmp_path / "a.jsonl", *({"input_ids": row} for row in rows))
     keep(file, cache)
     assert len(keep(file, cache, vocabulary=9, tokens=4)) == 4
-    with pytest.raises(RopepatchError, match="document 2 of those taken holds token id 9, expected 0 to 8"):
+    with pytest.raises(RopepatchError, match="holds token id 9, expected 0 to 8"):
         keep(file, cache, vocabulary=9)
 
 
 # what goes wrong on disk
 
 
+def damage(store: TokenStore) -> Iterator[None]:
+    """Damages an entry in one way after the other; mapped tokens stay what they are."""
+    meta, tokens = (store.folder / name for name in ("meta.json", "tokens.bin"))
+    for file in (meta, tokens):
+        content = file.read_bytes()
+        for size in {0, 1, len(content) // 2, len(content) - 2}:
+            file.unlink()
+            file.write_bytes(content[:size])
+            yield
+    content = meta.read_text()
+    for old, new in (('"short"', '"shirt"'), ('"lengths"', '"length"'), ("[4,", "[5,"), ("[4,", "[null,")):
+        assert old in content
+        meta.write_text(content.replace(old, new))
+        yield
+    tokens.unlink()
+    yield
+
+
 def test_a_damaged_entry_is_read_again_with_a_warning(text, cache, readings, caplog):
     whole = keep(text, cache)
-    content = whole.file.read_bytes()
-    end = len(content)
-    spoiled = [content[:size] for size in (0, 7, 100, token_store.HEADER, end - 21, end - 1)]
-    spoiled += [content + b"\0", b"\0" * end, content[:-1] + b"\1", content.replace(b'"short', b'"shirt')]
-    spoiled += [content.replace(b'\\"bad\\": 0', b'\\"bad\\": 1'), content.replace(b'"tokens"', b'"tokenz"')]
-    for number, damaged in enumerate(spoiled, start=1):
-        assert damaged != content
+    for number, _ in enumerate(damage(whole), start=2):
         caplog.clear()
-        whole.file.unlink()
-        whole.file.write_bytes(damaged)
         again = keep(text, cache)
-        assert (documents(again), again.reading) == (documents(whole), whole.reading)
+        assert (documents(again), again.digest, again.reading) == (
+            documents(whole),
+            whole.digest,
+            whole.reading,
+        )
         assert "is damaged" in caplog.text
-        assert len(readings) == 1 + number
+        assert len(readings) == number
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_a_byte_that_has_changed_is_seen_or_does_not_matter(text, cache, data):
-    whole = keep(text, cache)
-    content = bytearray(whole.file.read_bytes())
-    used = [*range(len(content[:1000].rstrip())), *range(token_store.HEADER, len(content))]
-    content[data.draw(st.sampled_from(used))] ^= data.draw(st.integers(1, 255))
-    whole.file.unlink()
-    whole.file.write_bytes(content)
-    again = keep(text, cache)
-    assert (documents(again), again.digest, again.reading) == (documents(whole), whole.digest, whole.reading)
+class StoppedError(Exception):
+    pass
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_interrupted_reading_leaves_nothing_and_the_next_is_whole(text, cache, kind):
-    def stop(_: int) -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, StoppedError])
+@pytest.mark.parametrize("earlier", [0, 5])
+def test_an_interrupted_reading_leaves_what_was_there_and_the_next_is_whole(
+    text, cache, readings, monkeypatch, kind, earlier
+):
+    if earlier:
+        keep(text, cache, tokens=earlier)
+    before = entries(cache) if earlier else []
+
+    def stop(*_: object, **__: object) -> Iterator[str]:
+        yield "a" * 10
         raise kind
 
-    with pytest.raises(kind):
-        keep(text, cache, progress=stop)
-    assert not entries(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "stream_documents", stop)
+        with pytest.raises(kind):
+            keep(text, cache)
+    assert entries(cache) == before
+    if earlier:
+        assert documents(keep(text, cache, tokens=earlier)) == [ids_of("abc"), ids_of("d")]
+        assert len(readings) == 1
     assert documents(keep(text, cache)) == list(map(ids_of, LINES))
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(text, cache):
-    name = keep(text, cache, tokens=1).file.name
-    (cache / f".{name}.0123abcd.partial").write_bytes(b"half")
-    (cache / ".another.safetensors.0123abcd.partial").write_bytes(b"of another entry, perhaps alive")
+def test_between_its_two_files_an_entry_that_grows_is_what_it_was(text, cache, monkeypatch):
+    """A reader who comes, or a writer who is killed, between the tokens and what describes them."""
+    few = keep(text, cache, tokens=5)
+    sent, seen = pickle.dumps(few), list[TokenStore]()
+    write_json = tokens.write_json
+
+    def look(*arguments: object, **options: object) -> None:
+        seen.append(tokens.find(few.folder, 5))
+        seen.append(pickle.loads(sent))
+        assert tokens.find(few.folder, 7) is None
+        write_json(*arguments, **options)
+
+    monkeypatch.setattr(tokens, "write_json", look)
     keep(text, cache)
-    assert entries(cache) == [".another.safetensors.0123abcd.partial", name]
+    assert [documents(store) for store in seen] == [documents(few)] * 2
+    assert {store.digest for store in seen} == {few.digest}
+    assert documents(pickle.loads(sent)) == documents(few)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(text, cache):
+    folder = keep(text, cache, tokens=1).folder
+    (folder / ".tokens.bin.0123abcd.partial").write_bytes(b"half")
+    (folder / ".meta.json.0123abcd.partial").write_bytes(b"half")
+    keep(text, cache)
+    assert entries(cache) == whole(folder)
 
 
 def test_a_disk_that_takes_no_more_is_one_error_and_leaves_the_entry_before(text, cache):
@@ -404,12 +442,12 @@ def test_a_disk_that_takes_no_more_is_one_error_and_leaves_the_entry_before(text
     ):
         keep(file, cache)
     assert "ROPEPATCH_CACHE" in (e.value.hint or "")
-    assert entries(cache) == [before.file.name]
+    assert entries(cache) == whole(before.folder)
     assert len(keep(file, cache, tokens=1000)) == 1000
 
 
 def test_a_full_disk_and_a_cache_that_cannot_be_a_folder_are_one_error_each(text, cache, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(RopepatchError, match="cannot keep the tokens"):
@@ -422,21 +460,23 @@ def test_a_full_disk_and_a_cache_that_cannot_be_a_folder_are_one_error_each(text
 # more than one process
 
 
-def test_of_two_who_want_the_same_one_reads_and_both_have_it(text, cache, readings):
+def test_of_two_who_want_the_same_one_reads_and_both_have_it(text, cache, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
     stores: list[TokenStore] = []
+    readings: list[object] = []
 
-    def wait(_: int) -> None:
-        begun.set()
+    def wait(*_: object, **__: object) -> Iterator[str]:
+        readings.append(begun.set())
         assert go_on.wait(60)
+        yield from LINES
 
-    first = threading.Thread(target=lambda: stores.append(keep(text, cache, progress=wait)), daemon=True)
-    second = threading.Thread(target=lambda: stores.append(keep(text, cache)), daemon=True)
-    first.start()
+    monkeypatch.setattr(tokens, "stream_documents", wait)
+    both = [threading.Thread(target=lambda: stores.append(keep(text, cache)), daemon=True) for _ in range(2)]
+    both[0].start()
     assert begun.wait(60)
-    second.start()
+    both[1].start()
     go_on.set()
-    for thread in (first, second):
+    for thread in both:
         thread.join(60)
     assert [documents(store) for store in stores] == [list(map(ids_of, LINES))] * 2
     assert len(readings) == 1
@@ -459,7 +499,9 @@ def test_a_store_goes_to_another_process_without_its_tokens(tmp_path, cache):
 def test_a_piece_has_its_tokens_and_how_many_are_of_each_document(lengths, data):
     owners = [document for document, length in enumerate(lengths) for _ in range(length)]
     starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
-    store = TokenStore(Path(), torch.arange(len(owners), dtype=torch.int32), starts, "", None)
+    store = TokenStore(
+        Path(), torch.arange(len(owners), dtype=torch.int32), starts, Reading("", None, 1, 0, True)
+    )
     begin = data.draw(st.integers(0, len(owners) - 1))
     end = data.draw(st.integers(begin + 1, len(owners)))
     ids, parts = store.piece(begin, end)
@@ -513,17 +555,14 @@ def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revisi
     folder = tmp_path / "hub"
     folder.mkdir()
     for part in range(2):
-        texts = {"text": ["ab", None, "cd"]}
+        texts = {"text": ["ab", "", "cd"]}
         datasets.Dataset.from_dict(texts).to_parquet(folder / f"train-{part}.parquet")
     hub = DatasetHub(NAME, folder)
     with serving(hub):
         (first, again) = ask(tmp_path, hub.url, (NAME, 6), (NAME, 5))
         assert first["ids"] == again["ids"] == ids_of("ab") + ids_of("cd")
         assert first["revision"] == dataset_server.COMMIT
-        assert first["report"].endswith(
-            f"1 bad rows left out, the first: {NAME}, row 1: text must be a text "
-            "or a list of token ids, got None"
-        )
+        assert first["report"] == "2 documents, 6 tokens"
         assert "train-0.parquet" in hub.read
         assert "train-1.parquet" not in hub.read
 

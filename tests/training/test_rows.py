@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.materials import MATERIALS
 from ropepatch.data.tiny.tales import Narrator
-from ropepatch.data.token_store import Reading, TokenStore
-from ropepatch.data.tokens import tokenised
+from ropepatch.data.tokens import Reading, TokenStore, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
@@ -35,8 +34,7 @@ def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenSt
     """A store in which every token is its own: ``first`` and those after it."""
     starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
     tokens = torch.arange(first, first + sum(lengths), dtype=torch.int32)
-    reading = Reading(source=name, revision=None, min_tokens=1, complete=True, bad=0, first_bad="", short=0)
-    return TokenStore(Path(), tokens, starts, f"{name} {lengths} {first}", reading)
+    return TokenStore(Path(), tokens, starts, Reading(name, None, 1, 0, True))
 
 
 def data_of(

@@ -197,7 +197,7 @@ class Cell:
         documents = [str(document) for document in stream_documents(self.path)]
         learned = place / "learned.txt"
         first = documents[: int(LEARNED_FROM * len(documents))]
-        learned.write_text(SEPARATOR.decode().join(first), encoding="utf-8")
+        learned.write_text(SEPARATOR.join(first), encoding="utf-8")
         last = documents[int(TESTED_FROM * len(documents)) :]
         cut = cut_windows(tokenizer, last, length=self.to, count=WINDOWS)
         return learned, [torch.tensor(ids) for _, ids in cut], [index for index, _ in cut], None

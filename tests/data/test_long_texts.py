@@ -1,4 +1,4 @@
-"""Long texts are split in pieces: the tokens are those of the whole."""
+"""Long texts are split in pieces: the tokens are those of the whole, but for a few around the cuts."""
 
 import tracemalloc
 
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ropepatch.data import pieces as dividing
-from ropepatch.data.pieces import Divider
+from ropepatch.data import texts
 from ropepatch.data.texts import first_documents, token_ids, windows
-from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
+
+VOCABULARY = ["a", "b", " ", "\n", "a ", " b", "\na"]
 
 
 def byte_level(tiny: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -36,9 +36,9 @@ def metaspace(stories: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 def crossing() -> PreTrainedTokenizerFast:
-    """One that joins `a` and the space behind it, if a `b` has not taken the space."""
-    vocabulary = {token: number for number, token in enumerate(["a", "b", " ", "\n", "a ", " b", "aa"])}
-    model = models.BPE(vocab=vocabulary, merges=[("a", "a"), (" ", "b"), ("a", " ")])
+    """One that joins a line break and the letter behind it."""
+    vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
+    model = models.BPE(vocab=vocabulary, merges=[("\n", "a"), (" ", "b"), ("a", " ")])
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
 
 
@@ -51,46 +51,56 @@ def tokenizers(shared) -> dict[str, PreTrainedTokenizerFast]:
     return loaded | made | {"tiny": tiny, "crossing": crossing()}
 
 
-WORDS = [
-    "a",
-    "b",
-    "aa",
-    "Once",
-    "upon",
-    "'s",
-    "don't",
-    "3",
-    "42",
-    ".",
-    ",\n",
-    "é",
-    "e\u0301",
-    "中文",
-    "🙂",
-    "<s>",
-]
+NAMES = ["tiny", "stories-260k", "babyllama-361", "smollm2", "metaspace"]
+WORDS = ["a", "b", "aa", "Once", "upon", "'s", "don't", "3", "42", ".", "é", "e\u0301", "中文", "🙂"]
 GAPS = ["", " ", "  ", "\n", "\n\n", " \n", "\t", "\r\n", "\u00a0", "\u3000"]
-TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60)
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny", "stories-260k", "babyllama-361", "smollm2", "metaspace", "crossing"]
-)
-@settings(max_examples=150, deadline=None)
-@given(parts=TEXTS)
-@example(parts=[("Once", " ")] * 60)
-def test_the_pieces_of_a_text_have_the_tokens_of_the_whole(name, parts, tokenizers):
-    tokenizer, text = tokenizers[name], "".join(map("".join, parts))
-    if name == "crossing":
-        text = "".join(letter for letter in text if letter in "ab \n")
+def split_small(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[int], int]:
+    """The tokens of a text of small pieces, those of the whole, and how many pieces there were."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dividing, "PIECE", 8)
-        divided = list(Divider(tokenizer).pieces(text))
-        split = token_ids(tokenizer, [text, text], bos=False)
-    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert [ids.tolist() for ids in split] == [whole, whole]
-    if parts == [("Once", " ")] * 60 and name != "crossing":
-        assert len(divided) > 20
+        patch.setattr(texts, "PIECE", 8)
+        split, again = token_ids(tokenizer, [text, text], bos=False)
+        pieces = len(list(texts._long(tokenizer, text)))
+    assert torch.equal(split, again)
+    return split.tolist(), tokenizer(text, add_special_tokens=False)["input_ids"], pieces
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n"])), max_size=60))
+@example(parts=[("Once", " ")] * 60)
+@example(parts=[("Once", "\n")] * 60)
+def test_a_text_that_is_cut_between_words_or_lines_has_the_tokens_of_the_whole(name, parts, tokenizers):
+    split, whole, pieces = split_small(tokenizers[name], "".join(map("".join, parts)))
+    assert split == whole
+    assert len(parts) < 60 or pieces > 15
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60))
+@example(parts=[("中文", "")] * 60)
+def test_nothing_of_any_text_is_lost_or_doubled_and_few_tokens_are_others(name, parts, tokenizers):
+    tokenizer, text = tokenizers[name], "".join(map("".join, parts))
+    split, whole, pieces = split_small(tokenizer, text)
+    assert tokenizer.decode(split) == tokenizer.decode(whole)
+    assert abs(len(split) - len(whole)) <= 2 * pieces
+
+
+def test_no_line_break_is_doubled_by_a_tokenizer_that_joins_it_to_what_follows(tokenizers):
+    split, whole, pieces = split_small(tokenizers["crossing"], "ab\nab\n" * 20)
+    assert pieces > 10
+    assert sum(VOCABULARY[token].count("\n") for token in split) == 40
+    assert len(split) <= len(whole) + pieces
+
+
+@pytest.mark.parametrize("text", ["\0" * 5000, "中" * 5000])
+def test_a_text_without_a_place_to_cut_is_cut_anywhere(text, tokenizers, monkeypatch):
+    monkeypatch.setattr(texts, "PIECE", 100)
+    split, whole = token_ids(tokenizers["tiny"], [text, text[:100]], bos=False)
+    assert tokenizers["tiny"].decode(split) == text
+    assert len(split) <= 50 * len(whole)
 
 
 def test_of_a_long_document_no_more_is_split_than_is_read(tokenizers, monkeypatch):
@@ -124,20 +134,9 @@ def test_all_of_a_long_document_takes_memory_for_its_tokens_and_not_much_more(to
     assert peak < 40 * len(text) / 4 + 2**24
 
 
-@pytest.mark.parametrize("text", ["\0" * 5000, "中" * 5000])
-def test_a_text_that_cannot_be_divided_is_refused_before_it_fills_the_memory(text, tokenizers, monkeypatch):
-    monkeypatch.setattr(dividing, "PIECE", 100)
-    monkeypatch.setattr(dividing, "LARGEST", 1000)
-    with pytest.raises(RopepatchError, match="a document of 5,000 characters has 1,000 together"):
-        token_ids(tokenizers["tiny"], [text])
-    assert torch.equal(*token_ids(tokenizers["tiny"], [text[:900]] * 2))
-
-
-def test_the_vocabulary_is_read_once_for_all_long_documents(tokenizers, monkeypatch):
-    monkeypatch.setattr(dividing, "PIECE", 64)
-    read = []
-    monkeypatch.setattr(
-        dividing, "_Cuts", lambda tokenizer, make=dividing._Cuts: read.append(1) or make(tokenizer)
-    )
-    token_ids(tokenizers["tiny"], ["Once upon a time. " * 20] * 5 + ["short"])
-    assert read == [1]
+@pytest.mark.parametrize("name", ["tiny", "stories-260k"])
+def test_a_novel_has_the_tokens_of_the_whole(name, tokenizers, shared):
+    text = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text(encoding="utf-8")
+    assert len(text) > texts.PIECE
+    (split,) = token_ids(tokenizers[name], [text], bos=False)
+    assert split.tolist() == tokenizers[name](text, add_special_tokens=False)["input_ids"]
