@@ -13,17 +13,11 @@ by how much its loss and its gradient then differ is measured on tiny, 8x by YaR
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import subprocess
-import sys
-import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from reporting import environment, resident_mib, spread, table, write
+from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
@@ -107,20 +101,9 @@ class Step:
 
 
 def time_all(rows: str, rounds: int) -> dict[str, Any]:
-    step, order = Step(rows), random.Random(SEED)
-    for objective in OBJECTIVES:
-        step(objective)
-    seconds: dict[str, list[float]] = {objective: [] for objective in OBJECTIVES}
-    for _ in range(rounds):
-        for objective in order.sample(OBJECTIVES, len(OBJECTIVES)):
-            begin = time.perf_counter()
-            step(objective)
-            seconds[objective].append(time.perf_counter() - begin)
-    base = seconds["cross-entropy"]
-    ratios = {
-        f"{name} / cross-entropy": spread([a / b for a, b in zip(seconds[name], base, strict=True)])
-        for name in OBJECTIVES[1:]
-    }
+    step = Step(rows)
+    seconds, _ = in_turn({name: partial(step, name) for name in OBJECTIVES}, rounds, seed=SEED)
+    ratios = {f"{name} / cross-entropy": ratio(seconds, name, "cross-entropy") for name in OBJECTIVES[1:]}
     return {
         "rounds": rounds,
         "seconds": {name: spread(values) for name, values in seconds.items()},
@@ -148,6 +131,7 @@ def top_k_error() -> dict[str, float]:
 
 def measure_memory(rows: str, objective: str) -> float:
     """MiB above the loaded model, of one objective in this process, which does nothing else."""
+    torch.set_num_threads(1)
     step = Step(rows)
     loaded = resident_mib("VmRSS")
     for _ in range(2):
@@ -156,13 +140,10 @@ def measure_memory(rows: str, objective: str) -> float:
 
 
 def compare_memory(rows: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for objective in OBJECTIVES:
-        command = [sys.executable, __file__, "--measure", rows, objective]
-        found[objective] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    ratio = found["distillation"] / found["cross-entropy"]
+    found: dict[str, float] = {name: in_own_process(rows, name) for name in OBJECTIVES}
+    net = found["distillation"] / found["cross-entropy"]
     return {f"{name} MiB": round(mib, 1) for name, mib in found.items()} | {
-        "distillation / cross-entropy": float(f"{ratio:.4g}")
+        "distillation / cross-entropy": float(f"{net:.4g}")
     }
 
 
@@ -176,18 +157,9 @@ def render(result: dict[str, Any]) -> str:
     return f"{table(lines)}\nof a step of cross-entropy; targets: time at most 1.6, memory at most 1.3"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def benchmark(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    if arguments.measure:
-        print(json.dumps(measure_memory(*arguments.measure)))
-        return
-    result = {
-        "benchmark": "distil_cost",
+    return {
         "target": TARGET,
         "seed": SEED,
         "model": SHAPE,
@@ -198,14 +170,10 @@ def main() -> None:
         "dtype": "float32",
         "device": "cpu",
         "threads": 1,
-        **{rows: {"memory": compare_memory(rows)} | time_all(rows, arguments.rounds) for rows in ROWS},
+        **{kind: {"memory": compare_memory(kind)} | time_all(kind, rounds) for kind in ROWS},
         "top_k error": top_k_error(),
-        "environment": environment(),
     }
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS)

@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from reporting import environment, run_repeatedly, spread, table
+from reporting import ends, ratio, run_benchmark, spread, table
 
 TARGET_SECONDS, TARGET_MB = 5.0, 500.0
 SHARDS = 30
@@ -190,9 +190,9 @@ def benchmark(runs: int) -> dict[str, Any]:
             run, grown, _ = extend_once(source, out)
             samples["extend"].append(run)
             added.append(grown)
+        seconds = {name: [one.seconds for one in found] for name, found in samples.items()}
         weights = [file.stat() for file in source.glob("*.safetensors")]
         return {
-            "benchmark": "extend_cost",
             "command": "ropepatch extend DIR --to 32k --link-weights --out OUT",
             "n": runs,
             "target": {"seconds": TARGET_SECONDS, "peak_mb": TARGET_MB},
@@ -205,15 +205,8 @@ def benchmark(runs: int) -> dict[str, Any]:
             "bytes_added_to_the_disk": max(added),
             "verified": verified,
             "runs": {name: summary(found) for name, found in samples.items()},
-            "ratio_of_seconds": {
-                f"extend / {name}": spread(ratios(samples["extend"], samples[name])) for name in baselines
-            },
-            "environment": environment(),
+            "ratio_of_seconds": {f"extend / {name}": ratio(seconds, "extend", name) for name in baselines},
         }
-
-
-def ratios(ours: list[Run], baseline: list[Run]) -> list[float]:
-    return [one.seconds / other.seconds for one, other in zip(ours, baseline, strict=True)]
 
 
 def summary(runs: list[Run]) -> dict[str, Any]:
@@ -223,24 +216,20 @@ def summary(runs: list[Run]) -> dict[str, Any]:
 
 def render(result: dict[str, Any]) -> str:
     rows = [("median (min-max)", "seconds", "CPU seconds", "peak MB")]
-    for name, run in result["runs"].items():
-        seconds, cpu, peak = run["seconds"], run["cpu_seconds"], run["peak_mb"]
-        rows.append((name, _figure(seconds, ".2f"), _figure(cpu, ".2f"), _figure(peak, ".0f")))
+    for name, found in result["runs"].items():
+        forms = {"seconds": ".2f", "cpu_seconds": ".2f", "peak_mb": ".0f"}
+        rows.append((name, *(ends(found[key], form) for key, form in forms.items())))
     rows.append(("target", f"under {TARGET_SECONDS:g}", "", f"under {TARGET_MB:g}"))
     checkpoint = result["checkpoint"]
     lines = [
         f"{checkpoint['files']} weight files, {checkpoint['apparent_gb']} GB apparent; {result['n']} runs",
         table(rows),
-        *(f"{name}: {_figure(ratio, '.2f')}" for name, ratio in result["ratio_of_seconds"].items()),
+        *(f"{name}: {ends(ratio, '.2f')}" for name, ratio in result["ratio_of_seconds"].items()),
         f"weight files: same inodes; {result['bytes_added_to_the_disk'] / 1e3:.0f} kB added to the disk",
         *(f"verified: {what} {how}" for what, how in result["verified"].items()),
     ]
     return "\n".join(lines)
 
 
-def _figure(values: dict[str, float], form: str) -> str:
-    return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
-
-
 if __name__ == "__main__":
-    run_repeatedly(__doc__, benchmark, render)
+    run_benchmark(__doc__, benchmark, render, runs=5)

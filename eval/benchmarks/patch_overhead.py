@@ -9,15 +9,13 @@ runs once, in a shuffled order; the figures are medians of the ratios within a r
 
 from __future__ import annotations
 
-import argparse
-import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from reporting import environment, spread, table, write
+from reporting import in_turn, ratio, run_benchmark, spread, table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -84,29 +82,15 @@ def compiled_alone(model: LlamaForCausalLM) -> Any:
     return compile_model(model, fullgraph=True, dynamic=False, isolate_recompiles=True)
 
 
-def measure(runs: dict[str, Run], ids: Tensor, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run in every round; the order within a round is shuffled."""
-    order = random.Random(SEED)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(WARM_UP + rounds):
-        for name in order.sample(list(runs), len(runs)):
-            begin = time.perf_counter()
-            runs[name](ids)
-            if index >= WARM_UP:
-                seconds[name].append(time.perf_counter() - begin)
-    return seconds
-
-
-def forward_row(mode: str, tokens: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
+def forward_row(mode: str, runs: dict[str, Run], ids: Tensor, rounds: int) -> dict[str, Any]:
+    bound = {name: partial(run, ids) for name, run in runs.items()}
+    seconds, _ = in_turn(bound, rounds, warm_up=WARM_UP, seed=SEED)
     return {
         "mode": mode,
-        "tokens": tokens,
-        "n": len(seconds["native"]),
+        "tokens": ids.shape[1],
+        "n": rounds,
         "milliseconds": {name: spread([1e3 * s for s in values]) for name, values in seconds.items()},
-        "ratios": {
-            name: spread([a / b for a, b in zip(seconds[ours], seconds[baseline], strict=True)])
-            for name, (ours, baseline) in PAIRS.items()
-        },
+        "ratios": {name: ratio(seconds, *pair) for name, pair in PAIRS.items()},
     }
 
 
@@ -116,21 +100,17 @@ def forward_rows(models: dict[str, LlamaForCausalLM]) -> Iterator[dict[str, Any]
         if not torch.equal(models["patched"](ids).logits, models["native"](ids).logits):
             raise SystemExit(f"patched and native logits differ at {tokens} tokens: not the same work")
         eager = {name: forward_of(model) for name, model in models.items()}
-        yield forward_row("eager", tokens, measure(eager, ids, rounds))
+        yield forward_row("eager", eager, ids, rounds)
         torch._dynamo.reset()
         compiled = {name: forward_of(compiled_alone(model)) for name, model in models.items()}
-        yield forward_row("compiled", tokens, measure(compiled, ids, rounds))
+        yield forward_row("compiled", compiled, ids, rounds)
 
 
 def rotary_microseconds(models: dict[str, LlamaForCausalLM]) -> dict[str, dict[str, float]]:
     """Of one eager call of the rotary module alone, where all that a patch adds to a forward pass happens."""
-
-    def call_of(rotary: Any) -> Run:
-        x = torch.zeros(1, ROTARY_TOKENS, SHAPE["hidden_size"])
-        return lambda positions: rotary(x, positions)
-
-    calls = {name: call_of(model.model.rotary_emb) for name, model in models.items()}
-    seconds = measure(calls, torch.arange(ROTARY_TOKENS)[None], ROTARY_ROUNDS)
+    x, positions = torch.zeros(1, ROTARY_TOKENS, SHAPE["hidden_size"]), torch.arange(ROTARY_TOKENS)[None]
+    calls = {name: partial(model.model.rotary_emb, x, positions) for name, model in models.items()}
+    seconds, _ = in_turn(calls, ROTARY_ROUNDS, warm_up=WARM_UP, seed=SEED)
     return {name: spread([1e6 * s for s in values]) for name, values in seconds.items()}
 
 
@@ -162,7 +142,6 @@ def benchmark() -> dict[str, Any]:
     torch.set_num_threads(1)
     models = build_models()
     return {
-        "benchmark": "patch_overhead",
         "target": {"median ratio": TARGET_RATIO},
         "model": {"model_type": "llama", **SHAPE, "max_position_embeddings": WINDOW},
         "scaling": {"method": "yarn", "to": TARGET},
@@ -178,7 +157,6 @@ def benchmark() -> dict[str, Any]:
         },
         "graph_breaks": graph_breaks(models),
         "patch_milliseconds": {"n": PATCHES, **patch_milliseconds(models["unscaled"])},
-        "environment": environment(),
     }
 
 
@@ -186,9 +164,9 @@ def render(result: dict[str, Any]) -> str:
     rows = [("forward", "tokens", "n", "native ms", "ratio", "median", "quartiles", "min-max")]
     for row in result["forward"]:
         native = f"{row['milliseconds']['native']['median']:.2f}"
-        for name, ratio in row["ratios"].items():
-            quartiles, ends = f"{ratio['q1']:.3f}-{ratio['q3']:.3f}", f"{ratio['min']:.3f}-{ratio['max']:.3f}"
-            figures = (name, f"{ratio['median']:.4f}", quartiles, ends)
+        for name, times in row["ratios"].items():
+            quartiles, ends = f"{times['q1']:.3f}-{times['q3']:.3f}", f"{times['min']:.3f}-{times['max']:.3f}"
+            figures = (name, f"{times['median']:.4f}", quartiles, ends)
             rows.append((row["mode"], f"{row['tokens']}", f"{row['n']}", native, *figures))
     rotary, breaks = result["rotary_microseconds"], result["graph_breaks"]
     lines = [
@@ -209,15 +187,5 @@ def patch_lines(times: dict[str, Any]) -> Iterator[str]:
         yield f"{name}(): median {found['median']:.3g} ms ({ends}, n = {times['n']})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    arguments = parser.parse_args()
-    result = benchmark()
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
-
-
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render)

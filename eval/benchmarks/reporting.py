@@ -1,4 +1,4 @@
-"""How a benchmark reports: the spread of its samples, a table, and a JSON file with its provenance."""
+"""The frame of a benchmark: runs in turn, memory in a process of its own, and a result with its spread."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +53,11 @@ def _cpu() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
 
 
+def ends(values: Mapping[str, float], form: str) -> str:
+    """Median (min-max)."""
+    return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns, the first to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -57,18 +66,70 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def run_repeatedly(
-    description: str, benchmark: Callable[[int], dict[str, Any]], render: Callable[[dict[str, Any]], str]
-) -> None:
-    """The command line of a benchmark that takes a number of runs: print its result, and keep it if asked."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5, choices=range(2, 101), metavar="2..100")
+def in_turn(
+    runs: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: int = 1, seed: int = 0
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Run all in every round, in shuffled order, after `warm_up` rounds that do not count.
+
+    Returns:
+        The seconds of each by round, and what each returned last.
+    """
+    order, last = random.Random(seed), dict[str, Any]()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(warm_up + rounds):
+        for name in order.sample(list(runs), len(runs)):
+            begin = time.perf_counter()
+            last[name] = runs[name]()
+            if index >= warm_up:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds, last
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], ours: str, baseline: str) -> dict[str, float]:
+    """The spread of the ratios of two runs within a round."""
+    return spread([a / b for a, b in zip(seconds[ours], seconds[baseline], strict=True)])
+
+
+def in_own_process(*arguments: str) -> Any:
+    """What `measure` of this script returns for these arguments, in a process that does nothing else."""
+    command = [sys.executable, sys.argv[0], "--measure", *arguments]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def run_benchmark(
+    description: str | None,
+    benchmark: Callable[..., dict[str, Any]],
+    render: Callable[[dict[str, Any]], str],
+    measure: Callable[..., Any] | None = None,
+    **options: int | Sequence[int],
+) -> dict[str, Any]:
+    """The command line of a benchmark: its options with their defaults, and --json.
+
+    Args:
+        description: The docstring of the script.
+        benchmark: Takes the options; what it returns is the result, but for name and environment.
+        render: The result as text.
+        measure: What `in_own_process` asks for.
+        options: Whole numbers, or several of them.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
+    for name, default in options.items():
+        several: dict[str, Any] = {} if isinstance(default, int) else {"nargs": "+"}
+        parser.add_argument(f"--{name}", type=int, default=default, **several)
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    arguments = parser.parse_args()
-    result = benchmark(arguments.runs)
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    arguments = vars(parser.parse_args())
+    file, asked = arguments.pop("json"), arguments.pop("measure")
+    if asked and measure:
+        print(json.dumps(measure(*asked)))
+        sys.exit()
+    name = Path(sys.argv[0]).stem
+    result = {"benchmark": name, **benchmark(**arguments), "environment": environment()}
     print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
+    if file:
+        write(file, result)
+    return result
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

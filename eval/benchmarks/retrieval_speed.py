@@ -1,6 +1,6 @@
 """How fast retrieval is where each haystack is read once, against one whole prompt for each answer.
 
-    python eval/benchmarks/retrieval_speed.py [--rounds N] [--quick] [--json FILE]
+    python eval/benchmarks/retrieval_speed.py [--rounds N] [--haystacks N] [--json FILE]
 
 Both ask the same questions on the same haystacks: 5 lengths, and needles in all fifths of the depth. The
 baseline reads one prompt for each answer, in a batch of one, without a cache, and takes the logits of the
@@ -15,15 +15,12 @@ the check included.
 
 from __future__ import annotations
 
-import argparse
-import random
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from reporting import environment, spread, table, write
+from reporting import in_turn, ratio, run_benchmark, spread, table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
@@ -33,7 +30,7 @@ from ropepatch.evaluation.retrieval import Retrieval, ask
 EACH, ONCE = "one prompt each", "read once"
 TARGET = {"time: one prompt each / read once": 10.0, "tokens: one prompt each / read once": 30.0}
 AGREEMENT = 1e-4  # nats per token
-SEED, ROUNDS, QUICK_ROUNDS = 0, 5, 2
+SEED, ROUNDS, HAYSTACKS = 0, 5, 10
 FIFTHS = 5  # of the depth
 METHOD, TARGET_LENGTH = "yarn", 2048
 SHAPE: dict[str, Any] = {
@@ -101,30 +98,19 @@ def difference(first: Retrieval, second: Retrieval) -> float:
 
 def measure(model: Any, haystacks: Sequence[Haystack], rounds: int) -> dict[str, Any]:
     """Seconds of both procedures over the rounds, and their ratio."""
-    runs: dict[str, Callable[[], Retrieval]] = {
-        EACH: lambda: ask(model, haystacks, read_once=False),
-        ONCE: lambda: ask(model, haystacks),
-    }
-    order, seconds = random.Random(SEED), {name: list[float]() for name in runs}
+    runs = {EACH: partial(ask, model, haystacks, read_once=False), ONCE: partial(ask, model, haystacks)}
     ask(model, haystacks[:1])  # warm up
-    results: dict[str, Retrieval] = {}
-    largest = 0.0
-    for _ in range(rounds):
-        for name in order.sample(list(runs), len(runs)):
-            begin = time.perf_counter()
-            results[name] = runs[name]()
-            seconds[name].append(time.perf_counter() - begin)
-        largest = max(largest, difference(*results.values()))
+    seconds, results = in_turn(runs, rounds, warm_up=0, seed=SEED)
+    largest = difference(results[EACH], results[ONCE])
     if not largest <= AGREEMENT:
         raise SystemExit(f"the two procedures differ by {largest:.2e} nats per token: not the same work")
     once = results[ONCE]
-    ratios = [a / b for a, b in zip(seconds[EACH], seconds[ONCE], strict=True)]
     return {
         "answers": len(once.answers),
         "found": sum(answer.found for answer in once.answers),
         "cells with answers": cells(once),
         "seconds": {name: spread(values) for name, values in seconds.items()},
-        "one prompt each / read once": spread(ratios),
+        "one prompt each / read once": ratio(seconds, EACH, ONCE),
         "largest difference in nats per token": float(f"{largest:.3g}"),
         **compared(haystacks),
     }
@@ -133,8 +119,8 @@ def measure(model: Any, haystacks: Sequence[Haystack], rounds: int) -> dict[str,
 def compared(haystacks: Sequence[Haystack]) -> dict[str, Any]:
     """The tokens of both procedures, and their ratio."""
     tokens = tokens_read(haystacks)
-    ratio = {part: round(tokens[EACH][part] / tokens[ONCE][part], 2) for part in tokens[ONCE]}
-    return {"tokens": tokens, "tokens: one prompt each / read once": ratio}
+    fewer = {part: round(tokens[EACH][part] / tokens[ONCE][part], 2) for part in tokens[ONCE]}
+    return {"tokens": tokens, "tokens: one prompt each / read once": fewer}
 
 
 def described(plan: Haystacks) -> dict[str, Any]:
@@ -153,16 +139,15 @@ def counted(tokenizer: Any, longest: int, keys: int) -> dict[str, Any]:
     return {**described(plan), **compared(list(plan.make(tokenizer)))}
 
 
-def benchmark(rounds: int, *, quick: bool) -> dict[str, Any]:
+def benchmark(rounds: int, haystacks: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     _, tokenizer = ropepatch.load("tiny")
     timed = []
     for name, make, plan in (("tiny", tiny_model, TINY), ("random LLaMA", random_model, LONG)):
-        haystacks = list(plan.make(tokenizer))[: 1 if quick else None]
-        measured = measure(make(), haystacks, rounds)
-        timed.append({"model": name, **described(plan), "haystacks": len(haystacks), **measured})
+        made = list(plan.make(tokenizer))[:haystacks]
+        measured = measure(make(), made, rounds)
+        timed.append({"model": name, **described(plan), "haystacks": len(made), **measured})
     return {
-        "benchmark": "retrieval_speed",
         "target": TARGET,
         "agreement_nats": AGREEMENT,
         "scaling of tiny": {"method": METHOD, "to": TARGET_LENGTH},
@@ -174,45 +159,32 @@ def benchmark(rounds: int, *, quick: bool) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "timed": timed,
         "counted": [counted(tokenizer, *grid) for grid in COUNTED],
-        "environment": environment(),
     }
 
 
 def render(result: dict[str, Any]) -> str:
     rows = [("time", "haystacks", "answers", "cells", "each s", "once s", "each / once", "min-max", "tokens")]
     for one in result["timed"]:
-        seconds, ratio = one["seconds"], one["one prompt each / read once"]
+        seconds, times = one["seconds"], one["one prompt each / read once"]
         rows.append(
             (
                 f"{one['model']} to {one['lengths'][-1]}",
                 *(f"{one[count]}" for count in ("haystacks", "answers", "cells with answers")),
                 *(f"{seconds[name]['median']:.2f}" for name in (EACH, ONCE)),
-                f"{ratio['median']:.2f}",
-                f"{ratio['min']:.2f}-{ratio['max']:.2f}",
+                f"{times['median']:.2f}",
+                f"{times['min']:.2f}-{times['max']:.2f}",
                 f"{one['tokens: one prompt each / read once']['all']:.2f}",
             )
         )
     counts = [("tokens counted", "keys", EACH, ONCE, "each / once", "of haystacks alone")]
     for one in result["counted"]:
-        ratio = one["tokens: one prompt each / read once"]
+        fewer = one["tokens: one prompt each / read once"]
         read = (f"{one['tokens'][name]['all']:,}" for name in (EACH, ONCE))
         grid = (f"{one['lengths'][-1]}", f"{one['keys']}")
-        counts.append((*grid, *read, f"{ratio['all']:.2f}", f"{ratio['haystacks']:.2f}"))
+        counts.append((*grid, *read, f"{fewer['all']:.2f}", f"{fewer['haystacks']:.2f}"))
     targets = "targets: each / once at least 10 in time, 30 in tokens counted"
     return "\n".join([table(rows), table(counts), f"{targets}; medians of {result['rounds']} rounds"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="one haystack and two rounds, to try it")
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    arguments = parser.parse_args()
-    result = benchmark(QUICK_ROUNDS if arguments.quick else arguments.rounds, quick=arguments.quick)
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
-
-
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render, rounds=ROUNDS, haystacks=HAYSTACKS)

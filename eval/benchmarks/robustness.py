@@ -8,7 +8,6 @@ the same numbers attack in the same way on every machine. It counts, and times n
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reporting import environment, table, write
+from reporting import run_benchmark, table
 
 SUPPORT = Path(__file__).parents[2] / "tests" / "support"  # where the attacks are
 
@@ -72,7 +71,7 @@ def benchmark(seeds: int, kills: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ropepatch-") as temporary:
         folder = Path(temporary)
         counted = [attack_configs(seeds, folder), *attack_commands(kills, folder)]
-    return {"benchmark": "robustness", "attacks": counted, "environment": environment()}
+    return {"attacks": counted}
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -87,22 +86,13 @@ def rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     return [("attack", "tried", "survived"), *counts]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2000, help="damaged configurations")
-    parser.add_argument("--kills", type=int, default=25, help="of each command")
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    arguments = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # before torch is imported
-    sys.path.insert(0, str(SUPPORT))
-    result = benchmark(arguments.seeds, arguments.kills)
-    print(table(rows(result)))
+def render(result: dict[str, Any]) -> str:
     failures = [failure for one in result["attacks"] for failure in one["failures"]]
-    print("\n".join(failures) or "no failures")
-    if arguments.json:
-        write(arguments.json, result)
-    sys.exit(bool(failures))
+    return "\n".join([table(rows(result)), *failures, f"{len(failures)} failures"])
 
 
 if __name__ == "__main__":
-    main()
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # before torch is imported
+    sys.path.insert(0, str(SUPPORT))
+    result = run_benchmark(__doc__, benchmark, render, seeds=2000, kills=25)
+    sys.exit(any(attack["failures"] for attack in result["attacks"]))

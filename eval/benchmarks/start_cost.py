@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from reporting import environment, run_repeatedly, spread, table
+from reporting import ends, ratio, run_benchmark, spread, table
 
 TORCH, MODELS = "import torch", "import torch, transformers.modeling_utils"
 COMMANDS = {  # with the exit code and the baseline
@@ -50,26 +50,21 @@ def benchmark(runs: int) -> dict[str, Any]:
             sample = cpu_seconds(arguments, code)
             if number:  # the first round fills the page cache
                 seconds.append(sample)
-    ratios = {
-        f"{name} / {baseline}": [a / b for a, b in zip(samples[name], samples[baseline], strict=True)]
-        for name, (_, baseline) in COMMANDS.items()
-    }
     return {
-        "benchmark": "start_cost",
         "n": runs,
         "cpu_seconds": {name: spread(seconds) for name, seconds in samples.items()},
-        "ratio": {name: spread(found) for name, found in ratios.items()},
-        "environment": environment(),
+        "ratio": {
+            f"{name} / {baseline}": ratio(samples, name, baseline) for name, (_, baseline) in COMMANDS.items()
+        },
     }
 
 
 def render(result: dict[str, Any]) -> str:
     rows = [("median (min-max)", "CPU seconds")]
     for part in ("cpu_seconds", "ratio"):
-        for name, values in result[part].items():
-            rows.append((name, f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"))
+        rows += [(name, ends(values, ".2f")) for name, values in result[part].items()]
     return table(rows)
 
 
 if __name__ == "__main__":
-    run_repeatedly(__doc__, benchmark, render)
+    run_benchmark(__doc__, benchmark, render, runs=5)

@@ -12,20 +12,13 @@ Memory is the peak of a process of its own over two steps, less what it holds wh
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from reporting import environment, resident_mib, spread, table, write
+from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -95,27 +88,24 @@ class Step:
 
 
 def time_both(rounds: int) -> dict[str, Any]:
-    step, order = Step(), random.Random(SEED)
+    step = Step()
     (loss, norm), (our_loss, our_norm) = (step(procedure, update=False) for procedure in PROCEDURES)
     difference = max(abs(our_loss / loss - 1), abs(our_norm / norm - 1))
     if not difference <= AGREEMENT:
         raise SystemExit(f"loss or gradients differ by {difference:.2e}: not the same work")
-    seconds: dict[str, list[float]] = {procedure: [] for procedure in PROCEDURES}
-    for _ in range(rounds):
-        for procedure in order.sample(PROCEDURES, len(PROCEDURES)):
-            begin = time.perf_counter()
-            step(procedure)
-            seconds[procedure].append(time.perf_counter() - begin)
+    steps = {procedure: partial(step, procedure) for procedure in PROCEDURES}
+    seconds, _ = in_turn(steps, rounds, warm_up=0, seed=SEED)
     return {
         "rounds": rounds,
         "tokens_per_second": {name: spread([TOKENS / x for x in values]) for name, values in seconds.items()},
-        "ours / stock": spread([a / b for a, b in zip(seconds["stock"], seconds["ours"], strict=True)]),
+        "ours / stock": ratio(seconds, "stock", "ours"),
         "largest relative difference of loss and gradients": float(f"{difference:.3g}"),
     }
 
 
 def measure_memory(procedure: str) -> dict[str, float]:
     """Of one procedure in this process, which does nothing else."""
+    torch.set_num_threads(1)
     step = Step()
     loaded = resident_mib("VmRSS")
     step(procedure)
@@ -125,43 +115,29 @@ def measure_memory(procedure: str) -> dict[str, float]:
 
 
 def compare_memory() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for procedure in PROCEDURES:
-        command = [sys.executable, __file__, "--measure", procedure]
-        found[procedure] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    found: dict[str, Any] = {procedure: in_own_process(procedure) for procedure in PROCEDURES}
     difference = abs(found["ours"]["loss"] / found["stock"]["loss"] - 1)
     if not difference <= AGREEMENT:
         raise SystemExit(f"the losses of the second step differ by {difference:.2e}: not the same work")
-    ratio = found["ours"]["net_mib"] / found["stock"]["net_mib"]
-    return found | {"ours / stock": float(f"{ratio:.4g}")}
+    net = found["ours"]["net_mib"] / found["stock"]["net_mib"]
+    return found | {"ours / stock": float(f"{net:.4g}")}
 
 
 def render(result: dict[str, Any]) -> str:
     speed, memory = result["speed"], result["memory"]
     rows = [("", "stock", "ours", "ours / stock", "quartiles")]
-    ratio, medians = (
-        speed["ours / stock"],
-        [speed["tokens_per_second"][name]["median"] for name in PROCEDURES],
-    )
-    quartiles = f"{ratio['q1']:.2f}-{ratio['q3']:.2f}"
-    rows.append(("tokens per second", *(f"{x:.0f}" for x in medians), f"{ratio['median']:.2f}", quartiles))
+    times = speed["ours / stock"]
+    medians = [speed["tokens_per_second"][name]["median"] for name in PROCEDURES]
+    quartiles = f"{times['q1']:.2f}-{times['q3']:.2f}"
+    rows.append(("tokens per second", *(f"{x:.0f}" for x in medians), f"{times['median']:.2f}", quartiles))
     net = (f"{memory[name]['net_mib']:.0f}" for name in PROCEDURES)
     rows.append(("MiB above the loaded model", *net, f"{memory['ours / stock']:.3f}", ""))
     return f"{table(rows)}\ntargets: speed at least 0.95, memory at most 0.5"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--measure", choices=PROCEDURES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def benchmark(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    if arguments.measure:
-        print(json.dumps(measure_memory(arguments.measure)))
-        return
-    result = {
-        "benchmark": "train_cost",
+    return {
         "target": TARGET,
         "agreement": AGREEMENT,
         "seed": SEED,
@@ -173,13 +149,9 @@ def main() -> None:
         "device": "cpu",
         "threads": 1,
         "memory": compare_memory(),
-        "speed": time_both(arguments.rounds),
-        "environment": environment(),
+        "speed": time_both(rounds),
     }
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS)
