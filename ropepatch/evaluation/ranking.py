@@ -1,4 +1,4 @@
-"""Which scaling reads a target best: paired differences from the baseline, and the advice that follows."""
+"""The scaling that reads a target best: paired differences from the baseline, and the advice that follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from ropepatch.attention import MAPS, AttentionMap
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, few
 from ropepatch.evaluation.intervals import Mean, difference, significant
@@ -38,7 +38,7 @@ class Ranked:
         short_context_loss: Within the trained context.
         short_context_cost: By how much that is above the baseline's, document by document.
         log_prob: Of the answers at the target, nats per token, by haystack, of the kinds of questions that
-            count (see `answers`), or of all where none counts; None if nothing was asked there.
+            count (see `RULE`), or of all where none counts; None if nothing was asked there.
         log_prob_gain: By how much that is above the baseline's, haystack by haystack.
         found: The share of these answers that are found.
         helps: Whether it is significantly better than the baseline in one and not significantly worse in the
@@ -71,10 +71,9 @@ class Ranked:
             low, high = mean.interval() if mean is not None else (math.nan, math.nan)
             columns[name] = None if mean is None else finite(mean.value)
             columns |= {f"{name}_low": finite(low), f"{name}_high": finite(high)}
-        counts = {"tokens": self.loss, "answers": self.found}
-        columns |= {name: 0 if mean is None else round(mean.weight) for name, mean in counts.items()}
-        clusters = {"documents": self.loss, "haystacks": self.found}
-        columns |= {name: 0 if mean is None else len(mean.clusters) for name, mean in clusters.items()}
+        loss, found = self.loss, self.found or Mean(())
+        columns |= {"tokens": round(loss.weight), "answers": round(found.weight)}
+        columns |= {"documents": len(loss.clusters), "haystacks": len(found.clusters)}
         return columns | {"helps": self.helps}
 
 
@@ -103,7 +102,8 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     """Rank the scalings of one model at one target by `RULE`, and say which to take.
 
     Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts), so
-    retrieval comes first where it can rank. A control, an attention map that forgets, is never recommended.
+    retrieval comes first where it can rank. A control, an attention map that forgets, is never recommended;
+    nor is anything by a measure that rests on fewer than three documents or haystacks.
 
     Args:
         results: Of one-pass perplexity, and of retrieval if it was measured. Where several of one task have a
@@ -127,8 +127,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     for group in (reading, asking):
         if len({result.parameters.get("digest") for result in group.values()}) > 1:
             raise RopepatchError("the results are of different texts", hint="compare them in one suite")
-    asked = asking if asking.keys() >= reading.keys() else {}
-    return _Evidence(base, reading, asked).ranking
+    return _Evidence(base, reading, asking if asking.keys() >= reading.keys() else {}).ranking
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,33 @@ class _Evidence:
     reading: Mapping[str, Result]
     asking: Mapping[str, Result]
 
+    @cached_property
+    def rows(self) -> dict[str, Ranked]:
+        """By label, with the judgement."""
+        return {label: self._row(label) for label in self.reading}
+
+    def _row(self, label: str) -> Ranked:
+        cost = difference(self._loss(label, self.trained), self._loss(self.base, self.trained))
+        asked = label in self.asking
+        return Ranked(
+            label=label,
+            loss=self.losses[label],
+            loss_gain=difference(self.losses[self.base], self.losses[label]),
+            short_context_loss=self._loss(label, self.trained),
+            short_context_cost=cost,
+            log_prob=self.log_probs[label] if asked else None,
+            log_prob_gain=difference(self.log_probs[label], self.log_probs[self.base]) if asked else None,
+            found=self._answers(label, "found") if asked else None,
+            helps=label != self.base and self.helps(label),
+        )
+
     @property
     def target(self) -> int:
         return self.reading[self.base].target
 
     @property
     def trained(self) -> int:
-        trained: int = self.reading[self.base].model["trained"]
-        return trained
+        return int(self.reading[self.base].model["trained"])
 
     @property
     def scalings(self) -> list[str]:
@@ -166,11 +184,8 @@ class _Evidence:
         result = self.asking[self.base]
         keys = result.parameters["keys"]
         chance = 1 / keys if keys > 1 else 0.0
-        kinds: dict[str, None] = {}
-        for row in result.of("found", "kind", "length"):
-            if row.length <= self.trained and row.mean.interval()[0] > chance:
-                kinds[str(row.at["kind"])] = None
-        return [*kinds]
+        within = [row for row in result.of("found", "kind", "length") if row.length <= self.trained]
+        return list(dict.fromkeys(str(row.at["kind"]) for row in within if row.mean.interval()[0] > chance))
 
     def _loss(self, label: str, length: int) -> Mean:
         return _row(self.reading[label], "loss", length=length).mean
@@ -189,121 +204,86 @@ class _Evidence:
 
     @cached_property
     def log_probs(self) -> dict[str, Mean]:
-        """Of the answers at the target, where retrieval ranks."""
+        """Of the answers at the target, where retrieval was measured."""
         return {label: self._answers(label, "log_prob") for label in self.asking}
 
     @cached_property
-    def gains(self) -> dict[str, Mean]:
+    def gains(self) -> dict[tuple[str, str], Mean]:
         """By measure and label by how much a scaling is better than the baseline; what ranks alone."""
-        of_loss = {f"loss {s}": difference(self.losses[self.base], self.losses[s]) for s in self.scalings}
+        loss, log_prob = self.losses, self.log_probs
+        of_loss = {("loss", one): difference(loss[self.base], loss[one]) for one in self.scalings}
         if not self.counted:
             return of_loss
-        base = self.log_probs[self.base]
-        return of_loss | {f"answers {s}": difference(self.log_probs[s], base) for s in self.scalings}
+        answers = {("answers", one): difference(log_prob[one], log_prob[self.base]) for one in self.scalings}
+        return of_loss | answers
 
     @cached_property
-    def decided(self) -> set[str]:
-        """The gains that differ significantly from 0, over all of them."""
-        return significant(self.gains)
+    def better(self) -> set[tuple[str, str]]:
+        """The gains that are significantly above 0, over all of them."""
+        return {name for name in significant(self.gains) if self.gains[name].value > 0}
 
     @cached_property
-    def better(self) -> set[str]:
-        """The significant gains above 0."""
-        return {name for name in self.decided if self.gains[name].value > 0}
-
-    @cached_property
-    def worse(self) -> set[str]:
-        """The significant gains below 0."""
-        return self.decided - self.better
+    def worse(self) -> set[tuple[str, str]]:
+        """Those significantly below 0."""
+        return significant(self.gains) - self.better
 
     def helps(self, label: str) -> bool:
         """Whether it is significantly better in one measure and not significantly worse in the other."""
-        names = {f"loss {label}", f"answers {label}"}
+        names = {("loss", label), ("answers", label)}
         return bool(names & self.better) and not names & self.worse
 
-    @cached_property
-    def order(self) -> list[str]:
-        """All labels, the best first."""
-        by_loss = sorted(self.reading, key=lambda label: _number(self.losses[label].value))
-        if not self.counted:
+    def ordered(self, labels: Collection[str]) -> list[str]:
+        """The best first: those whose answers are not significantly less probable than the best's by loss."""
+        by_loss = sorted(labels, key=lambda label: _number(self.losses[label].value))
+        if not self.counted or not by_loss:
             return by_loss
-        return [*self._near_best(by_loss), *sorted(self._behind(by_loss), key=self._least_probable)]
+        best, *others = sorted(by_loss, key=lambda label: -self.log_probs[label].value)
+        behind = significant({x: difference(self.log_probs[best], self.log_probs[x]) for x in others})
+        return sorted(by_loss, key=lambda x: -self.log_probs[x].value if x in behind else -math.inf)
 
-    def _least_probable(self, label: str) -> float:
-        return -self.log_probs[label].value
-
-    def _behind(self, labels: Sequence[str]) -> set[str]:
-        """Those with significantly less probable answers than the best of them."""
-        best = min(labels, key=self._least_probable)
-        behind = {
-            label: difference(self.log_probs[best], self.log_probs[label])
-            for label in labels
-            if label != best
-        }
-        return significant(behind)
-
-    def _near_best(self, labels: Sequence[str]) -> list[str]:
-        behind = self._behind(labels)
-        return [label for label in labels if label not in behind]
-
-    def chosen(self, left_out: Collection[str] = ()) -> str | None:
-        """What to take by `RULE`; None where nothing helps."""
-        helping = [label for label in self.order if self.helps(label) and label not in left_out]
-        if not helping:
-            return None
-        if self.counted:
-            helping = self._near_best(sorted(helping, key=lambda label: self.losses[label].value))
-        return helping[0]
-
-    def row(self, label: str) -> Ranked:
-        cost = difference(self._loss(label, self.trained), self._loss(self.base, self.trained))
-        asked = label in self.asking
-        return Ranked(
-            label=label,
-            loss=self.losses[label],
-            loss_gain=difference(self.losses[self.base], self.losses[label]),
-            short_context_loss=self._loss(label, self.trained),
-            short_context_cost=cost,
-            log_prob=self.log_probs[label] if asked else None,
-            log_prob_gain=difference(self.log_probs[label], self.log_probs[self.base]) if asked else None,
-            found=self._answers(label, "found") if asked else None,
-            helps=label != self.base and self.helps(label),
-        )
+    def helping(self, left_out: Collection[str]) -> list[str]:
+        """The scalings that help, without some, the best first."""
+        return self.ordered([label for label in self.scalings if self.helps(label) and label not in left_out])
 
     @property
     def ranking(self) -> Ranking:
-        rows = {label: self.row(label) for label in self.order}
-        kinds = {label: _map_of(self.reading[label]) for label in self.reading}
+        kinds = {label: MAPS.get((r.scaling or {}).get("method", "")) for label, r in self.reading.items()}
+        maps = [label for label, kind in kinds.items() if kind is not None]
         controls = [label for label, kind in kinds.items() if kind is not None and kind.control]
-        taken = self.chosen(controls)
-        advice = self._recommendation(rows, taken) if taken else self._refusal(rows)
-        if taken is not None and kinds[taken] is not None:
-            advice.append(self._engines(taken, [label for label, kind in kinds.items() if kind is not None]))
+        taken = next(iter(self.helping(controls)), None)
+        if taken is None:
+            advice = self._refusal()
+        else:
+            advice = self._recommendation(self.rows[taken])
+            if taken in maps:
+                advice.append(self._engines(taken, self.helping(maps)))
         if controls:
             advice.append(
                 f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
             )
-        results = [self.reading[self.base], *([self.asking[self.base]] if self.asking else [])]
-        warnings = [warning for result in results for warning in few(result)]
-        return Ranking(tuple(rows.values()), taken, tuple(advice), tuple(warnings))
+        return Ranking(
+            tuple(self.rows[label] for label in self.ordered(self.reading)),
+            taken,
+            tuple(advice),
+            tuple(w for group in (self.reading, self.asking) if group for w in few(group[self.base])),
+        )
 
-    def _recommendation(self, rows: Mapping[str, Ranked], taken: str) -> list[str]:
-        row, base = rows[taken], rows[self.base]
+    def _recommendation(self, row: Ranked) -> list[str]:
+        base, taken = self.rows[self.base], row.label
         reasons = []
-        if f"loss {taken}" in self.better:
+        if ("loss", taken) in self.better:
             reasons.append(
                 f"it gains {signed(row.loss_gain)} nats per token over the baseline at {self.target} tokens"
             )
-        if f"answers {taken}" in self.better and row.log_prob_gain and row.found and base.found:
+        if ("answers", taken) in self.better and row.log_prob_gain and row.found and base.found:
             reasons.append(
                 f"its answers at {self.target} tokens gain {signed(row.log_prob_gain)} nats per token in "
                 f"log-probability; it finds {_share(row.found)}, the baseline {_share(base.found)}"
             )
         advice = [f"Take {taken}: {'; '.join(reasons)}."]
-        others = [label for label in self.order if self.helps(label) and label != taken]
-        behind = {label: difference(self.losses[label], self.losses[taken]) for label in others}
-        apart = significant(behind)
-        if tied := [label for label in others if label not in apart]:
+        others = {label: difference(self.losses[label], row.loss) for label in self.helping([taken])}
+        apart = significant(others)
+        if tied := [label for label in others if label not in apart and not row.loss.missing]:
             advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
@@ -314,33 +294,39 @@ class _Evidence:
                 f"It finds {row.found.value:.0%} of the answers at {self.target} tokens: {train}, or choose "
                 "a nearer target."
             )
-        if row.found is not None and not self.counted:
-            advice.append(
-                f"Retrieval does not rank: within {self.trained} tokens the baseline finds no more than by "
-                "guessing."
-            )
-        return advice
+        return [*advice, *self._no_retrieval()]
 
-    def _refusal(self, rows: Mapping[str, Ranked]) -> list[str]:
-        if self.losses[self.base].missing:
-            return [f"No advice: {few(self.reading[self.base])[0]}. Give more text."]
+    def _no_retrieval(self) -> list[str]:
+        """Why answers that were measured decide nothing."""
+        if not self.asking or self.counted:
+            return []
+        why = f"within {self.trained} tokens the baseline finds no more than by guessing"
+        if self.log_probs[self.base].missing:
+            (why,) = few(self.asking[self.base])
+        return [f"Retrieval does not rank: {why}."]
+
+    def _refusal(self) -> list[str]:
+        missing = few(self.reading[self.base])[0] if self.losses[self.base].missing else None
+        if missing and not self.counted:
+            return [f"No advice: {missing}. Give more text.", *self._no_retrieval()]
         first = min(self.scalings, key=lambda label: _number(self.losses[label].value))
-        tested = " or its answers" if self.counted else ""
-        mixed = [label for label in self.scalings if {f"loss {label}", f"answers {label}"} & self.better]
-        trained = ", fine-tuned or not," if self._adapted else ""
-        why = f"by loss {first} gains {signed(rows[first].loss_gain)} nats per token"
-        if mixed:
+        why = missing or f"by loss {first} gains {signed(self.rows[first].loss_gain)} nats per token"
+        names = {label: {("loss", label), ("answers", label)} for label in self.scalings}
+        if mixed := [label for label, own in names.items() if own & self.better and own & self.worse]:
             why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
+        tested = " or its answers" if self.counted else ""
+        trained = ", fine-tuned or not," if self._adapted else ""
         return [
             f"Do not extend: over {self.target} tokens none of these scalings{trained} improves the loss"
-            f"{tested} significantly without harm ({why})."
+            f"{tested} significantly without harm ({why}).",
+            *self._no_retrieval(),
         ]
 
-    def _engines(self, taken: str, maps: Sequence[str]) -> str:
+    def _engines(self, taken: str, plain: Sequence[str]) -> str:
         only = f"Only transformers runs {taken}, by code that comes with the checkpoint"
-        if plain := self.chosen(maps):
-            gap = self.losses[plain].value - self.losses[taken].value
-            only += f"; the best that other engines run, too, is {plain}, {gap:+.3f} nats over the target"
+        if plain:
+            gap = self.losses[plain[0]].value - self.losses[taken].value
+            only += f"; the best that other engines run, too, is {plain[0]}, {gap:+.3f} nats over the target"
         return f"{only}."
 
     @property
@@ -356,10 +342,6 @@ def _row(result: Result, measure: str, **at: int | str) -> Row:
             hint="measure again: `ropepatch compare` measures all it needs",
         )
     return row
-
-
-def _map_of(result: Result) -> type[AttentionMap] | None:
-    return MAPS.get((result.scaling or {}).get("method", ""))
 
 
 def _number(value: float) -> float:

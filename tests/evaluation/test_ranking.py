@@ -108,6 +108,35 @@ def test_with_fewer_than_three_texts_there_is_no_advice_but_how_many_are_missing
     assert len(ranking.warnings) == 1
 
 
+@pytest.mark.parametrize(("haystacks", "missing"), [(1, 2), (2, 1)])
+def test_with_fewer_than_three_haystacks_answers_decide_nothing_and_say_how_many_are_missing(
+    haystacks, missing
+):
+    def of(*losses: float) -> Ranking:
+        readings = [read(label, nats) for label, nats in zip((BASELINE, "a"), losses, strict=True)]
+        answers = {BASELINE: -9.0, "a": -0.1}
+        correct = (haystacks, haystacks)
+        return ranked(*readings, *(asked(x, y, correct, haystacks) for x, y in answers.items()))
+
+    plain = "haystack" if haystacks == 1 else "haystacks"
+    line = f"Retrieval does not rank: {haystacks} {plain}: no interval, which takes {missing} more"
+    assert of(2.0, 2.0).recommended is None
+    assert of(2.0, 1.0).recommended == "a"
+    for ranking in (of(2.0, 2.0), of(2.0, 1.0)):
+        assert ranking.advice[-1].startswith(line)
+        assert len(ranking.warnings) == 1
+
+
+@pytest.mark.parametrize(("log_prob", "taken"), [(-0.5, "a"), (-2.0, None)])
+def test_with_few_texts_answers_decide_alone(log_prob, taken):
+    readings = [read(label, [nats] * 2, [0.5] * 2) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
+    ranking = ranked(*readings, asked(BASELINE, -2.0), asked("a", log_prob))
+    assert ranking.recommended == taken
+    assert not any("nats per token over the baseline" in line for line in ranking.advice)
+    if taken is None:
+        assert "(2 documents: no interval, which takes 1 more" in ranking.advice[0]
+
+
 @pytest.mark.parametrize(("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)])
 def test_few_texts_and_few_haystacks_are_a_warning(texts, haystacks, warned):
     labels = {BASELINE: 9.0, "a": 1.0}
