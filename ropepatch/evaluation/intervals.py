@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -19,6 +20,7 @@ from ropepatch.errors import RopepatchError
 
 Cluster = tuple[float, float]  # sum, weight
 Interval = tuple[float, float]
+Name = TypeVar("Name")
 
 LEVEL = 0.95
 FEWEST = 3  # clusters without which there is no interval
@@ -143,12 +145,12 @@ def difference(a: Mean, b: Mean) -> Mean:
     return Mean(tuple((first - second, weight) for (first, weight), (second, _) in pairs))
 
 
-def significant(differences: Mapping[str, Mean], level: float = LEVEL) -> set[str]:
+def significant(differences: Mapping[Name, Mean], level: float = LEVEL) -> set[Name]:
     """The names of the differences from 0 by Holm's procedure (Scand. J. Stat. 6, 1979).
 
     The probability that any is named which is 0 in truth is at most 1 - level, however many there are.
     """
-    found: set[str] = set()
+    found: set[Name] = set()
     ordered = sorted(differences, key=lambda name: differences[name].p_value)
     for number, name in enumerate(ordered):
         if differences[name].p_value > (1 - level) / (len(ordered) - number):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.fitting.course import Course, screened, starts_of
 from ropepatch.fitting.examples import Examples, Material, needle_examples, text_examples, with_keys
@@ -81,16 +81,15 @@ class FitBench:
         curve = perplexity(self.model, None, rows, window=self.window, stride=half, split=True)
         return torch.stack(list(curve.nll))
 
-    def outcome(self, course: Course, unseen: Sequence[Tensor]) -> dict[str, Any]:
+    def outcome(self, course: Course, material: Material) -> dict[str, Any]:
         """How windows that decided nothing are read: before, after, and through the model's own window."""
-        examples = text_examples(unseen, Objective(), self.window)
+        examples = text_examples(material.unseen, Objective(), self.window)
         before, after = (self.held_out.losses(end.point, examples) for end in (course.first, course.best))
         own = self.own_window(examples)
-        gains = (before - after).double().sum(dim=1)
-        count = before.shape[1]
-        gain = Mean.of([(nats, count) for nats in gains.tolist()])
+        gain = LossCurve(tuple(before - after), tuple(material.sources)).between(0, examples.length).loss
         return {
             "windows": len(examples),
+            "documents": len(gain.clusters),
             "before": before.mean().item(),
             "after": after.mean().item(),
             "gain": gain.value,

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.haystack import Haystacks
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import digest, windows
+from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.objective import Objective
@@ -36,12 +36,14 @@ class Material:
         train: What the fit learns from.
         held_out: What decides.
         unseen: What tells at the end what came out: neither learned from nor decided by.
+        sources: Of each of these the index of the document in which it begins.
         text: The name of the source.
     """
 
     train: Sequence[Tensor]
     held_out: Sequence[Tensor]
     unseen: Sequence[Tensor]
+    sources: Sequence[int]
     text: str
 
     @property
@@ -77,7 +79,7 @@ def read_material(
     length: int,
     spare: int,
 ) -> Material:
-    """Windows cut from a text, joined as `ropepatch.data.texts.windows` joins it; or tales of tiny.
+    """Windows cut from a text, joined as `ropepatch.data.texts.cut_windows` joins it; or tales of tiny.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -93,9 +95,11 @@ def read_material(
     if text is None:
         narrator = Narrator(tokenizer)
         tales = [narrator.tale(length, seed_of("fit", i)).ids for i in range(TALES + 2 * HELD_OUT)]
-        return Material(tales[2 * HELD_OUT :], tales[:HELD_OUT], tales[HELD_OUT : 2 * HELD_OUT], "tales")
+        held_out, unseen = tales[:HELD_OUT], tales[HELD_OUT : 2 * HELD_OUT]
+        return Material(tales[2 * HELD_OUT :], held_out, unseen, range(HELD_OUT), "tales")
     documents = stream_documents(text, field=field, split=split)
-    cut = [torch.tensor(window) for window in windows(tokenizer, documents, length=length, count=None)]
+    joined = cut_windows(tokenizer, documents, length=length, count=None)
+    cut = [(document, torch.tensor(window)) for document, window in joined]
     spared = {index * len(cut) // spare for index in range(spare)}
     left = [window for index, window in enumerate(cut) if index not in spared]
     if len(left) < FEWEST:
@@ -107,9 +111,10 @@ def read_material(
     held = 2 * min(HELD_OUT, max(2, len(left) // 6))
     apart = [index * len(left) // held for index in range(held)]
     return Material(
-        [window for index, window in enumerate(left) if index not in set(apart)],
-        [left[index] for index in apart[::2]],
-        [left[index] for index in apart[1::2]],
+        [window for index, (_, window) in enumerate(left) if index not in set(apart)],
+        [left[index][1] for index in apart[::2]],
+        [left[index][1] for index in apart[1::2]],
+        [left[index][0] for index in apart[1::2]],
         str(text),
     )
 

@@ -92,7 +92,8 @@ class Fitted:
     def __str__(self) -> str:
         held, window = self.record["held_out"], self.plan.rope.original_max_position_embeddings
         gain, behind = held["gain"], held["after"] - held["own_window"]
-        doubt = f"{held['windows']} windows: no interval"
+        count = held["documents"]
+        doubt = f"windows of {count} document{'s' * (count > 1)}: no interval"
         if held["gain_interval"] is not None:
             doubt = "95 % {:.3f} to {:.3f}".format(*held["gain_interval"])
         methods = "the best published method" if self.record["init"] == "auto" else "the best of its starts"
@@ -231,7 +232,7 @@ def fit(
                 "before": course.first.loss,
                 "after": course.best.loss,
             },
-            "held_out": bench.outcome(course, material.unseen),
+            "held_out": bench.outcome(course, material),
             "history": list(course.history),
             "forward_tokens": course.spent,
             "seconds": round(seconds, 1),

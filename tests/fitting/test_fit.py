@@ -69,7 +69,7 @@ def test_a_fitted_checkpoint_gives_the_fitted_logits_in_stock_transformers(fitte
 
 def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, loss):
     held = fitted.record["held_out"]
-    assert held["windows"] == 2
+    assert (held["windows"], held["documents"]) == (2, 2)
     assert held["after"] == pytest.approx(loss(fitted.plan, "unseen"), abs=1e-5)
     start = ropepatch.make_scaling(fitted.record["start"], factor=TO / 256)
     assert held["before"] == pytest.approx(loss(start, "unseen"), abs=1e-5)
@@ -78,7 +78,7 @@ def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, l
     assert first == "tiny: 256 -> 320 tokens"
     assert second.startswith(
         f"{held['gain']:.3f} nats/token better than the best published method ({fitted.record['start']}), "
-        "2 windows: no interval; "
+        "windows of 2 documents: no interval; "
     )
     more = replace(fitted, record=fitted.record | {"held_out": held | {"gain_interval": [0.1, 0.25]}})
     assert "95 % 0.100 to 0.250; " in str(more)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import ropepatch
 from ropepatch.data.texts import windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.fitting.bench import FitBench
 from ropepatch.fitting.course import Course, Descent, begin, draw_windows, proceed, screened, starts_of, step
 from ropepatch.fitting.examples import Examples, needle_examples, read_material, text_examples, with_keys
 from ropepatch.fitting.learnable import LearnableRope
@@ -463,6 +466,28 @@ def test_windows_to_learn_from_to_decide_by_and_to_spare_have_nothing_in_common(
     material = read_material(tokenizer, file, field="input_ids", split="train", length=10, spare=6)
     together = [tuple(window.tolist()) for window in material.windows] + [*map(tuple, spared)]
     assert sorted(together) == [tuple(range(i, i + 10)) for i in range(0, 700, 10)]
+
+
+def test_the_gain_of_a_fit_is_over_documents_not_over_their_windows(tmp_path, tiny, monkeypatch):
+    """Three documents of forty windows: what each gains is a cluster, however many windows it has."""
+    _, tokenizer = tiny
+    file = tmp_path / "ids.jsonl"
+    lengths = (100, 200, 100)
+    file.write_text("\n".join(json.dumps({"input_ids": [number] * n}) for number, n in enumerate(lengths)))
+    material = read_material(tokenizer, file, field="input_ids", split="train", length=10, spare=0)
+    assert [int(window[0]) for window in material.unseen] == list(material.sources)
+    assert sorted({*material.sources}) == [0, 1, 2]
+    bench = SimpleNamespace(window=4, own_window=lambda examples: torch.zeros(len(examples), 9))
+    gains = {0: 0.1, 1: 0.2, 2: 0.6}
+    before = torch.tensor([[1 + gains[source]] * 9 for source in material.sources])
+    bench.held_out = SimpleNamespace(losses=lambda losses, examples: losses)
+    ends = (SimpleNamespace(point=losses) for losses in (before, torch.ones_like(before)))
+    course = SimpleNamespace(**dict(zip(("first", "best"), ends, strict=True)))
+    found = FitBench.outcome(bench, course, material)
+    counts = [list(material.sources).count(source) * 9 for source in gains]
+    clusters = [(gain * count, count) for gain, count in zip(gains.values(), counts, strict=True)]
+    assert found["documents"] == 3 < found["windows"]
+    assert found["gain_interval"] == pytest.approx(Mean.of(clusters).interval(), abs=1e-5)
 
 
 def test_too_little_text_is_refused_with_the_number_of_windows(tmp_path, tiny):
