@@ -24,6 +24,7 @@ from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.files import check_resumed, new_folder, read_json, write_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
             with new_folder(done) as folder:
                 _save(model, folder)
         # From the disk even if just trained: the trainer leaves its casts on the model.
-        loaded: Any = load_checkpoint(done)
+        loaded: Any = load_checkpoint(Checkpoint(done))
         model = loaded.float()
     published = out / PUBLISHED
     with new_folder(published) as folder:

@@ -8,9 +8,10 @@ from pathlib import Path
 from ropepatch.doctor.weights import readable
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks.case import Case, positive
 from ropepatch.model.checks.findings import ADAPTER, TOKENIZER, Finding, shown
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import fingerprint
 from ropepatch.scaling.rope import Rope
 
@@ -35,7 +36,7 @@ def base_name(case: Case) -> tuple[str, str | None]:
 def adapter_findings(case: Case, base: Case) -> Iterator[Finding]:
     """What is wrong between an adapter and its base."""
     try:
-        rope = survey_folder(base.folder).rope
+        rope = survey_checkpoint(Checkpoint(base.folder)).rope
     except RopepatchError as error:
         yield no_base(case, error)
         return

@@ -15,10 +15,10 @@ from ropepatch.doctor.weights import not_finite, readable, weight_findings
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
+from ropepatch.model.checkpoint import CODE
 from ropepatch.model.checks import check, has_errors, repaired, settled
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
-from ropepatch.model.mapped import CODE
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.source import find_source
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.verification import available_bytes
 from ropepatch.files import write_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding
 from ropepatch.model.config import load_text_config, text_config
@@ -90,7 +91,7 @@ def _probe(raw: dict[str, Any], weights: Weights | None, *, quantised: bool) -> 
             for file in weights.files:
                 (Path(scratch) / file.name).symlink_to(file.resolve())
             write_json(Path(scratch) / CONFIG, raw)
-            model = load_model(Path(scratch))
+            model = load_model(Checkpoint(Path(scratch)))
         return Probe(model, find_rotary(model))
     except RopepatchError as error:
         return str(error)

@@ -14,10 +14,10 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.map_code import GENERATE, map_changes, map_code, other_code, sha256
 from ropepatch.extension.verification import available_bytes
+from ropepatch.model.checkpoint import CODE, KEY, Checkpoint, base_type, kind_of, saved_map, without_map
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Key, shown
 from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.mapped import CODE, KEY, base_type, is_mapped, saved_map, without_map
 from ropepatch.model.rotary import SEQUENCE
 from ropepatch.model.source import check_inside
 from ropepatch.model.survey import Survey, survey
@@ -29,7 +29,7 @@ AGAIN = "copy it again from where the checkpoint came from, or write the checkpo
 def map_findings(case: Case) -> Iterator[Finding]:
     """What is wrong with an attention map and its code."""
     key = Key(CONFIG, (KEY,), case.raw.get(KEY))
-    if not is_mapped(case.raw):
+    if kind_of(case.raw) != "mapped":
         if key.value is not None:
             problem = (
                 f"config.json has a map, and the model_type {case.model_type}, whose classes know of none"
@@ -80,9 +80,9 @@ def map_findings(case: Case) -> Iterator[Finding]:
 
 def loaded_map(case: Case, weights: Weights) -> Iterator[Finding]:
     """A map that the loaded model does not bear out, such as one of other layers; only where it fits."""
-    if is_mapped(case.raw) and 2 * weights.num_bytes <= available_bytes():
+    if kind_of(case.raw) == "mapped" and 2 * weights.num_bytes <= available_bytes():
         try:
-            load_checkpoint(case.folder)
+            load_checkpoint(Checkpoint(case.folder))
         except RopepatchError as error:
             yield Key(CONFIG, (KEY,), case.raw.get(KEY)).finding("map-wrong", str(error), AGAIN)
 

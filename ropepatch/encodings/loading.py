@@ -15,15 +15,12 @@ from ropepatch.encodings.encoding import ModelShape
 from ropepatch.encodings.registry import make_encoding
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint, saved_map
 from ropepatch.model.config import load_config
 from ropepatch.model.loading import AUTO, check_device, known_dtype, load_model, load_tokenizer
-from ropepatch.model.mapped import is_mapped, saved_map, without_map
-from ropepatch.model.record_file import needs_ropepatch, read_config, read_swapped
 from ropepatch.model.rotary import SEQUENCE, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey
-from ropepatch.model.weights import read_headers
 from ropepatch.settings import shown
 
 
@@ -50,37 +47,37 @@ def load(
     kind = known_dtype(dtype)
     if device != AUTO:
         check_device(device)
-    folder = find_source(model, revision, weights=True).folder
-    loaded: Any = load_checkpoint(folder, kind, AUTO if device == AUTO else None)
-    return loaded if device == AUTO else loaded.to(device), load_tokenizer(folder)
+    checkpoint = find_source(model, revision, weights=True)
+    loaded: Any = load_checkpoint(checkpoint, kind, AUTO if device == AUTO else None)
+    return loaded if device == AUTO else loaded.to(device), load_tokenizer(checkpoint.folder)
 
 
 def load_checkpoint(
-    folder: Path, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
+    checkpoint: Checkpoint, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
 ) -> PreTrainedModel:
-    """The model of a checkpoint folder, with the position encoding or the attention map it was saved with.
+    """The model of a checkpoint, with the position encoding or the attention map it was saved with.
 
     Of a map config.json is read, and the code beside it never run. `load_model` says what a device map is.
 
     Raises:
         RopepatchError: If transformers cannot load it, or its record or weights are not whole.
     """
-    if is_mapped(raw := read_json(folder / "config.json")):
-        described = saved_map(raw)
-        distances = make_map(described["name"], **described["parameters"])
-        config: Any = load_config(without_map(raw))
-        for key in ("max_position_embeddings", SEQUENCE):  # the map is put on the model that reads L
-            if hasattr(config, key):
-                setattr(config, key, described["window"])
-        model = load_model(folder, config, dtype, device_map)
-        layer_type = find_rotary(model).layer_type
-        map_attention(model, distances, to=described["target"])
-        _check_map(model, described, layer_type)
+    if checkpoint.kind == "stock":
+        return load_model(checkpoint, dtype=dtype, device_map=device_map)
+    config: Any = load_config(checkpoint.stock_raw)
+    if checkpoint.kind == "swapped":
+        model = load_model(checkpoint, config, dtype, device_map)
+        _swap_again(model, checkpoint)
         return model
-    if not needs_ropepatch(folder):
-        return load_model(folder, dtype=dtype, device_map=device_map)
-    model = load_model(folder, load_config(read_config(folder)), dtype, device_map)
-    _swap_again(model, folder)
+    described = saved_map(checkpoint.raw)
+    distances = make_map(described["name"], **described["parameters"])
+    for key in ("max_position_embeddings", SEQUENCE):  # the map is put on the model that reads L
+        if hasattr(config, key):
+            setattr(config, key, described["window"])
+    model = load_model(checkpoint, config, dtype, device_map)
+    layer_type = find_rotary(model).layer_type
+    map_attention(model, distances, to=described["target"])
+    _check_map(model, described, layer_type)
     return model
 
 
@@ -98,18 +95,18 @@ def _check_map(model: PreTrainedModel, described: dict[str, Any], layer_type: st
             )
 
 
-def _swap_again(model: Any, folder: Path) -> None:
-    """Give a model that was loaded from such a folder its encoding, with the folder's parameters."""
-    record = read_swapped(folder)
+def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
+    """Give a model that was loaded from such a checkpoint its encoding, with the trained parameters."""
+    record, weights = checkpoint.swapped, checkpoint.weights
     encoding = make_encoding(record.encoding, **record.parameters)
     surveyed = survey(model.config.to_dict(), model)
-    prefix, weights = f"{surveyed.site.path}.module.", read_headers(folder)
+    prefix = f"{surveyed.site.path}.module."
     parameters = encoding.sizes(ModelShape.of(surveyed))
     expected = {f"{prefix}{name}": size for name, size in parameters.items()}
     stored = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
     if stored != expected:
         raise RopepatchError(
-            f"the weights in {folder} are not those of {encoding.name}: expected "
+            f"the weights in {checkpoint.folder} are not those of {encoding.name}: expected "
             f"{sorted(parameters) or 'no parameters'} at {prefix}*, "
             f"got {sorted(name.removeprefix(prefix) for name in stored) or 'none'}",
             hint="put ropepatch.json and the weights of the same checkpoint together",

@@ -18,9 +18,9 @@ from ropepatch.encodings.models import attentions_of, check_embeddings, check_mo
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
+from ropepatch.model.checkpoint import write_swapped
 from ropepatch.model.config import text_config
 from ropepatch.model.head import held
-from ropepatch.model.record_file import write_swapped
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,

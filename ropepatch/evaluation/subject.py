@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.running import distribute
 from ropepatch.extension.history import context_before
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
-from ropepatch.model.record_file import swapped_encoding
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import Survey, survey_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +37,7 @@ class Subject:
     """
 
     name: str
-    source: Source
+    source: Checkpoint
     survey: Survey
     device: str
     dtype: torch.dtype | None = None
@@ -59,7 +58,7 @@ class Subject:
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
         spread = AUTO if self.device == AUTO else None
-        model: Any = load_checkpoint(self.source.folder, self.dtype, spread)
+        model: Any = load_checkpoint(self.source, self.dtype, spread)
         if self.dtype is None and not spread:
             choose = partial(prefers_float32, device=self.device)
             (float32,) = distribute([model], choose, key=lambda model: self.name, split=True)
@@ -76,13 +75,13 @@ class Subject:
     @cached_property
     def record(self) -> dict[str, Any]:
         """What results say of it."""
-        weights = fingerprint(read_headers(self.source.folder))
+        weights = self.source.fingerprint
         if self.base is not None:
             return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
         rope = self.survey.rope
         before = context_before(self.source.folder, weights)
         extended = {} if before is None else {"extended_from": before}
-        return swapped_encoding(self.source.folder) | {
+        return self.source.positions | {
             "name": self.name,
             "revision": self.source.revision,
             "weights": weights,
@@ -101,4 +100,4 @@ def find_subject(name: str, revision: str | None, device: str) -> Subject:
         RopepatchError: There is none.
     """
     source = find_source(name, revision, weights=True)
-    return Subject(name, source, survey_folder(source.folder, swapped=True), device)
+    return Subject(name, source, survey_checkpoint(source, swapped=True), device)

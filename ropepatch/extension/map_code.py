@@ -24,7 +24,7 @@ from ropepatch.attention import AttentionMap
 from ropepatch.attention.interchange import SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
-from ropepatch.model.mapped import CODE, KEY, MAPPED
+from ropepatch.model.checkpoint import CODE, KEY, MAPPED
 from ropepatch.model.survey import Survey
 
 HERE = Path(__file__).parent

@@ -30,7 +30,7 @@ from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.head import held
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey, survey_folder
+from ropepatch.model.survey import Survey, survey, survey_checkpoint
 from ropepatch.model.traits import remarks
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
@@ -214,7 +214,7 @@ def plan(
     if isinstance(model, str | os.PathLike):
         named = model if isinstance(model, str) else Path(model)
         source = find_source(named, revision, weights=False)
-        surveyed, name, revision = survey_folder(source.folder), source.name, source.revision
+        surveyed, name, revision = survey_checkpoint(source), source.name, source.revision
     elif isinstance(model, nn.Module):
         base = base_model(model)
         with held(base):  # while another thread patches it, its configuration and its modules may differ

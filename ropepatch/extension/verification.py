@@ -17,6 +17,7 @@ from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import other_tables, stock_table
@@ -30,7 +31,7 @@ DYNAMIC_TOLERANCE = 0.02
 MAP_TOLERANCE = 1e-3
 
 
-def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> Verdict:
+def verify(written: Path, source: Checkpoint, plan: Plan, num_bytes: int) -> Verdict:
     """Reload a written checkpoint with stock transformers and compare it with the patched source model.
 
     Args:
@@ -50,7 +51,7 @@ def verify(written: Path, source: Path, plan: Plan, num_bytes: int) -> Verdict:
     # The source first: where stock transformers cannot run it, the error names the user's folder.
     model = load_model(source)
     patch(model, plan)
-    return _compare(probe_logits(model, plan.target, source.name), written, plan)
+    return _compare(probe_logits(model, plan.target, source.folder.name), written, plan)
 
 
 def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
@@ -65,7 +66,7 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
     return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
 
 
-def read_mapped(source: Path, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]:
+def read_mapped(source: Checkpoint, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]:
     """The source model under the attention map of a plan, in float32.
 
     Args:
@@ -93,10 +94,10 @@ def read_mapped(source: Path, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]
     except (
         RopepatchError
     ):  # where its attention is probed a NaN looks like an attention that cannot be mapped
-        check_finite(model, source.name)
+        check_finite(model, source.folder.name)
         raise
     changes = map_changes(plan.survey, plan.distances, plan.target, mapped_layers(model))
-    logits = probe_logits(model, plan.target, source.name)
+    logits = probe_logits(model, plan.target, source.folder.name)
     return replace(plan, changes=plan.changes | changes), logits
 
 
@@ -144,7 +145,7 @@ def _uncompared(reason: str) -> Verdict:
 
 
 def _compare(patched: Tensor, written: Path, plan: Plan) -> Verdict:
-    reloaded = probe_logits(load_model(written), plan.target, written.name)
+    reloaded = probe_logits(load_model(Checkpoint(written)), plan.target, written.name)
     difference = (reloaded - patched).abs().max().item()
     dynamic = plan.rope_parameters["rope_type"] == "dynamic"
     if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):

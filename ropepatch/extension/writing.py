@@ -16,11 +16,10 @@ from ropepatch.extension.map_code import check_holds_map, check_no_other_code, c
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import read_mapped, verify, verify_mapped, verify_trained
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
+from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
-from ropepatch.model.mapped import CODE
 from ropepatch.model.source import (
     TEMPLATES,
-    Source,
     check_inside,
     find_source,
     included,
@@ -28,7 +27,7 @@ from ropepatch.model.source import (
     stated_by_card,
 )
 from ropepatch.model.stock import no_progress_bars
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import (
     NAMED,
     Progress,
@@ -82,18 +81,18 @@ def extend(
     check_savable(plan)
     folder = absent(out)
     source = source_of(plan, beside=folder, include=include)
-    survey = survey_folder(source.folder)
+    survey = survey_checkpoint(source)
     if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     raw = survey.raw
     origin = origin_of(source)
-    weights = read_headers(source.folder)
+    weights = source.weights
     if "quantization_config" not in raw:
         check_weights(weights, blueprint(load_config(raw)))
     said = None
     if plan.distances is not None:
         check_no_other_code(source.folder, included_files(source.folder, include))
-        plan, said = read_mapped(source.folder, plan, weights.num_bytes)
+        plan, said = read_mapped(source, plan, weights.num_bytes)
     with new_folder(folder) as partial:
         if not link_weights:
             check_room(weights, partial.parent)
@@ -102,7 +101,7 @@ def extend(
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         if said is None:
-            verdict = verify(partial, source.folder, plan, weights.num_bytes)
+            verdict = verify(partial, source, plan, weights.num_bytes)
         else:
             verdict = verify_mapped(partial, said, plan)
         proof = proof_of(partial, verdict, linked=link_weights)
@@ -200,7 +199,7 @@ def save_trained(
     return folder
 
 
-def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Source:
+def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Checkpoint:
     """The checkpoint that a plan was made from.
 
     Raises:
@@ -219,7 +218,7 @@ def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Sourc
     return source
 
 
-def origin_of(source: Source) -> dict[str, Any]:
+def origin_of(source: Checkpoint) -> dict[str, Any]:
     """Of the record of a checkpoint, the keys that tell of the one it is made from: `base` and `earlier`.
 
     Raises:

@@ -17,7 +17,7 @@ from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
 
@@ -158,9 +158,9 @@ def ranking_suite(
     tasks: list[Task] = [PerplexityTask(text=text, field=field, split=split, windows=windows)]
     reason = None
     if haystacks != 0:
-        folder = find_source(model, revision, weights=True).folder
-        trained = survey_folder(folder).rope.original_max_position_embeddings
-        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(folder)
+        source = find_source(model, revision, weights=True)
+        trained = survey_checkpoint(source).rope.original_max_position_embeddings
+        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(source.folder)
         try:
             retrieval.limited(1).prepare(str(model), tokenizer, trained=trained, to=to)
             tasks.append(retrieval)

@@ -41,11 +41,11 @@ from ropepatch.fitting.problem import BACKWARD, reading
 from ropepatch.fitting.searches import run_search
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import check_device, load_model, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.survey import survey_folder
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
 
@@ -197,7 +197,7 @@ def fit(
         raise RopepatchError("a search runs in one process", hint="--search descent, or without torchrun")
     check_device(device)
     source = find_source(model, revision, weights=True)
-    survey = survey_folder(source.folder)
+    survey = survey_checkpoint(source)
     if keep >= survey.rope.num_pairs:
         raise RopepatchError(
             f"keep must be below the {survey.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
@@ -214,7 +214,7 @@ def fit(
         )
     tokenizer = load_tokenizer(source.folder)
     material = read_material(tokenizer, text, field=field, split=split, length=to, spare=spare)
-    loaded: Any = load_model(source.folder)
+    loaded: Any = load_model(source)
     material.check_ids(loaded.config.get_text_config().vocab_size)
     request = _request(source, to, material, settings)
     with reading(_placed(loaded, device, work), survey) as module:
@@ -261,12 +261,12 @@ def _placed(model: Any, device: str, work: Path | None) -> Any:
     return (model.float() if float32 else model).to(device)
 
 
-def _request(source: Source, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
+def _request(source: Checkpoint, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
     """All that decides the outcome."""
     return {
         "model": source.name,
         "revision": source.revision,
-        "weights": fingerprint(read_headers(source.folder)),
+        "weights": source.fingerprint,
         "to": to,
         "text": material.text,
         "digest": material.digest,

@@ -14,8 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.mapped import is_mapped, map_refusal
-from ropepatch.model.record_file import NEEDS_ROPEPATCH
+from ropepatch.model.checkpoint import check_stock
 from ropepatch.model.stock import stock_code
 from ropepatch.settings.parameters import LARGEST
 
@@ -40,16 +39,10 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
         RopepatchError: If transformers has no such architecture or does not accept the configuration.
     """
     model_type = raw.get("model_type")
-    if is_mapped(raw):
-        raise map_refusal(raw)
+    check_stock(raw)
     if own is not None:
         with stock_code("read the model's configuration"):
             return own.from_dict(_decode_floats(raw))
-    if model_type == NEEDS_ROPEPATCH:
-        raise RopepatchError(
-            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
-            hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
-        )
     if not is_known(model_type):
         if raw.get("auto_map"):
             raise RopepatchError(

@@ -15,10 +15,7 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
-from ropepatch.model.config import load_config
-from ropepatch.model.mapped import is_mapped
-from ropepatch.model.record_file import needs_ropepatch
+from ropepatch.model.checkpoint import Checkpoint, check_stock
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import foreign
 
@@ -50,15 +47,18 @@ def check_device(device: str | torch.device) -> None:
 
 
 def load_model(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: PreTrainedConfig | None = None,
     dtype: torch.dtype | None = None,
     device_map: str | dict[str, str] | None = None,
 ) -> PreTrainedModel:
-    """The model of a checkpoint folder, in eval mode.
+    """Load the model of a stock checkpoint, in eval mode.
 
-    A `config` takes the place of config.json, and a `dtype` that of the one named there, else of the weights.
-    A `device_map` is accelerate's: `AUTO` for all GPUs, then the memory of the machine, then its disk.
+    Args:
+        checkpoint: Of any kind if a `config` is given.
+        config: In the place of config.json, which stock transformers reads itself.
+        dtype: None for the one that config.json names, else that of the weights.
+        device_map: accelerate's: `AUTO` for all GPUs, then the memory of the machine, then its disk.
 
     Raises:
         RopepatchError: If transformers cannot load it, its weights are not those of config.json, or nothing
@@ -74,10 +74,10 @@ def load_model(
         how["device_map"] = device_map
     if config is not None:
         how["config"] = config
-    elif needs_ropepatch(folder) or is_mapped(read_json(folder / "config.json")):
-        load_config(read_json(folder / "config.json"))  # which refuses it in words
-    with stock_code(f"load {folder}", hint), no_progress_bars():
-        model, report = load(folder, **how)
+    else:
+        check_stock(checkpoint.raw)
+    with stock_code(f"load {checkpoint.folder}", hint), no_progress_bars():
+        model, report = load(checkpoint.folder, **how)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             first = min(map(str, report[problem]))
@@ -87,11 +87,7 @@ def load_model(
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint folder.
-
-    Raises:
-        RopepatchError: If there is none that transformers can load.
-    """
+    """Load the tokenizer of a checkpoint folder."""
     with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **SAFELY)
     return tokenizer

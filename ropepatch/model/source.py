@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular
+from ropepatch.model.checkpoint import Checkpoint
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -38,18 +38,9 @@ DOWNLOADED = [
 ]
 
 
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint on this machine, under the name the user gave; from the Hub, at the commit `revision`."""
-
-    name: str
-    folder: Path
-    revision: str | None = None
-
-
 def find_source(
     model: str | Path, revision: str | None = None, *, weights: bool, include: Sequence[str] = ()
-) -> Source:
+) -> Checkpoint:
     """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
 
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
@@ -82,7 +73,7 @@ def find_source(
                 f"{name} holds a PEFT adapter, not a model",
                 hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
             )
-        return Source(name, folder)
+        return Checkpoint(folder, name)
     if exists:
         message = f"{name} is a file, not a checkpoint folder"
         raise RopepatchError(message, hint="name the folder that holds config.json")
@@ -121,7 +112,7 @@ def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()
     return found
 
 
-def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
+def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Checkpoint:
     from huggingface_hub import snapshot_download
 
     # httpx's error, of whichever httpx the Hub's client uses: a line that goes dead while downloading
@@ -131,7 +122,7 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Source:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HTTPError, OSError, ValueError) as error:
         _explain(name, revision, error)
-    return Source(name, folder, folder.name)
+    return Checkpoint(folder, name, folder.name)
 
 
 def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
 from ropepatch.model.legacy import check_agreement
-from ropepatch.model.record_file import read_config
 from ropepatch.model.rotary import (
     RotarySite,
     base_model,
@@ -107,8 +105,8 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     return Survey(raw, section, config, site, rope, own)
 
 
-def survey_folder(folder: Path, *, swapped: bool = False) -> Survey:
-    """Survey the config.json of a checkpoint folder; if `swapped` is allowed, for the rope it had before."""
-    raw = read_config(folder) if swapped else read_json(folder / "config.json")
+def survey_checkpoint(checkpoint: Checkpoint, *, swapped: bool = False) -> Survey:
+    """Survey the config.json of a checkpoint; if `swapped` is allowed, for the rope it had before."""
+    raw = checkpoint.stock_raw if swapped else checkpoint.raw
     check_agreement(raw)
     return survey(raw)

@@ -72,17 +72,22 @@ class Weights:
         return sum(file.stat().st_size for file in self.files)
 
 
-def read_headers(folder: Path) -> Weights:
+def read_headers(folder: Path, raw: dict[str, Any] | None = None) -> Weights:
     """Find the weights and check every file against its own header and the index; no tensor is read.
 
     Of two sets of weights it takes the one that stock transformers (5.4 to 5.24) loads.
+
+    Args:
+        folder: Holds the weights.
+        raw: The content of config.json where it has been read.
 
     Raises:
         RopepatchError: If weights are missing, truncated, damaged or pickled, or config.json names others.
     """
     sets = weight_sets(folder)
-    config = folder / "config.json"
-    named = read_json(config).get(NAMED) if config.exists() else None
+    if raw is None:
+        raw = read_json(config) if (config := folder / "config.json").exists() else {}
+    named = raw.get(NAMED)
     if named not in (None, *sets[:1]):
         raise RopepatchError(
             f"config.json names {named!r} as its weights ({NAMED}), expected {[*sets, SINGLE][0]!r}",

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.settings import Length, parse_length, relative_length
 
 
@@ -39,5 +39,5 @@ def in_tokens(length: Length, model: str, revision: str | None) -> int:
     """
     if not str(length).endswith("x"):
         return parse_length(str(length))
-    survey = survey_folder(find_source(model, revision, weights=False).folder)
+    survey = survey_checkpoint(find_source(model, revision, weights=False))
     return relative_length(length, survey.rope.original_max_position_embeddings)

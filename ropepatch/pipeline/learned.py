@@ -20,11 +20,11 @@ from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.survey import survey_folder
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline import choice
 from ropepatch.pipeline.request import Request
 from ropepatch.pipeline.running import Feedback, device, num_processes
@@ -38,7 +38,9 @@ from ropepatch.training.supply import RecipeReader
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
 EVIDENCE = ("fit", "ranking")  # in records: what the choice of the method rests on
 
-Search = Callable[[Source, Path], dict[str, Any]]  # in a work folder; method, parameters, factor, `EVIDENCE`
+Search = Callable[
+    [Checkpoint, Path], dict[str, Any]
+]  # in a work folder; method, parameters, factor, `EVIDENCE`
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def planned(
     begin = partial(_choose, allow_code=allow_code) if request.method == AUTO else _fit
     settings, search = begin(request, feedback)
     source = find_source(request.model, request.revision, weights=True)
-    weights = fingerprint(read_headers(source.folder))
+    weights = source.fingerprint
     terms = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
     work = work_folder(request)
     record = _remembered(terms, request.folder, work)
@@ -146,7 +148,7 @@ def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
         check_text(settings.text, request.model)
     seed = recipe.seed if recipe else 0
 
-    def search(source: Source, work: Path) -> dict[str, Any]:
+    def search(source: Checkpoint, work: Path) -> dict[str, Any]:
         options = settings.model_dump()
         if texts and recipe:
             windows = _windows(recipe, source, request.target, work / WINDOWS)
@@ -183,7 +185,7 @@ def _choose(request: Request, feedback: Feedback, *, allow_code: bool) -> tuple[
         )
     text = {"split": "test"} | request.text
 
-    def search(source: Source, work: Path) -> dict[str, Any]:
+    def search(source: Checkpoint, work: Path) -> dict[str, Any]:
         chosen = choice.choose(
             request.model,
             to=request.target,
@@ -223,7 +225,7 @@ def _remembered(terms: dict[str, Any], folder: Path, work: Path) -> dict[str, An
     return record
 
 
-def _searched_in(work: Path, terms: dict[str, Any], search: Search, source: Source) -> dict[str, Any]:
+def _searched_in(work: Path, terms: dict[str, Any], search: Search, source: Checkpoint) -> dict[str, Any]:
     """The record of a search in a folder from which it goes on where it is interrupted."""
 
     def keep(record: dict[str, Any]) -> None:
@@ -250,9 +252,9 @@ def _record(terms: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
     return {"start": {"asked": terms} | outcome} | evidence
 
 
-def _windows(recipe: Recipe, source: Source, to: int, file: Path) -> Path:
+def _windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> Path:
     """A file of windows of what a recipe trains on."""
-    survey = survey_folder(source.folder)
+    survey = survey_checkpoint(source)
     reader = RecipeReader(
         recipe=recipe,
         tokenizer=load_tokenizer(source.folder),

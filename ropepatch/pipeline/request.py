@@ -16,7 +16,7 @@ from ropepatch.extension.methods import check_method
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, relative_length, short_length
@@ -151,7 +151,7 @@ def self_taught(model: str, revision: str | None, text: dict[str, Any]) -> Recip
         RopepatchError: There is no such model.
     """
     recipe = read_recipe(DISTIL)
-    survey = survey_folder(find_source(model, revision, weights=False).folder)
+    survey = survey_checkpoint(find_source(model, revision, weights=False))
     trained = survey.rope.original_max_position_embeddings
     room = relative_length(recipe.data.tokens_per_batch, trained)
     sources = (Texts(**text),) if text["text"] else recipe.data.sources

@@ -20,11 +20,12 @@ from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import check_frequencies, largest_change, probe_logits
 from ropepatch.extension.writing import copy_small_files, origin_of, proof_of, write_configuration
 from ropepatch.files import absent, check_space, new_folder
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.loading import load_model
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import Progress, clone_files, read_header, read_headers
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import Survey, survey_checkpoint
+from ropepatch.model.weights import Progress, clone_files, read_header
 from ropepatch.scaling import make_scaling
 
 # By how much of the largest logit others may differ, but for the rounding of weights to these dtypes.
@@ -57,12 +58,12 @@ def fold_attention(
     """
     folder = absent(out)
     source = find_source(model, revision, weights=True)
-    survey = survey_folder(source.folder)
+    survey = survey_checkpoint(source)
     a = survey.rope.carried_attention_factor
     _check(survey, source.name)
     plan = _plan(survey, source, attention_factor=1.0)
     offsets = query_weights(survey)
-    weights = read_headers(source.folder)
+    weights = source.weights
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
     with new_folder(folder) as partial:
@@ -76,7 +77,7 @@ def fold_attention(
             if progress:
                 progress(done, weights.num_bytes)
         unfolded = _plan(survey, source, attention_factor=a)
-        verdict = _verify(partial, source.folder, plan, unfolded, a * a, offsets)
+        verdict = _verify(partial, source, plan, unfolded, a * a, offsets)
         proof = proof_of(partial, verdict)
         records.write(partial, _record(source, plan).amended(folded_attention_factor=a, **proof))
     return folder
@@ -97,7 +98,7 @@ def _check(survey: Survey, name: str) -> None:
         )
 
 
-def _plan(survey: Survey, source: Source, *, attention_factor: float) -> Plan:
+def _plan(survey: Survey, source: Checkpoint, *, attention_factor: float) -> Plan:
     """No further scaling of this rope, with another attention factor; L is the window it reads now."""
     rope = survey.rope.model_copy(update={"carried_attention_factor": attention_factor})
     window = rope.original_max_position_embeddings
@@ -105,7 +106,7 @@ def _plan(survey: Survey, source: Source, *, attention_factor: float) -> Plan:
     return plan_scaling(replace(survey, rope=rope), source.name, source.revision, plain, window)
 
 
-def _record(source: Source, plan: Plan) -> Record:
+def _record(source: Checkpoint, plan: Plan) -> Record:
     """The record of the extension that made the source, with what config.json and the engines say now."""
     origin = origin_of(source)
     if "earlier" not in origin:
@@ -172,7 +173,7 @@ def _write(
 
 
 def _verify(
-    written: Path, source: Path, plan: Plan, unfolded: Plan, scale: float, offsets: Mapping[str, float]
+    written: Path, source: Checkpoint, plan: Plan, unfolded: Plan, scale: float, offsets: Mapping[str, float]
 ) -> Verdict:
     """The folded checkpoint by stock transformers against its source at the same frequencies, in float32.
 
@@ -184,9 +185,9 @@ def _verify(
     model: Any = load_model(source)
     patch(model, unfolded)
     most = FOLDED[model.dtype]
-    folded: Any = load_model(written)
+    folded: Any = load_model(Checkpoint(written))
     rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
-    before = probe_logits(model.float(), plan.target, source.name)
+    before = probe_logits(model.float(), plan.target, source.folder.name)
     after = probe_logits(folded.float(), plan.target, written.name)
     difference = largest_change(before, after)
     with torch.no_grad():
@@ -198,7 +199,7 @@ def _verify(
             if not torch.allclose(given - offset, meant - offset, rtol=to.eps, atol=to.tiny):
                 raise RopepatchError(f"{name} was not folded: it is not {scale:g} times as large", hint=HINT)
             weight.copy_(given / scale - offset)
-    apart = largest_change(probe_logits(model, plan.target, source.name), after)
+    apart = largest_change(probe_logits(model, plan.target, source.folder.name), after)
     if not apart <= most:
         raise RopepatchError(
             f"folding the attention factor changes the logits by {apart:.1e} of the largest", hint=HINT

@@ -114,7 +114,7 @@ def _finish(
 
     def measured() -> dict[str, Any]:
         say("measuring the base model within its context")
-        model: Any = load_model(run.source.folder)
+        model: Any = load_model(run.source)
         stated = run.recipe.precision
         precision = fastest() if stated is None else Precision(stated)
         say(f"precision: {precision}")
@@ -170,7 +170,7 @@ def _train(
     if last is not None:
         say(f"going on from {last.name}")
     set_seed(recipe.seed)  # of the adapter's first weights
-    loaded: Any = load_model(run.source.folder)
+    loaded: Any = load_model(run.source)
     arguments = training_arguments(
         recipe, run.folder, dtype=begun["precision"]["dtype"], resumed=last is not None
     )

@@ -20,10 +20,10 @@ from ropepatch.extension.patching import active, patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import base_model, find_rotary
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
 from ropepatch.training.recipe_sections import Lora
 
 if TYPE_CHECKING:
@@ -171,20 +171,20 @@ def load_adapter(
     source = find_source(name, revision, weights=True)
     check_trained_from(record, source)
     if model is None:
-        model = load_model(source.folder)
+        model = load_model(source)
         patch(model, plan_of_record(record, name, revision))
     _check_rope(model, record)
     adapted: PeftModel = _peft().PeftModel.from_pretrained(model, str(place)).eval()
     return adapted, load_tokenizer(source.folder)
 
 
-def check_trained_from(record: Record, base: Source) -> None:
+def check_trained_from(record: Record, base: Checkpoint) -> None:
     """Refuse a checkpoint that is not the one whose adaptation a record tells of.
 
     Raises:
         RopepatchError: If its weights are others.
     """
-    if fingerprint(read_headers(base.folder)) != record.base_weights:
+    if base.fingerprint != record.base_weights:
         raise RopepatchError(
             f"{base.name} has other weights than the adapter was trained on",
             hint="get the checkpoint it was trained on",

@@ -21,11 +21,10 @@ from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.precision import FLOAT32
-from ropepatch.model.source import Source
-from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import seed_of
 from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.parallel import Sharing, on_cpu
@@ -59,7 +58,7 @@ class Run:
 
     plan: Plan
     recipe: Recipe
-    source: Source
+    source: Checkpoint
     out: Path
     sharing: Sharing
     state: Any
@@ -125,7 +124,7 @@ class Run:
         return {
             "recipe": {key: value for key, value in recipe.items() if key not in LATER or value},
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
-            "weights": fingerprint(read_headers(self.source.folder)),
+            "weights": self.source.fingerprint,
             "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
             "text": supply.digest,
             "processes": self.state.num_processes,

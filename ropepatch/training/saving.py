@@ -17,8 +17,8 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json, write_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
-from ropepatch.model.source import Source
 from ropepatch.training.adapter import without_deprecations
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.trainer import HISTORY
@@ -62,16 +62,16 @@ def save_adaptation(
         records.write(folder, records.Record.of(plan, **record | origin))
 
 
-def merged_model(plan: Plan, recipe: Recipe, source: Source, trained: Path) -> PreTrainedModel:
+def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
     """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint.
 
     Raises:
         RopepatchError: If merging changes what the model computes.
     """
-    model: Any = load_model(source.folder)
+    model: Any = load_model(source)
     dtype = model.dtype
     if recipe.lora is None:
-        model = load_model(trained)
+        model = load_model(Checkpoint(trained))
     patch(model, plan)
     if recipe.lora is not None:
         from peft import PeftModel

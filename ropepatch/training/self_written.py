@@ -13,11 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.texts import first_token
 from ropepatch.data.tokens import TokenStore, find, tokenizer_digest, write, writing
-from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.head import reading_on
 from ropepatch.model.loading import load_model
-from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.settings import seed_of
 
 FORMAT = 1  # of how documents are drawn
@@ -26,7 +25,7 @@ NAME = "what the model writes itself"
 
 
 def self_written(
-    folder: Path,
+    checkpoint: Checkpoint,
     tokenizer: PreTrainedTokenizerBase,
     *,
     length: int,
@@ -41,7 +40,7 @@ def self_written(
     goes on.
 
     Args:
-        folder: The checkpoint.
+        checkpoint: The checkpoint.
         tokenizer: Its tokenizer.
         length: Tokens of a document; no more than the model was trained to read.
         tokens: How many are wanted.
@@ -52,8 +51,8 @@ def self_written(
     Raises:
         RopepatchError: The model cannot be loaded, or the disk does not take the tokens.
     """
-    config = json.dumps(read_json(folder / "config.json"), sort_keys=True)
-    decisive = (FORMAT, fingerprint(read_headers(folder)), config, tokenizer_digest(tokenizer), length, seed)
+    config = json.dumps(checkpoint.raw, sort_keys=True)
+    decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
     key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
     entry, model = cache / f"{key}-self", None
     with writing(entry, NAME):
@@ -62,7 +61,7 @@ def self_written(
             documents = [] if store is None else list(torch.split(store.tokens, store.starts.diff().tolist()))
             say(f"the model writes its own text: {sum(map(len, documents)):,} of {tokens:,} tokens")
             if model is None:
-                model = load_model(folder).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+                model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
             draws = torch.Generator().manual_seed(seed_of(seed, "self", len(documents)))
             documents += written(model, tokenizer, length, draws)
             store = write(entry, documents, source=NAME)

@@ -17,6 +17,7 @@ from ropepatch.data.tokens import TokenStore, default_cache, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.recipe_sections import SELF, Generated
@@ -156,7 +157,7 @@ class RecipeReader:
     def _self_written(self, tokens: int, seed: int) -> TokenStore:
         windows, _ = self.recipe.data.lengths(self.trained)
         return self_written(
-            self.folder,
+            Checkpoint(self.folder),
             self.tokenizer,
             length=min(self.trained, max(windows)),
             tokens=tokens,

@@ -26,11 +26,12 @@ from ropepatch.extension.record_parts import Adaptation, Transfer
 from ropepatch.extension.verification import available_bytes
 from ropepatch.extension.writing import check_weights, save_trained
 from ropepatch.files import absent
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.source import Source, find_source
-from ropepatch.model.survey import survey_folder
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_checkpoint
+from ropepatch.model.weights import read_headers
 from ropepatch.training.adapter import check_trained_from, load_adapter, plan_of_record
 from ropepatch.training.recipe_sections import Watch
 from ropepatch.training.rows import held_out
@@ -115,7 +116,7 @@ def transfer(
     limit = _watch(own.adaptation).max_short_loss_increase if limit is None else limit
 
     say(f"measuring {sibling.name} within its context, and with its rope scaled")
-    model: Any = load_model(sibling.folder)
+    model: Any = load_model(sibling)
     model.to(device)
     short = watcher.short_loss(model)
     patch(model, plan)
@@ -127,7 +128,7 @@ def transfer(
     transferred = Transferred(folder, gate, training_free, now["target_loss"])
     extras = dict(record or {}) | {
         "adaptation": own.adaptation.to_dict() | {"gate": gate.to_dict()},
-        "base_weights": fingerprint(read_headers(sibling.folder)),
+        "base_weights": sibling.fingerprint,
         "transfer": Transfer(
             adapted=str(adapted),
             base=own.model,
@@ -159,18 +160,18 @@ def add_difference(model: Any, adapted: Mapping[str, Tensor], base: Mapping[str,
         )
 
 
-def _weights(adapted: Path, record: Record, base: Source) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _weights(adapted: Path, record: Record, base: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Those of the adapted model and of its base; of an adapter merged in float32."""
     if not (adapted / "adapter_config.json").is_file():
-        return load_model(adapted).state_dict(), load_model(base.folder).state_dict()
-    whole = load_model(base.folder, dtype=torch.float32)
+        return load_model(Checkpoint(adapted)).state_dict(), load_model(base).state_dict()
+    whole = load_model(base, dtype=torch.float32)
     before = {name: weight.clone() for name, weight in whole.state_dict().items()}
     patch(whole, plan_of_record(record, base.folder))
     merged: Any = load_adapter(adapted, whole, base=base.folder)[0].merge_and_unload()
     return merged.state_dict(), before
 
 
-def check_siblings(base: Source, instruct: Source) -> None:
+def check_siblings(base: Checkpoint, instruct: Checkpoint) -> None:
     """Refuse two checkpoints that are not fine-tunings of one: before any weight is read.
 
     Raises:
@@ -178,14 +179,14 @@ def check_siblings(base: Source, instruct: Source) -> None:
     """
     shapes = []
     for source in (base, instruct):
-        raw = survey_folder(source.folder).raw
+        raw = survey_checkpoint(source).raw
         if "quantization_config" in raw:
             raise RopepatchError(
                 f"{source.name} has quantised weights, to which nothing is added",
                 hint="give the checkpoint that it was quantised from",
             )
         model = blueprint(load_config(raw))
-        check_weights(read_headers(source.folder), model)
+        check_weights(source.weights, model)
         shapes.append({name: tuple(weight.shape) for name, weight in model.named_parameters()})
     names = f"{instruct.name} is no sibling of {base.name}"
     if differing := [
@@ -220,7 +221,7 @@ def _other_tokens(base: PreTrainedTokenizerBase, instruct: PreTrainedTokenizerBa
     return None if split[0] == split[1] else "splits the same text into other tokens"
 
 
-def _check_rope(plan: Plan, record: Record, instruct: Source) -> None:
+def _check_rope(plan: Plan, record: Record, instruct: Checkpoint) -> None:
     window, inv_freq = plan.rope.original_max_position_embeddings, plan.rope.inv_freq().tolist()
     if (window, inv_freq) == (record.original_max_position_embeddings, record.inv_freq_before):
         return
@@ -232,11 +233,11 @@ def _check_rope(plan: Plan, record: Record, instruct: Source) -> None:
     )
 
 
-def _check_memory(adapted: Path, base: Source, instruct: Source) -> None:
+def _check_memory(adapted: Path, base: Checkpoint, instruct: Checkpoint) -> None:
     is_adapter = (adapted / "adapter_config.json").is_file()
-    base_bytes = read_headers(base.folder).num_bytes
+    base_bytes = base.weights.num_bytes
     others = 4 * base_bytes if is_adapter else base_bytes + read_headers(adapted).num_bytes
-    needed = read_headers(instruct.folder).num_bytes + others
+    needed = instruct.weights.num_bytes + others
     if needed > available_bytes():
         raise RopepatchError(
             f"the three models take {needed / 1e9:.1f} GB of memory; there are {available_bytes() / 1e9:.1f}",

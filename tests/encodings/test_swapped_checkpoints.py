@@ -20,6 +20,7 @@ from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.subject import find_subject
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.publishing.hub.contents import judge
 
@@ -57,7 +58,7 @@ def test_what_was_saved_is_loaded_with_its_encoding_and_gives_the_same_logits(mo
         before = logits(model)
         swap.save(tmp_path / "saved")
         encoding = swap.encoding
-    loaded = load_checkpoint(tmp_path / "saved")
+    loaded = load_checkpoint(Checkpoint(tmp_path / "saved"))
     assert torch.equal(logits(loaded), before)
     assert swapped(loaded).encoding == encoding
     assert not loaded.training
@@ -68,7 +69,7 @@ def test_what_was_saved_is_loaded_with_its_encoding_and_gives_the_same_logits(mo
 def test_the_parameters_of_an_encoding_come_back_in_the_dtype_of_the_model(model, name, tmp_path):
     half = tiny_model("llama").to(torch.bfloat16)
     ropepatch.swap(half, name).save(tmp_path / "half")
-    loaded = swapped(load_checkpoint(tmp_path / "half")).module.state_dict()
+    loaded = swapped(load_checkpoint(Checkpoint(tmp_path / "half"))).module.state_dict()
     expected = swapped(half).module.state_dict()
     assert loaded.keys() == expected.keys() != set()
     for key, value in loaded.items():
@@ -92,7 +93,7 @@ def test_a_checkpoint_in_several_files_is_loaded(model, tmp_path):
         model.save_pretrained(folder, max_shard_size="10KB")
         (folder / "config.json").write_bytes(config)
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert torch.equal(logits(load_checkpoint(folder)), before)
+    assert torch.equal(logits(load_checkpoint(Checkpoint(folder))), before)
 
 
 def test_stock_transformers_refuses_it_by_a_name_that_says_why(saved):
@@ -142,13 +143,13 @@ def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, tmp_p
 def test_a_record_that_does_not_go_with_the_weights_is_refused(copied, change, message):
     edit(copied / "ropepatch.json", **change)
     with pytest.raises(RopepatchError, match=message):
-        load_checkpoint(copied)
+        load_checkpoint(Checkpoint(copied))
 
 
 def test_without_its_record_it_is_refused(copied):
     (copied / "ropepatch.json").unlink()
     with pytest.raises(RopepatchError, match=r"no ropepatch\.json"):
-        load_checkpoint(copied)
+        load_checkpoint(Checkpoint(copied))
 
 
 def test_what_needs_a_rope_refuses_it(saved, tmp_path):

@@ -27,9 +27,10 @@ from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask, doublings
 from ropepatch.model import source
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import TINY, find_source
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -445,9 +446,11 @@ def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
     monkeypatch.setattr(
-        subject, "load_checkpoint", lambda folder, *_: load_model(folder, dtype=torch.bfloat16)
+        subject, "load_checkpoint", lambda checkpoint, *_: load_model(checkpoint, dtype=torch.bfloat16)
     )
     monkeypatch.setattr(subject, "prefers_float32", lambda model, device: not first)
     monkeypatch.setattr(subject, "distribute", lambda items, work, **how: [first] if how["split"] else [])
-    tiny = subject.Subject("tiny", find_source("tiny", weights=True), survey_folder(TINY), "cpu")
+    tiny = subject.Subject(
+        "tiny", find_source("tiny", weights=True), survey_checkpoint(Checkpoint(TINY)), "cpu"
+    )
     assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -25,7 +25,8 @@ import ropepatch
 from ropepatch.extension.engines import EngineSupport, engine_support
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
-from ropepatch.model.survey import Survey, survey, survey_folder
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.survey import Survey, survey, survey_checkpoint
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -211,7 +212,8 @@ def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> dict[str, Plan]:
     """A plan of every method that can be saved, for one small random LLaMA."""
-    model = survey_folder(source := write_checkpoint(tmp_path_factory.mktemp("engines") / "source"))
+    source = write_checkpoint(tmp_path_factory.mktemp("engines") / "source")
+    model = survey_checkpoint(Checkpoint(source))
     assert model.rope.original_max_position_embeddings == WINDOW
     plans = {
         name: plan_scaling(model, str(source), None, example(name, model.rope.num_pairs), TARGET)

@@ -29,8 +29,8 @@ from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
 from ropepatch.files import read_json
+from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.loading import load_model
-from ropepatch.model.mapped import CODE
 from ropepatch.model.survey import survey
 from ropepatch.publishing.card import write_card
 from ropepatch.publishing.folding import fold_attention
@@ -279,7 +279,7 @@ SAID: dict[str, Any] = {"name": "rerope", "parameters": {"window": 16}, "window"
 
 def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     (copied / CODE).write_text("raise SystemError('never run')")
-    model = load_checkpoint(source)
+    model = load_checkpoint(Checkpoint(source))
     ropepatch.patch(model, "self-extend", to="4x")
     read, tokenizer = ropepatch.load(copied)
     ids = torch.randint(3, 40, (1, 200), generator=torch.Generator().manual_seed(0))
@@ -299,7 +299,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
         lambda folder, out: ropepatch.extend(folder, out, to=1024, method="rerope"),
         lambda folder, out: fold_attention(folder, out),
         lambda folder, out: export_gguf(folder, out),
-        lambda folder, out: load_model(folder),
+        lambda folder, out: load_model(Checkpoint(folder)),
     ],
 )
 def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
@@ -332,7 +332,7 @@ def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
 def test_a_map_that_config_does_not_describe_is_refused_in_words(copied, damage, said):
     edit_json(copied / "config.json", attention_map=damage)
     with pytest.raises(RopepatchError, match=said):
-        load_checkpoint(copied)
+        load_checkpoint(Checkpoint(copied))
     assert "map-unknown" in found(copied)
 
 

@@ -8,6 +8,7 @@ import pytest
 import ropepatch
 from ropepatch.data.texts import read_documents, windows
 from ropepatch.evaluation.curves import LossCurve
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model, load_tokenizer
 
 # Perplexity of positions 0 to T/2, T/2 to T, T to 2T, 2T to 4T; T = 256, the first 64 windows of 4T tokens.
@@ -34,7 +35,10 @@ def curve(shared: Path):
     """The losses of babyllama-361 under a method, which are read once."""
     folder = shared / "checkpoints" / "babyllama-361"
     stories = read_documents(shared / "texts" / "tinystories")
-    model, read = load_model(folder), windows(load_tokenizer(folder), stories, length=1024, count=None)[:64]
+    model, read = (
+        load_model(Checkpoint(folder)),
+        windows(load_tokenizer(folder), stories, length=1024, count=None)[:64],
+    )
 
     @cache
     def curve(method: str, parameters: tuple[tuple[str, object], ...] = ()) -> LossCurve:

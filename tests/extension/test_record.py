@@ -11,7 +11,7 @@ from records import RECORDS, SWAPPED
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE, VERSION, Record, amend, exists, read, sound_keys, write
-from ropepatch.model.record_file import read_swapped
+from ropepatch.model.checkpoint import Checkpoint
 
 ADAPTATION = RECORDS["trained"]["adaptation"]
 
@@ -47,7 +47,7 @@ def test_a_record_from_before_is_read_and_nothing_of_it_is_lost(name, tmp_path):
 
 
 def test_the_record_of_a_swapped_encoding_from_before_is_read(tmp_path):
-    record = read_swapped(put(tmp_path, SWAPPED))
+    record = Checkpoint(put(tmp_path, SWAPPED)).swapped
     assert without_new(record.to_dict()) == SWAPPED
     assert (record.encoding, record.model_type) == ("t5", "llama")
     with pytest.raises(RopepatchError, match="position encoding is swapped"):

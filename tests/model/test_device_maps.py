@@ -6,6 +6,7 @@ from transformers.utils import generic
 
 import ropepatch
 from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import describe_placement
 from ropepatch.model.source import TINY
 
@@ -19,7 +20,7 @@ def spread():
     places |= {f"model.layers.{number}": ("disk", "cpu")[number % 2] for number in range(4)}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(generic, "_is_mlx_available", False)  # asked for by accelerate's hooks
-        yield load_checkpoint(TINY, None, places)
+        yield load_checkpoint(Checkpoint(TINY), None, places)
 
 
 def test_layers_on_several_devices_give_the_losses_and_passkeys_of_one(spread, tiny):

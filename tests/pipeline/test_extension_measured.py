@@ -19,6 +19,7 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
 from ropepatch.model import source
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.pipeline.evaluation import named_suite
@@ -114,7 +115,7 @@ def test_before_and_after_meet_in_one_comparison_for_each_task(after):
 
 def test_the_adapted_model_is_what_stock_transformers_loads(after, trained, tiny):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
-    curve = ropepatch.perplexity(load_model(trained), None, tales)
+    curve = ropepatch.perplexity(load_model(Checkpoint(trained)), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
     assert [row.value for row in found] == [curve.at(length).mean for length in (128, 256, 512)]
     assert found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
@@ -216,7 +217,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     def load(folder, *_):
         gc.collect()
         assert all(model() is None for _, model in loaded)
-        model = load_model(folder)
+        model = load_model(Checkpoint(folder))
         loaded.append((folder, weakref.ref(model)))
         return model
 

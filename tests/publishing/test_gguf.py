@@ -30,6 +30,7 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import TINY
 from ropepatch.publishing.gguf import export_gguf, layout
@@ -149,8 +150,8 @@ def test_the_context_is_what_the_rope_reads_also_where_the_window_was_left_behin
 def test_no_more_than_a_few_tensors_are_in_memory(tmp_path):
     source = write_checkpoint(tmp_path / "deep", num_hidden_layers=24, hidden_size=64, intermediate_size=512)
     sizes = [t.numel() * 4 for t in load_file(source / "model.safetensors").values()]
-    layout.read_layout(source)  # what is imported and cached at first does not count
-    found = layout.read_layout(source)
+    layout.read_layout(Checkpoint(source))  # what is imported and cached at first does not count
+    found = layout.read_layout(Checkpoint(source))
     tracemalloc.start()
     for tensor in found.tensors:
         tensor.read().tobytes()
@@ -254,7 +255,7 @@ def test_what_would_run_otherwise_is_refused_and_nothing_is_written(change, word
         export_gguf(copy, tmp_path / "out.gguf")
     assert caught.value.hint
     assert words != "granite" or "convert_hf_to_gguf.py" in caught.value.hint
-    assert (layout.fits_gguf(small), layout.fits_gguf(copy)) == (True, False)
+    assert tuple(layout.fits_gguf(Checkpoint(one)) for one in (small, copy)) == (True, False)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
@@ -671,7 +672,7 @@ def test_llama_cpp_computes_the_logits_of_transformers_at_four_times_the_context
 
 def lose_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
     read = layout.read_layout
-    lost = lambda folder: replace(read(folder), tensors=read(folder).tensors[1:])  # noqa: E731
+    lost = lambda source: replace(read(source), tensors=read(source).tensors[1:])  # noqa: E731
     monkeypatch.setattr("ropepatch.publishing.gguf.read_layout", lost)
 
 

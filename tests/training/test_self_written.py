@@ -8,6 +8,7 @@ from run_recipes import history_of, small_recipe
 import ropepatch
 from ropepatch.data.tokens import find
 from ropepatch.errors import RopepatchError
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.training import self_written as module
 from ropepatch.training.adaptation import adapt
@@ -64,7 +65,7 @@ def test_a_document_begins_as_a_text_does_and_is_of_one_length(bos, eos, first):
 
 def write_tiny(folder, tokenizer, tokens, **changes):
     settings = {"length": 32, "tokens": tokens, "seed": 0, "cache": folder} | changes
-    return self_written(TINY, tokenizer, **settings)
+    return self_written(Checkpoint(TINY), tokenizer, **settings)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from ropepatch.fitting.problem import Problem, reading
 from ropepatch.fitting.settings import FitSettings
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey, survey_folder
+from ropepatch.model.survey import survey, survey_checkpoint
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.searched import CustomDivisors
 
@@ -90,7 +90,7 @@ class Cell:
     def __init__(self, model: str, text: str, path: str | None, factor: int, steps: int) -> None:
         self.model, self.text, self.path, self.factor, self.steps = model, text, path, factor, steps
         self.name = Path(model).name
-        self.rope = survey_folder(find_source(model, weights=False).folder).rope
+        self.rope = survey_checkpoint(find_source(model, weights=False)).rope
         self.window = self.rope.original_max_position_embeddings
         self.to = factor * self.window
 

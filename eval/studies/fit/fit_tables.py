@@ -21,7 +21,7 @@ from divisors import LearnedDivisors, plot_divisors
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_folder
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.report.plots import save_figure
 from ropepatch.scaling import METHODS
 
@@ -204,7 +204,7 @@ def _rounded(value: Any) -> Any:
 
 def curves(rows: Sequence[dict[str, Any]], folders: Sequence[str]) -> list[LearnedDivisors]:
     """The vectors that descents found, for the figure."""
-    ropes = {Path(name).name: survey_folder(find_source(name, weights=False).folder).rope for name in folders}
+    ropes = {Path(name).name: survey_checkpoint(find_source(name, weights=False)).rope for name in folders}
     return [
         LearnedDivisors(
             row["model"],

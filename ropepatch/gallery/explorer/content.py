@@ -11,7 +11,7 @@ from ropepatch.attention import MAPS
 from ropepatch.files import read_text
 from ropepatch.model.config import SCALING_KEYS
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey_folder
+from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.scaling import METHODS
 
 PRESETS = Path(__file__).parents[1] / "presets.json"
@@ -64,7 +64,7 @@ def entry_of(model: str, *, title: str | None = None, revision: str | None = Non
         RopepatchError: If there is no such checkpoint, or its rope is not fixed.
     """
     source = find_source(model, revision, weights=False)
-    surveyed = survey_folder(source.folder)
+    surveyed = survey_checkpoint(source)
     name = Path(source.name).name
     entry = {"name": name, "title": title or source.name, "model": source.name, "source": "its config.json"}
     return entry | {"config": _rope_part(surveyed), "rope": rope_entry(surveyed)}

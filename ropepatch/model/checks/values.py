@@ -10,11 +10,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.checkpoint import NEEDS_ROPEPATCH, kind_of
 from ropepatch.model.checks.case import ORIGINAL, THETA_KEYS, WINDOW_KEYS, Case, Stated, number, positive
 from ropepatch.model.checks.findings import CONFIG, Finding, Key, shown
 from ropepatch.model.config import SCALING_KEYS, is_known, load_text_config
-from ropepatch.model.mapped import is_mapped
-from ropepatch.model.record_file import NEEDS_ROPEPATCH
 
 KNOWN_TYPES = {
     *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
@@ -214,7 +213,7 @@ def refused(case: Case) -> Iterator[Finding]:
             "ropepatch has put another position encoding in the place of the rope",
             "load it by ropepatch.load, or use the checkpoint that it was made from",
         )
-    elif is_mapped(case.raw):
+    elif kind_of(case.raw) == "mapped":
         yield model_type.finding(
             "attention-map",
             "its distances are mapped, by the code beside its weights",

@@ -15,7 +15,7 @@ from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.results import Result, Row, as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
-from ropepatch.model.mapped import CODE
+from ropepatch.model.checkpoint import CODE
 from ropepatch.model.source import HUB_ID
 from ropepatch.publishing.card.markdown import text
 from ropepatch.publishing.card.names import shown_name

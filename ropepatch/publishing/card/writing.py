@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
 from ropepatch.extension import record as records
 from ropepatch.files import read_text, whole_file
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.card import evidence, making
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, plain, table
@@ -148,7 +148,8 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     )
     if model.is_adapter:
         return model
-    return replace(model, weights=fingerprint(read_headers(folder)), fits_gguf=fits_gguf(folder))
+    checkpoint = Checkpoint(folder)
+    return replace(model, weights=checkpoint.fingerprint, fits_gguf=fits_gguf(checkpoint))
 
 
 def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:

@@ -72,7 +72,7 @@ def export_gguf(
     gguf = _gguf()
     file = absent(out)
     source = find_source(model, revision, weights=True)
-    layout = read_layout(source.folder)
+    layout = read_layout(source)
     vocabulary = read_vocabulary(source.folder, layout.survey.config.vocab_size)
     try:
         size = sum(tensor.num_bytes for tensor in layout.tensors)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
-from ropepatch.files import read_json
 from ropepatch.model.architectures import IN_LLAMA_CPP
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, load_text_config
-from ropepatch.model.survey import Survey, survey_folder
-from ropepatch.model.weights import TensorEntry, read_headers
+from ropepatch.model.survey import Survey, survey_checkpoint
+from ropepatch.model.weights import TensorEntry
 from ropepatch.scaling.rope import divisors
 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16: its bits
@@ -76,16 +75,16 @@ def interleaved(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def fits_gguf(folder: Path) -> bool:
+def fits_gguf(checkpoint: Checkpoint) -> bool:
     """Whether llama.cpp's LLaMA can hold a checkpoint, by its config.json."""
     try:
-        check_architecture(folder)
+        check_architecture(checkpoint)
     except RopepatchError:
         return False
     return True
 
 
-def read_layout(folder: Path) -> Layout:
+def read_layout(checkpoint: Checkpoint) -> Layout:
     """What of a checkpoint goes where in a GGUF file; no tensor is read.
 
     Raises:
@@ -93,10 +92,10 @@ def read_layout(folder: Path) -> Layout:
     """
     from gguf import MODEL_ARCH, get_tensor_name_map
 
-    survey = check_architecture(folder)
+    survey = check_architecture(checkpoint)
     config = survey.config
     model = blueprint(load_config(survey.raw))
-    weights = read_headers(folder)
+    weights = checkpoint.weights
     check_weights(weights, model)
     names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     tensors = []
@@ -138,13 +137,13 @@ def _values(entry: TensorEntry, heads: int | None) -> NDArray[Any]:
     return interleaved(stored, heads) if heads else stored
 
 
-def check_architecture(folder: Path) -> Survey:
+def check_architecture(checkpoint: Checkpoint) -> Survey:
     """The survey of a checkpoint that llama.cpp's LLaMA can hold, by its config.json.
 
     Raises:
         RopepatchError: If it cannot.
     """
-    raw = read_json(folder / "config.json")
+    raw = checkpoint.raw
     config: Any = load_text_config(raw)
     if raw.get("quantization_config"):
         raise RopepatchError("the weights are quantised", hint=UNQUANTISED)
@@ -163,7 +162,7 @@ def check_architecture(folder: Path) -> Survey:
             f"this rope ({kind}) follows the sequence length, and a GGUF file holds one table of frequencies",
             hint="extend the base checkpoint with a static method, yarn say, and export that",
         )
-    survey = survey_folder(folder)
+    survey = survey_checkpoint(checkpoint)
     if survey.rope.rotary_dim != survey.head_dim:
         raise _other(f"it rotates {survey.rope.rotary_dim} of {survey.head_dim} dimensions")
     return survey

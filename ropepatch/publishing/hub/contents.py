@@ -12,8 +12,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.map_code import code_of
 from ropepatch.files import read_json
-from ropepatch.model.mapped import CODE, is_mapped
-from ropepatch.model.record_file import needs_ropepatch
+from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.source import TEMPLATES, included, is_carried
 from ropepatch.model.weights import checksums, fingerprint, read_header, read_headers
 from ropepatch.publishing.scanning import check_secrets
@@ -118,7 +117,7 @@ def judge(folder: Path) -> Judgement:
     """
     if not records.exists(folder):
         return Judgement(("nothing has verified it (no ropepatch.json)",))
-    if not is_adapter(folder) and needs_ropepatch(folder):
+    if not is_adapter(folder) and Checkpoint(folder).kind == "swapped":
         return Judgement(
             ("its position encoding is swapped: only ropepatch loads it, and nothing verified it",)
         )
@@ -169,7 +168,7 @@ def judge(folder: Path) -> Judgement:
 
 def holds_map(folder: Path) -> bool:
     """Whether a folder holds a checkpoint with an attention map, which its code goes with."""
-    return not is_adapter(folder) and is_mapped(read_json(folder / "config.json"))
+    return not is_adapter(folder) and Checkpoint(folder).kind == "mapped"
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
