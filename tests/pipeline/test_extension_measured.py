@@ -214,11 +214,11 @@ def test_a_mistake_in_a_task_is_found_before_anything_is_measured(tmp_path):
 def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, monkeypatch):
     loaded = []
 
-    def load(folder, *_):
+    def load(checkpoint, *_):
         gc.collect()
         assert all(model() is None for _, model in loaded)
-        model = load_model(Checkpoint(folder))
-        loaded.append((folder, weakref.ref(model)))
+        model = load_model(checkpoint)
+        loaded.append((checkpoint.folder, weakref.ref(model)))
         return model
 
     monkeypatch.setattr("ropepatch.evaluation.subject.load_checkpoint", load)
