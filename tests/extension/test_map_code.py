@@ -414,7 +414,7 @@ def test_a_map_by_which_transformers_would_compute_something_else_is_refused(cop
     if not recorded:
         (copied / records.FILE).unlink()
     with pytest.raises(RopepatchError):
-        load_checkpoint(copied)
+        load_checkpoint(Checkpoint(copied))
     errors = [one for one in diagnose(copied).findings if one.severity == "error"]
     assert {one.code for one in errors} <= {"map-wrong", "map-unknown"}
     assert errors
