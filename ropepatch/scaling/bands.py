@@ -1,4 +1,4 @@
-"""Which rotary pairs a scaling keeps, blends, interpolates or stops."""
+"""Bands of rotary pairs that a scaling keeps, blends, interpolates or stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5  # of a divisor: float32 tables agree to about 4e-7
 
 
 class Band(NamedTuple):
-    """Neighbouring pairs that share a fate.
+    """Consecutive pairs scaled in the same way.
 
     Args:
         fate: kept, blended, interpolated (divided by exactly s), stretched (by more), sped up or stopped.
@@ -34,29 +34,29 @@ class Band(NamedTuple):
 
 
 def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
-    """The pairs grouped by their fate between a rope and its scaled frequencies [D/2], fastest first."""
+    """Group the pairs between a rope and its scaled frequencies [D/2] by their fate, fastest first."""
     before = rope.inv_freq()
-    turns = rotations(before, rope.original_max_position_embeddings)
     divisor = (before.double() / inv_freq.double()).nan_to_num(1.0, posinf=torch.inf).tolist()
-    columns = wavelengths(before).tolist(), turns.tolist(), divisor
-    neighbours = []
-    for fate, run in itertools.groupby(range(rope.num_pairs), key=lambda i: _fate(divisor[i], factor)):
-        pairs = list(run)
-        first, last = pairs[0], pairs[-1]
-        neighbours.append(Band(fate, first, last, *((column[first], column[last]) for column in columns)))
-    return neighbours
+    rotated = rotations(before, rope.original_max_position_embeddings).tolist()
+    columns = wavelengths(before).tolist(), rotated, divisor
+    runs = itertools.groupby(range(rope.num_pairs), key=lambda pair: _fate(divisor[pair], factor))
+    ends = ((fate, pairs[0], pairs[-1]) for fate, run in runs if (pairs := list(run)))
+    return [
+        Band(fate, first, last, *((column[first], column[last]) for column in columns))
+        for fate, first, last in ends
+    ]
 
 
 def slow_divisors(rope: Rope, inv_freq: Tensor) -> tuple[float, float]:
-    """The least and the greatest divisor, theta / theta', of the pairs that did not turn fully within L.
+    """The least and the greatest divisor, theta / theta', of the pairs that did not rotate fully within L.
 
     A pair that did has seen every angle; the others meet new ones where D / divisor is beyond L. Where all
-    did, it is the slowest that counts. Pairs that stood still before are left out.
+    did, it is the slowest that counts. Pairs of zero frequency are left out.
     """
     before = rope.inv_freq()
-    turns = rotations(before, rope.original_max_position_embeddings)
-    slowest = turns[turns > 0].min()
-    slow = divisors(before, inv_freq)[(turns > 0) & (turns <= max(1.0, float(slowest)))]
+    rotated = rotations(before, rope.original_max_position_embeddings)
+    slowest = rotated[rotated > 0].min()
+    slow = divisors(before, inv_freq)[(rotated > 0) & (rotated <= max(1.0, float(slowest)))]
     return float(slow.min()), float(slow.max())
 
 

@@ -11,7 +11,7 @@ from ropepatch.scaling.rope import Rope
 
 
 def stretch(rope: Rope, length: int | None) -> float:
-    """s(l) = max(1, l/L): how far the planned length exceeds the window."""
+    """s(l) = max(1, l/L), the planned length over the window."""
     return max(1.0, (length or 0) / rope.original_max_position_embeddings)
 
 
@@ -28,7 +28,6 @@ class DynamicNTK(NTKAware):
     paper = "arXiv:2309.00071"
     saved_as = "dynamic"
     length_dependent = True
-
     form: Literal["paper", "transformers"] = "paper"
 
     @property
@@ -54,9 +53,6 @@ class DynamicLinear(PositionInterpolation):
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return PositionInterpolation(factor=stretch(rope, length))
 
-    def _native(self, rope: Rope) -> None:
-        return None
-
 
 class DynamicYaRN(YaRN):
     """YaRN at the planned length, with its temperature and parameters (jquesnelle/yarn)."""
@@ -69,6 +65,3 @@ class DynamicYaRN(YaRN):
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         return YaRN(factor=stretch(rope, length), **self.parameters())
-
-    def _native(self, rope: Rope) -> None:
-        return None

@@ -44,9 +44,6 @@ class Scaling(Named):
         Args:
             rope: The rope to scale.
             length: The planned length in tokens, which length-dependent methods read; None means L.
-
-        Raises:
-            RopepatchError: If the method is undefined on this rope.
         """
         static = self.at(rope, length)
         if rope.is_scaled and not static.composes:
@@ -63,7 +60,7 @@ class Scaling(Named):
 
         None where it has no such rope type, or where `rope` already is scaled.
         """
-        return None if rope.is_scaled else self._native(rope)
+        return None if rope.is_scaled or self.saved_as == "–" else self._native(rope)
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         """The equivalent static method at a length; a static method is its own."""

@@ -82,14 +82,16 @@ class PartialRope(Scaling):
 
 
 class _OverAnother(Scaling):
+    """A method that changes the frequencies of another."""
+
     over: str
 
     def check(self) -> None:
         super().check()
         inner = METHODS.find(self.over)
-        plain = not (inner.length_dependent or issubclass(inner, _OverAnother))
-        needs = {*inner.required()} - {*self._given}
-        self._require(plain and not needs, "over", "a static method that needs no more parameters")
+        is_plain = not (inner.length_dependent or issubclass(inner, _OverAnother))
+        is_whole = {*inner.required()} <= {*self._given}
+        self._require(is_plain and is_whole, "over", "a static method that needs no more parameters")
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -125,7 +127,6 @@ class Resonance(_OverAnother):
     name = "resonance"
     formula = "2π / round(2π/θ′_i), θ′ of another method"
     paper = "arXiv:2403.00071"
-
     composing = MappingProxyType({"over": "ntk"})
 
     over: str = "yarn"

@@ -24,7 +24,7 @@ AnyNumber = Annotated[float, expected("a number")]
 
 
 class Frequencies(NamedTuple):
-    """What a rotary module needs: `inv_freq` [D/2] float32, radians per token, fastest first."""
+    """The numbers of a rotary module: `inv_freq` [D/2] float32, radians per token, fastest first."""
 
     inv_freq: Tensor
     attention_factor: float = 1.0  # multiplies cos and sin, hence logits by its square
@@ -46,9 +46,6 @@ class Rope(Settings):
         original_max_position_embeddings: L, the window in tokens that the frequencies below were trained in.
         carried: The D/2 frequencies of a model that is scaled already (radians per token); None: b^(-2i/d).
         carried_attention_factor: The attention factor such a model already applies.
-
-    Raises:
-        RopepatchError: Where no rotary embedding has these numbers.
     """
 
     rotary_dim: Whole
@@ -74,6 +71,7 @@ class Rope(Settings):
         )
 
     def check(self) -> None:
+        """Raise a `RopepatchError` where no rotary embedding has these numbers."""
         d, b, window = self.rotary_dim, self.rope_theta, self.original_max_position_embeddings
         if d < 2 or d % 2:
             raise RopepatchError(
@@ -101,11 +99,7 @@ class Rope(Settings):
             raise RopepatchError(
                 f"{self.num_pairs} rotary pairs need as many frequencies, got {len(self.carried)}"
             )
-        # A zero with a sign comes of a negative divisor, and is no frequency either.
-        if not all(
-            isinstance(it, int | float) and math.isfinite(it) and math.copysign(1, it) > 0
-            for it in self.carried
-        ):
+        if not all(map(_is_frequency, self.carried)):
             raise RopepatchError(
                 f"the frequencies a rope carries must be finite and at least 0, got {self.carried}",
                 hint="check the factors in the model's rope_parameters",
@@ -142,6 +136,11 @@ class Rope(Settings):
         if self.carried is None:
             return 1.0 / (rope_theta ** self.exponents())
         return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()
+
+
+def _is_frequency(value: Any) -> bool:
+    """Tell a finite number from 0; a zero with a sign comes of a negative divisor, and is no frequency."""
+    return isinstance(value, int | float) and math.isfinite(value) and math.copysign(1, value) > 0
 
 
 def divisors(before: Tensor, after: Tensor) -> Tensor:

@@ -91,7 +91,6 @@ class LongRoPE(Scaling):
     name = "longrope"
     formula = "θ_i / f_i, f given; a = √(1 + ln s / ln L)"
     paper = "arXiv:2402.13753"
-
     composes = False
 
     long_factor: Divisors
@@ -120,7 +119,6 @@ class LongRoPESwitch(LongRoPE):
     name = "longrope-switch"
     formula = "θ_i / f_i, one given f up to L tokens, another beyond"
     paper = "arXiv:2402.13753"
-
     length_dependent = True
 
     short_factor: Divisors
