@@ -184,19 +184,6 @@ class Settings(BaseModel):
 
     A value that does not fit is a `RopepatchError` that names its place, from YAML, JSON or Python alike.
     Lists become tuples, numbers of NumPy and torch Python's. JSON Schemas take their texts from docstrings.
-
-    Example::
-
-        class Source(Settings):  # with a docstring and its Args
-            text: Text
-            weight: Amount = 1.0
-            window: Length | None = None
-
-            def check(self) -> None:  # values that depend on each other
-                if self.window is None and self.weight != 1:
-                    raise RopepatchError("weight without window")
-
-        Source.from_yaml(Path("source.yaml")).model_copy(update={"window": "32k"})
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -234,16 +221,21 @@ class Settings(BaseModel):
     def check(self) -> None:
         """Raise a `RopepatchError` where values do not fit together."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _check_keys(cls, content: Any) -> Any:
-        if not isinstance(content, dict):
-            return content
+    def _check_keys(cls, keys: Collection[Any]) -> None:
+        """Refuse unknown keys, and to leave out what has no default."""
         required = [key for key, field in cls.model_fields.items() if field.is_required()]
-        for key in [*content, *required]:
-            if key not in cls.model_fields or key not in content:
+        for key in [*keys, *required]:
+            if key not in cls.model_fields or key not in keys:
                 fault = "absent" if key in required else "unknown"
                 raise PydanticCustomError(fault, fault, {"key": (key,), "keys": list(cls.model_fields)})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        cls._check_keys(content)
         return {key: _plain(value) for key, value in content.items()}
 
     @model_validator(mode="after")
@@ -312,8 +304,6 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
         return RopepatchError(f"{place}: {together}" if place else str(together), hint=together.hint)
     if fault in ("absent", "unknown"):
         (key,), keys = context["key"], context["keys"]
-        if issubclass(kind, Named):
-            return kind.unknown(key) if fault == "unknown" else kind.incomplete(content)
         whole = f"{place}.{key}" if place else key
         if fault == "unknown":
             return RopepatchError(f"unknown {noun(kind)} key {shown(whole)}", hint=_nearest_or_all(key, keys))
@@ -328,7 +318,7 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
     elif isinstance(value, str) and "number" in words:
         hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
     if issubclass(kind, Named):
-        return kind.unfit(place, words, value)
+        return kind._refusal(place, words, value)
     return RopepatchError(f"{place or f'a {noun(kind)}'} must be {words}, got {shown(value)}", hint=hint)
 
 
@@ -385,11 +375,16 @@ class Named(Settings, metaclass=_Shown):
         return [key for key, default in cls.defaults().items() if default is ...]
 
     @classmethod
-    def refuse_unknown(cls, parameters: Iterable[str]) -> None:
-        """Refuse names that are no parameters."""
+    def refuse_unknown(cls, parameters: Iterable[object]) -> None:
+        """Refuse names that are no parameters; the hint is the nearest one and the list."""
+        known = cls.defaults()
         for parameter in parameters:
-            if parameter not in cls.defaults():
-                raise cls.unknown(parameter)
+            if parameter not in known:
+                listed = f"its parameters: {', '.join(known)}" if known else "it has none"
+                raise RopepatchError(
+                    f"{cls.name} has no parameter {shown(parameter)}",
+                    hint=f"{_nearest(parameter, known)} {listed}".strip(),
+                )
 
     def parameters(self) -> dict[str, Any]:
         """The parameters by name."""
@@ -398,38 +393,27 @@ class Named(Settings, metaclass=_Shown):
     def check(self) -> None:
         """Raise a `RopepatchError` where values do not fit together, or leave the range of numbers."""
         for key, value in self:
-            self._require(
-                not isinstance(value, int | float) or abs(value) <= LARGEST, key, f"at most {LARGEST:g}"
-            )
+            within = not isinstance(value, int | float) or abs(value) <= LARGEST
+            self._require(within, key, f"at most {LARGEST:g}")
+
+    @classmethod
+    def _check_keys(cls, keys: Collection[Any]) -> None:
+        cls.refuse_unknown(key for key in keys if key not in cls.beside)
+        if missing := [key for key in (*cls.beside, *cls.required()) if key not in keys]:
+            raise RopepatchError(f"{cls.name} needs {', '.join(missing)}", hint=cls._list())
 
     def _require(self, holds: bool, parameter: str, words: str) -> None:
         if not holds:
-            raise self.unfit(parameter, words, getattr(self, parameter))
+            raise self._refusal(parameter, words, getattr(self, parameter))
 
     @classmethod
-    def unfit(cls, parameter: str, words: str, value: Any) -> RopepatchError:
-        """A value outside its domain."""
+    def _refusal(cls, parameter: str, words: str, value: Any) -> RopepatchError:
         return RopepatchError(
-            f"{cls.name}: {parameter} must be {words}, got {shown(value)}", hint=cls._listed()
+            f"{cls.name}: {parameter} must be {words}, got {shown(value)}", hint=cls._list()
         )
 
     @classmethod
-    def unknown(cls, parameter: object) -> RopepatchError:
-        """A parameter that does not exist; the hint is the nearest one and the list."""
-        listed = f"its parameters: {', '.join(cls.defaults())}" if cls.defaults() else "it has none"
-        near = _nearest(parameter, cls.defaults())
-        return RopepatchError(
-            f"{cls.name} has no parameter {shown(parameter)}", hint=f"{near} {listed}".strip()
-        )
-
-    @classmethod
-    def incomplete(cls, given: Collection[str]) -> RopepatchError:
-        """Parameters that must be given."""
-        missing = [key for key, field in cls.model_fields.items() if field.is_required() and key not in given]
-        return RopepatchError(f"{cls.name} needs {', '.join(missing)}", hint=cls._listed())
-
-    @classmethod
-    def _listed(cls) -> str:
+    def _list(cls) -> str:
         return f"`{cls.listed_by} {cls.name}` lists its parameters"
 
 
