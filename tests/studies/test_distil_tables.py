@@ -18,7 +18,7 @@ PAGE = ROOT / "eval" / "studies" / "distil" / "distil.md"
 def row(of, nats, **more):
     parts = [[nats * 10, 10], [nats * 10 + 1, 10], [nats * 10 - 1, 10]]
     place = {"model": "m", "factor": 4, "target": 1024, "of": of}
-    return place | {"all": parts, "short": parts, "last": parts} | more
+    return place | {"all": parts, "short": parts, "last": parts, "digest": "d"} | more
 
 
 def test_the_page_has_the_table_of_the_results():

@@ -7,6 +7,7 @@ import maps_study
 import maps_tables
 import pytest
 from readme import check_block
+from study import Rows, excess
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "eval" / "results" / "attention-maps.json"
@@ -33,22 +34,21 @@ def test_the_page_has_the_table_of_costs():
 def test_an_excess_is_paired_by_document_and_of_the_same_windows_alone():
     own = row("own window", digest="a", all=[[10.0, 10], [20.0, 10], [30.0, 10]])
     read = row("yarn", digest="a", all=[[12.0, 10], [22.0, 10], [32.0, 10]])
-    mean = maps_tables.excess(read, own)
+    mean = excess(read, own)
     assert mean.value == pytest.approx(0.2)
     assert mean.interval() == pytest.approx((0.2, 0.2))
     with pytest.raises(ValueError, match="different windows"):
-        maps_tables.excess(read | {"digest": "b"}, own)
+        excess(read | {"digest": "b"}, own)
 
 
 def test_the_interval_of_keys_counts_each_as_a_haystack():
     assert maps_tables.found({"correct": 40, "n": 40}) == "40/40 (91% to 100%)"
 
 
-def test_an_interrupted_study_resumes_with_what_is_missing(monkeypatch):
-    case = maps_study.Case(
-        "tiny", "tiny", 2, windows=3, methods=("own window", "baseline", "rerope", "string"), haystacks=3
-    )
-    rows, jobs = [], []
+def test_an_interrupted_study_resumes_with_what_is_missing(monkeypatch, tmp_path):
+    methods = ("own window", "baseline", "rerope", "string")
+    case = maps_study.Case("tiny", 2, windows=3, methods=methods, haystacks=3)
+    jobs, file = [], tmp_path / "rows.json"
     measured = maps_study.losses
 
     def stopped(case, method):
@@ -59,14 +59,15 @@ def test_an_interrupted_study_resumes_with_what_is_missing(monkeypatch):
 
     monkeypatch.setattr(maps_study, "losses", stopped)
     with pytest.raises(KeyboardInterrupt):
-        maps_study.measure(case, rows, lambda: None)
+        maps_study.measure(case, Rows(file, "maps"))
     assert jobs == ["own window", "baseline"]
     monkeypatch.setattr(maps_study, "losses", measured)
-    maps_study.measure(case, rows, lambda: None)
+    maps_study.measure(case, Rows(file, "maps"))
+    rows = Rows(file, "maps").rows
     assert len({(one["method"], one["kind"]) for one in rows}) == len(rows) == 7
     own, plain, mapped = (maps_tables.of(rows, name, "loss") for name in ("own window", "baseline", "rerope"))
     assert mapped["settings"] == "window=128"
-    far, near = (maps_tables.excess(one, own).value for one in (plain, mapped))
+    far, near = (excess(one, own).value for one in (plain, mapped))
     assert near < 0 < far
     keys = maps_tables.of(rows, "rerope", "passkey")
     assert keys["n"] == 3

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,15 @@ import torch
 
 import ropepatch
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import cut_windows, digest
-from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.evaluation.results import environment, results_json
-from ropepatch.files import whole_file
-from ropepatch.model.source import TINY
-from ropepatch.model.survey import survey
+from ropepatch.data.texts import digest
 from ropepatch.scaling.file import FIT
 from ropepatch.training.recipe import Recipe
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
-STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+import study
+from study import OWN, SHARED, STORIES, Row, Rows, chosen, trained_on
+
 TEXTS = {
     "fairy tales": SHARED / "texts" / "fairytales",
     "wikitext": SHARED / "texts" / "wikitext2" / "test.raw.txt",
@@ -47,11 +44,10 @@ TEXTS = {
 }
 SELF = "self-written"
 SUITED = ("fairy tales", SELF)  # for tiny: what is like no generator of its rows
-OWN, FLOOR, TEACHER, UNTRAINED = "own window", "floor", "teacher", "untrained"
+FLOOR, TEACHER, UNTRAINED = "floor", "teacher", "untrained"
 DISTILLED, CROSS_ENTROPY = "distillation", "cross-entropy"
-WINDOWS, STEPS = 24, 300
+STEPS = 300
 FIT_MINUTES = 3
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,58 +95,18 @@ TRIALS = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    """A checkpoint at a factor."""
-
-    name: str
-    factor: int
-
-    @property
-    def place(self) -> Path:
-        """Its folder."""
-        if self.name == "tiny":
-            return TINY
-        return SHARED / "checkpoints" / self.name
-
-    @cached_property
-    def base(self) -> tuple[Any, Any]:
-        """Model and tokenizer."""
-        return ropepatch.load(self.place)
-
-    @cached_property
-    def trained(self) -> int:
-        """L, in tokens."""
-        model = self.base[0]
-        return survey(model.config.to_dict(), model).rope.original_max_position_embeddings
-
-    @property
-    def target(self) -> int:
-        """N, in tokens."""
-        return self.factor * self.trained
+class Case(study.Case):
+    """A checkpoint at a factor, and its recipes."""
 
     @property
     def map(self) -> dict[str, Any]:
         """Under which the teacher reads rows of the target."""
         return {"name": "rerope", "window": self.trained * 3 // 4}
 
-    @property
-    def tales(self) -> list[Tale]:
-        """Of tiny, which no row is from."""
-        return held_out_tales(self.base[1], length=self.target, count=WINDOWS)
-
-    @cached_property
-    def pieces(self) -> list[tuple[int, list[int]]]:
-        """Windows that no row is from, each with the index of the story or tale in which it begins."""
-        if self.name == "tiny":
-            return list(enumerate(tale.ids.tolist() for tale in self.tales))
-        documents = list(stream_documents(STORIES))
-        return cut_windows(self.base[1], documents[_kept(documents) :], length=self.target, count=WINDOWS)
-
     def texts(self, work: Path) -> dict[str, Path]:
         """The texts of the trials; those of the work folder are written."""
         documents = [str(one) for one in stream_documents(STORIES)]
-        kept, vocabulary = _kept(documents), len(self.base[1])
+        kept, vocabulary = trained_on(documents), len(self.loaded[1])
         for name, part in {"own.txt": documents[:kept], "held-out.txt": documents[kept:]}.items():
             (work / name).write_text("\n<|endoftext|>\n".join(part), encoding="utf-8")
         draw = random.Random(0)
@@ -226,25 +182,8 @@ def said(line: str) -> None:
     print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
-def _kept(documents: list[Any]) -> int:
-    """How many of the stories may be trained on."""
-    return len(documents) * 17 // 20
-
-
-def measured(case: Case, model: Any, **how: Any) -> Row:
-    """Nats and tokens of each document: over the target, within the first L tokens, in the last quarter."""
-    documents, pieces = zip(*case.pieces, strict=True)
-    curve = ropepatch.perplexity(model, None, pieces, **how).of_documents(documents)
-    return {
-        "all": curve.at(case.target).loss.clusters,
-        "short": curve.at(case.trained).loss.clusters,
-        "last": curve.between(case.target * 3 // 4, case.target).loss.clusters,
-        "digest": digest(pieces),
-    }
-
-
 def floor(case: Case) -> Row:
-    """The loss of tales that no model beats, as `measured` has it."""
+    """The loss of tales that no model beats, as `Case.losses` has it."""
     nats = [-tale.log_probs()[1:] for tale in case.tales]
     spans = {"all": (0, case.target), "short": (0, case.trained), "last": (case.target * 3 // 4, case.target)}
     row: Row = {"of": FLOOR, "digest": digest(ids for _, ids in case.pieces)}
@@ -255,21 +194,21 @@ def floor(case: Case) -> Row:
 
 def references(case: Case) -> Iterator[Row]:
     """What the trials are held against: the least loss, and the teacher's."""
-    model = case.base[0]
+    model = case.loaded[0]
     if case.name == "tiny":
         yield floor(case)
     else:
-        yield {"of": OWN} | measured(case, model, window=case.trained, stride=case.trained // 2)
+        yield {"of": OWN} | case.through_own_window()
     name, parameters = case.map["name"], {"window": case.map["window"]}
     with ropepatch.patch(model, name, to=case.target, **parameters):
-        yield {"of": TEACHER} | measured(case, model)
+        yield {"of": TEACHER} | case.losses(model)
 
 
 def untrained(case: Case, method: str, work: Path) -> Row:
     """A scaling without training."""
-    model = case.base[0]
+    model = case.loaded[0]
     with ropepatch.patch(model, case.method(method, work), to=case.target):
-        return {"of": UNTRAINED, "method": method} | measured(case, model)
+        return {"of": UNTRAINED, "method": method} | case.losses(model)
 
 
 def trained(case: Case, trial: Trial, work: Path) -> Row:
@@ -281,7 +220,7 @@ def trained(case: Case, trial: Trial, work: Path) -> Row:
     adapted = ropepatch.adapt(plan, recipe, out, say=said)
     record = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]
     model, _ = ropepatch.load(adapted.folder)
-    row = {"of": "trial", **vars(trial), **measured(case, model.float())}
+    row = {"of": "trial", **vars(trial), **case.losses(model.float())}
     shutil.rmtree(out)
     return row | {key: record[key] for key in ("steps", "tokens", "seconds", "device")}
 
@@ -295,24 +234,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=len(TRIALS), help="of each case at most so many")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
-    rows: list[Row] = known.get("rows", [])
-    env: dict[str, Any] = known.get("env", {})
+    rows = Rows(arguments.json, "distillation")
 
     def add(case: Case, row: Row, began: float) -> None:
         wall = round(time.perf_counter() - began, 1)
-        rows.append({"model": case.name, "factor": case.factor, "target": case.target, "wall": wall} | row)
-        record = {"task": "distillation", "rows": rows, "env": env}
-        with whole_file(arguments.json) as partial_file:
-            partial_file.write_text(results_json(record) + "\n", encoding="utf-8")
+        rows.add(case, {"wall": wall, "threads": torch.get_num_threads()} | row)
         said(f"{case.name} {case.factor} x: {row['of']}, {wall} s")
 
-    chosen = arguments.only.split(";") if arguments.only else None
-    for case in CASES:
-        if chosen and f"{case.name} {case.factor}" not in chosen:
-            continue
-        here = [row for row in rows if (row["model"], row["factor"]) == (case.name, case.factor)]
-        env[case.name] = environment(case.base[0]) | {"threads": torch.get_num_threads()}
+    for case in chosen(CASES, arguments.only):
+        here = rows.of(case)
         trials = [
             trial for trial in TRIALS[: arguments.trials] if case.name != "tiny" or trial.rows in SUITED
         ]

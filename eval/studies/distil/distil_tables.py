@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from distil_study import DISTILLED, FLOOR, OWN, TEACHER, UNTRAINED
+from study import Row, by_case, excess, signed
 
-from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.intervals import Mean
 
-Row = dict[str, Any]
 HEADS = (
     "trained on",
     "loss, learning rate",
@@ -24,17 +23,6 @@ HEADS = (
     "last quarter",
     "steps, seconds",
 )
-
-
-def excess(row: Row, own: Row, span: str = "all") -> Mean:
-    """Nats per token above the base through its own window, document by document."""
-    return difference(Mean.of(row[span]), Mean.of(own[span]))
-
-
-def shown(mean: Mean) -> str:
-    """A difference with its interval."""
-    low, high = mean.interval()
-    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def line(row: Row, own: Row, untrained: Row | None) -> str:
@@ -52,7 +40,7 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
         names = {TEACHER: "– (the base under the teacher's map)", UNTRAINED: f"– ({row.get('method')})"}
         what, loss, cost = names[row["of"]], "–", "–"
     share = "–" if untrained is None else f"{excess(row, own).value / excess(untrained, own).value:.0%}"
-    spans = [shown(excess(row, own, span)) for span in ("all", "short", "last")]
+    spans = [signed(excess(row, own, span)) for span in ("all", "short", "last")]
     cells = [what, loss, spans[0], share, *spans[1:], cost]
     if own["of"] == FLOOR:
         cells[2] += f", {excess(row, own).value / Mean.of(own['all']).value:.1%}"
@@ -62,8 +50,7 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
 def distil_table(rows: list[Row]) -> str:
     """For each checkpoint and factor, the trainings by what is left of the excess."""
     blocks = []
-    for model, factor, target in dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows):
-        here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
+    for (model, factor, target), here in by_case(rows).items():
         (own,) = (row for row in here if row["of"] in (OWN, FLOOR))
         untrained = {row["method"]: row for row in here if row["of"] == UNTRAINED}
         others = sorted((row for row in here if row is not own), key=lambda row: excess(row, own).value)

@@ -10,13 +10,11 @@ where the model can find any. The study resumes from its file.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,68 +22,28 @@ import torch
 
 import ropepatch
 from ropepatch.attention import MAPS
-from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import cut_windows, digest
-from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
-from ropepatch.evaluation.results import environment, results_json
-from ropepatch.files import whole_file
-from ropepatch.model.survey import survey
 
-SHARED = Path(__file__).resolve().parents[4] / "shared"
-STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
-OWN = "own window"
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+import study
+from study import OWN, Row, Rows, chosen
+
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
-Row = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
+@dataclass(frozen=True)
+class Case(study.Case):
     """A checkpoint at a factor.
 
     Args:
-        name: For the table.
-        place: Its folder, or tiny.
-        factor: The target over L.
-        windows: How many are read.
         haystacks: How many passkeys are asked for; 0 where the model finds none.
         methods: What takes part.
     """
 
-    name: str
-    place: str | Path
-    factor: int
-    windows: int = 24
     haystacks: int = 0
     methods: tuple[str, ...] = (OWN, BASELINE, *FORMULAS, *MAPS)
-
-    @cached_property
-    def loaded(self) -> tuple[Any, Any]:
-        """Model and tokenizer."""
-        return ropepatch.load(self.place)
-
-    @cached_property
-    def trained(self) -> int:
-        """L, in tokens."""
-        model = self.loaded[0]
-        return survey(model.config.to_dict(), model).rope.original_max_position_embeddings
-
-    @property
-    def target(self) -> int:
-        """N, in tokens."""
-        return self.factor * self.trained
-
-    @cached_property
-    def pieces(self) -> list[tuple[int, Any]]:
-        """The windows, each with the index of the document in which it begins: tales, or unseen stories."""
-        tokenizer = self.loaded[1]
-        if self.name == "tiny":
-            tales = held_out_tales(tokenizer, length=self.target, count=self.windows)
-            return list(enumerate(tale.ids for tale in tales))
-        documents = list(stream_documents(STORIES))
-        held_out = documents[len(documents) * 17 // 20 :]
-        return list(cut_windows(tokenizer, held_out, length=self.target, count=self.windows))
 
     def within(self, method: str) -> AbstractContextManager[Any]:
         """The model under a method."""
@@ -101,24 +59,16 @@ class Case:
 
 
 CASES = (
-    Case("tiny", "tiny", 4, haystacks=40),
-    Case("tiny", "tiny", 8, haystacks=40),
-    Case("babyllama-361", SHARED / "checkpoints" / "babyllama-361", 4),
-    Case("stories-260k", SHARED / "checkpoints" / "stories-260k", 4),
+    Case("tiny", 4, haystacks=40),
+    Case("tiny", 8, haystacks=40),
+    Case("babyllama-361", 4),
+    Case("stories-260k", 4),
 )
 
 
 def losses(case: Case, method: str) -> Row:
-    """Nats and tokens of each document, in all and within the first L tokens."""
-    documents, pieces = zip(*case.pieces, strict=True)
-    trained, model = case.trained, case.loaded[0]
-    sliding = {"window": trained, "stride": trained // 2} if method == OWN else {}
-    curve = ropepatch.perplexity(model, None, pieces, **sliding).of_documents(documents)
-    return {
-        "all": curve.at(case.target).loss.clusters,
-        "short": curve.at(trained).loss.clusters,
-        "digest": digest(pieces),
-    }
+    """The losses of a method, which is in the model."""
+    return case.through_own_window() if method == OWN else case.losses(case.loaded[0])
 
 
 def passkeys(case: Case) -> Row:
@@ -128,13 +78,11 @@ def passkeys(case: Case) -> Row:
     return {"correct": sum(int(one) for one, _ in found), "n": len(found)}
 
 
-def measure(case: Case, rows: list[Row], write: Callable[[], None]) -> None:
+def measure(case: Case, rows: Rows) -> None:
     """Add the rows of a case that are not there."""
-    place = {"model": case.name, "factor": case.factor}
-    known = {tuple(row[key] for key in ("model", "factor", "kind", "method")) for row in rows}
+    known = {(row["kind"], row["method"]) for row in rows.of(case)}
     for kind, method in case.jobs():
-        job = {"kind": kind, "method": method}
-        if (*place.values(), *job.values()) in known:
+        if (kind, method) in known:
             continue
         began, settings = time.perf_counter(), None
         try:
@@ -145,10 +93,8 @@ def measure(case: Case, rows: list[Row], write: Callable[[], None]) -> None:
         except RopepatchError as error:
             found = {"refused": str(error)}
         seconds = round(time.perf_counter() - began, 1)
-        rows.append(
-            {**place, "target": case.target, **job, "settings": settings, **found, "seconds": seconds}
-        )
-        write()
+        job = {"kind": kind, "method": method, "settings": settings}
+        rows.add(case, {**job, **found, "seconds": seconds})
         print(f"{case.name} {case.factor} x: {kind} {method}, {seconds} s", file=sys.stderr, flush=True)
 
 
@@ -160,21 +106,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
-    rows: list[Row] = known.get("rows", [])
-    env: dict[str, Any] = known.get("env", {})
-
-    def write() -> None:
-        record = {"task": "attention maps", "rows": rows, "env": env}
-        with whole_file(arguments.json) as partial_file:
-            partial_file.write_text(results_json(record) + "\n", encoding="utf-8")
-
-    chosen = arguments.only.split(";") if arguments.only else None
-    for case in CASES:
-        if chosen and f"{case.name} {case.factor}" not in chosen:
-            continue
-        env[case.name] = environment(case.loaded[0])
-        measure(case, rows, write)
+    rows = Rows(arguments.json, "attention maps")
+    for case in chosen(CASES, arguments.only):
+        measure(case, rows)
 
 
 if __name__ == "__main__":

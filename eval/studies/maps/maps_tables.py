@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from maps_study import OWN
+from study import Row, by_case, excess, signed
 
 from ropepatch.evaluation.comparisons import BASELINE
-from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.intervals import Mean
 
-Row = dict[str, Any]
 HEADS = ("method", "settings", "excess", "first L", "passkeys at the target")
 
 
@@ -24,23 +24,6 @@ def of(rows: Iterable[Row], method: str, kind: str) -> Row | None:
     """The row of one method, if it was measured."""
     mine = (row for row in rows if (row["method"], row["kind"]) == (method, kind) and "refused" not in row)
     return next(mine, None)
-
-
-def excess(row: Row, base: Row, span: str = "all") -> Mean:
-    """Nats per token above the base, document by document.
-
-    Raises:
-        ValueError: They have read different windows.
-    """
-    if row["digest"] != base["digest"]:
-        raise ValueError(f"{row['method']} and {base['method']} have read different windows")
-    return difference(Mean.of(row[span]), Mean.of(base[span]))
-
-
-def signed(mean: Mean) -> str:
-    """A difference with its interval."""
-    low, high = mean.interval()
-    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def found(row: Row | None) -> str:
@@ -65,10 +48,8 @@ def cells(rows: list[Row], method: str) -> Iterator[str]:
 
 def maps_table(rows: list[Row]) -> str:
     """For each checkpoint and factor, the methods by what they add to the loss through the own window."""
-    places = dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows)
     blocks = []
-    for model, factor, target in places:
-        here = [row for row in rows if (row["model"], row["factor"]) == (model, factor)]
+    for (model, factor, target), here in by_case(rows).items():
         base = of(here, OWN, "loss")
         assert base is not None
         read = {row["method"]: row for row in here if row["method"] != OWN and "digest" in row}
@@ -91,14 +72,13 @@ SHORT = (BASELINE, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "d
 
 def short_table(rows: list[Row]) -> str:
     """What each method adds to the loss through the own window, and the passkeys, by checkpoint."""
-    cases = dict.fromkeys((row["model"], row["factor"]) for row in rows)
-    asked = {(row["model"], row["factor"]) for row in rows if row["kind"] == "passkey"}
-    heads = [f"{model}, {factor} x{', keys' * ((model, factor) in asked)}" for model, factor in cases]
+    cases = by_case(rows)
+    asked = {case for case, here in cases.items() if any(row["kind"] == "passkey" for row in here)}
+    heads = [f"{case[0]}, {case[1]} x{', keys' * (case in asked)}" for case in cases]
     lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for method in SHORT:
         line = [f"`{method}`" if method != BASELINE else method]
-        for case in cases:
-            here = [row for row in rows if (row["model"], row["factor"]) == case]
+        for here in cases.values():
             read, base, keys = of(here, method, "loss"), of(here, OWN, "loss"), of(here, method, "passkey")
             loss = f"{excess(read, base).value:+.3f}" if read and base else "–"
             line.append(f"{loss}, {keys['correct']}/{keys['n']}" if keys else loss)

@@ -1,0 +1,157 @@
+"""What studies share: a checkpoint at a factor, a file of rows that resumes, and differences between rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import ropepatch
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import cut_windows, digest
+from ropepatch.data.tiny.tales import Tale, held_out_tales
+from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.results import environment, results_json
+from ropepatch.files import whole_file
+from ropepatch.model.source import TINY
+from ropepatch.model.survey import survey
+
+SHARED = Path(__file__).resolve().parents[3] / "shared"
+STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
+OWN = "own window"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint at a factor, read on what it was not trained on: tales for tiny, else stories.
+
+    Args:
+        name: tiny, or the name of a folder of shared/checkpoints.
+        factor: The target over L.
+        windows: How many are read.
+    """
+
+    name: str
+    factor: int
+    windows: int = 24
+
+    @property
+    def place(self) -> Path:
+        """The folder of the checkpoint."""
+        return TINY if self.name == "tiny" else SHARED / "checkpoints" / self.name
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Any]:
+        """Model and tokenizer."""
+        return ropepatch.load(self.place)
+
+    @cached_property
+    def trained(self) -> int:
+        """L, in tokens."""
+        model = self.loaded[0]
+        return survey(model.config.to_dict(), model).rope.original_max_position_embeddings
+
+    @property
+    def target(self) -> int:
+        """N, in tokens."""
+        return self.factor * self.trained
+
+    @property
+    def tales(self) -> list[Tale]:
+        """The held-out tales of tiny."""
+        return held_out_tales(self.loaded[1], length=self.target, count=self.windows)
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, Any]]:
+        """The windows, each with the index of the document in which it begins."""
+        if self.name == "tiny":
+            return list(enumerate(tale.ids.tolist() for tale in self.tales))
+        documents = list(stream_documents(STORIES))
+        return list(
+            cut_windows(
+                self.loaded[1],
+                documents[trained_on(documents) :],
+                length=self.target,
+                count=self.windows,
+            )
+        )
+
+    def losses(self, model: Any, **how: Any) -> Row:
+        """Nats and tokens of each document: in all, within the first L tokens, and in the last quarter."""
+        documents, pieces = zip(*self.pieces, strict=True)
+        curve = ropepatch.perplexity(model, None, pieces, **how).of_documents(documents)
+        return {
+            "all": curve.at(self.target).loss.clusters,
+            "short": curve.at(self.trained).loss.clusters,
+            "last": curve.between(self.target * 3 // 4, self.target).loss.clusters,
+            "digest": digest(pieces),
+        }
+
+    def through_own_window(self) -> Row:
+        """The losses of the model as it is, half a window at a time."""
+        return self.losses(self.loaded[0], window=self.trained, stride=self.trained // 2)
+
+
+def trained_on(documents: list[Any]) -> int:
+    """How many of the stories, the first ones, may be trained on."""
+    return len(documents) * 17 // 20
+
+
+class Rows:
+    """The rows of a study in its file, which is written after each.
+
+    Args:
+        file: JSON; what it holds already is not measured again.
+        task: The name of the study.
+    """
+
+    def __init__(self, file: Path, task: str) -> None:
+        held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self._file, self._task = file, task
+        self.rows: list[Row] = held.get("rows", [])
+        self._env: Row = held.get("env", {})
+
+    def of(self, case: Case) -> list[Row]:
+        """Those of a case."""
+        return [row for row in self.rows if (row["model"], row["factor"]) == (case.name, case.factor)]
+
+    def add(self, case: Case, row: Row) -> None:
+        """Append a row of a case."""
+        self._env[case.name] = environment(case.loaded[0])
+        self.rows.append({"model": case.name, "factor": case.factor, "target": case.target} | row)
+        with whole_file(self._file) as partial:
+            record = {"task": self._task, "rows": self.rows, "env": self._env}
+            partial.write_text(results_json(record) + "\n", encoding="utf-8")
+
+
+def chosen(cases: tuple[Any, ...], only: str | None) -> list[Any]:
+    """The cases that are named, as "tiny 4;tiny 8", or all."""
+    return [case for case in cases if only is None or f"{case.name} {case.factor}" in only.split(";")]
+
+
+def by_case(rows: list[Row]) -> dict[tuple[str, int, int], list[Row]]:
+    """The rows by model, factor and target."""
+    places: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        places.setdefault((row["model"], row["factor"], row["target"]), []).append(row)
+    return places
+
+
+def excess(row: Row, base: Row, span: str = "all") -> Mean:
+    """Nats per token above the base, document by document.
+
+    Raises:
+        ValueError: They have read different windows.
+    """
+    if row["digest"] != base["digest"]:
+        raise ValueError(f"{row} and {base} have read different windows")
+    return difference(Mean.of(row[span]), Mean.of(base[span]))
+
+
+def signed(mean: Mean) -> str:
+    """A difference with its interval."""
+    low, high = mean.interval()
+    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
