@@ -1,24 +1,61 @@
-"""Whether the attention of a model can be replaced by a function, and how it is set."""
+"""Attention as an interchangeable function: whether a model has it, and how it is set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention.unrotated import Unrotated
+from ropepatch.attention.modeling_attention_map import SLOT as SLOT
+from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
-from ropepatch.model.rotary import find_substitute
+from ropepatch.model.rotary import RotarySubstitute, find_substitute
 
-SLOT = "_ropepatch_positions"  # where an attention module finds what stands in its rotary module's place
 _MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
 OWN_MASK = "its layers make masks of their own"
 ATTENTION = ("_attn_implementation_internal",)  # where a configuration holds the name of its attention
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
+
+
+class Unrotated(RotarySubstitute):
+    """Stands in the place of the rotary module: cos 1 and sin 0; an attention function does what it did.
+
+    Args:
+        stock: The rotary module; not registered.
+        config: The configuration of the language model.
+
+    Attributes:
+        wants_weights: Whether the model was set to eager attention, which returns its weights.
+    """
+
+    reason: ClassVar[str]  # why a model that has it cannot be given another attention
+    attention: ClassVar[str]  # its function's name in transformers' interface
+    what: ClassVar[str]  # that another attention would ignore
+    when: ClassVar[str]
+
+    def __init__(self, stock: nn.Module, config: PreTrainedConfig) -> None:
+        super().__init__(stock)
+        self.config = config
+        self.wants_weights = config._attn_implementation == "eager"
+
+    def check_attention(self) -> None:
+        """Refuse a model that was set to another attention meanwhile."""
+        if (set_to := self.config._attn_implementation) != self.attention:
+            raise RopepatchError(
+                f"the attention of this model was set to {set_to!r}, which ignores its {self.what}",
+                hint=f"set it before the {self.when}: eager or sdpa",
+            )
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        """Ones and zeros in the shape of the stock module's cos and sin."""
+        self.check_attention()
+        cos, _ = self.stock(x, position_ids, *layer_type)
+        return torch.ones_like(cos), torch.zeros_like(cos)
 
 
 def uninterchangeable(model: PreTrainedModel) -> str | None:

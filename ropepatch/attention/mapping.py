@@ -6,31 +6,19 @@ import logging
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention.attention_map import AttentionMap
-from ropepatch.attention.interchange import (
-    ATTENTION,
-    OTHER_SCORES,
-    OWN_MASK,
-    SLOT,
-    attending_here,
-    set_attention,
-    uninterchangeable,
-)
-from ropepatch.attention.mapped_attention import NAME, MappedRope
-from ropepatch.attention.maps import make_map
-from ropepatch.attention.turning import turned
+from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_attention, uninterchangeable
+from ropepatch.attention.maps import AttentionMap, make_map
+from ropepatch.attention.probe import rotating_layers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
-from ropepatch.model.head import evaluating, held, shadowed
+from ropepatch.model.head import held
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,
@@ -40,13 +28,74 @@ from ropepatch.model.rotary import (
     own_configs,
     rotating_by,
 )
-from ropepatch.model.survey import Survey, survey
+from ropepatch.model.survey import survey
 from ropepatch.settings import Length, relative_length
 
-PROBE = "ropepatch_probe"
-TOKENS = 4  # that a model reads to show how its attention turns
+NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
 
 logger = logging.getLogger("ropepatch")
+
+
+class MappedRope(Unrotated, modeling.MapRotation):
+    """Stands in the place of the rotary module, and holds the map by which attention rotates.
+
+    Args:
+        stock: The rotary module; not registered.
+        config: The configuration of the language model.
+        distances: The map, with all its parameters.
+        window: L, the tokens the model was built to read.
+        layer_type: Where the rope differs by layer type, the one that is mapped.
+    """
+
+    state = "this model has an attention map"
+    way_back = "call remove() on its map first"
+    reason = "it has an attention map"
+    attention, what, when = NAME, "attention map", "map"
+
+    def __init__(
+        self,
+        stock: nn.Module,
+        config: PreTrainedConfig,
+        distances: AttentionMap,
+        window: int,
+        layer_type: str | None,
+    ) -> None:
+        super().__init__(stock, config)
+        self.distances = distances
+        parameters = distances.parameters()
+        self.set_map(
+            config,
+            {"name": distances.name, "parameters": parameters, "window": window, "layer_type": layer_type},
+        )
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
+        """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
+        self.check_attention()
+        return modeling.MapRotation.forward(self, x, position_ids, *layer_type)
+
+    def __getattr__(self, name: str) -> Any:
+        # What a model reads off its rotary module, as layer_types, is there on this one.
+        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__["stock"], name)
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        """The map, as `print(model)` shows it."""
+        return f"{self.distances.name}, {self.distances.described()}"
+
+
+def _attend(module: nn.Module, *tensors: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
+    """Attention by the map that the module finds in its slot."""
+    if SLOT not in module.__dict__:
+        raise RopepatchError(
+            "this attention needs an attention map, and there is none",
+            hint="call ropepatch.attention.map_attention first",
+        )
+    return modeling.attend(module, *tensors, **others)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, modeling.short_mask)
 
 
 class Mapped(Substitution[MappedRope]):
@@ -99,7 +148,6 @@ class Mapped(Substitution[MappedRope]):
                 for part in self._slots:
                     part.__dict__.pop(SLOT, None)
                 configs.put_back(self.model)
-                rope.memo.clear()
 
 
 @float32_on_cpu()
@@ -151,16 +199,16 @@ def _mapped(base: PreTrainedModel, distances: AttentionMap, to: Length, configs:
             hint=f"to is the target context, e.g. to={4 * window}",
         )
     fitted = distances.fitted(window, target)
-    turning = _turning(base, surveyed)
-    if not any(turns and _sees_far(module, config, window) for module, turns in turning.items()):
+    layers = rotating_layers(base, surveyed, partial(_refusal, config.model_type))
+    if not any(rotates and _sees_far(module, config, window) for module, rotates in layers.items()):
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
     path = surveyed.site.path
     stock = base.get_submodule(path)
     rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type).train(stock.training)
     rope.configs = configs
     base.set_submodule(path, rope)
-    for module, turns in turning.items():
-        module.__dict__[SLOT] = rope if turns else None
+    for module, rotates in layers.items():
+        module.__dict__[SLOT] = rope if rotates else None
     config.max_position_embeddings = target
     config.attention_map = {"name": fitted.name, "target": target} | fitted.parameters()
     base.__dict__["save_pretrained"] = partial(_refuse_saving, fitted.name)
@@ -217,133 +265,3 @@ def _sees_far(module: Any, config: Any, window: int) -> bool:
         return True
     kinds = getattr(config, "layer_types", None)
     return kinds is not None and kinds[module.layer_idx] != "sliding_attention"
-
-
-@dataclass(frozen=True, eq=False)
-class _Heard:
-    """What an attention function was given."""
-
-    module: nn.Module
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    others: dict[str, Any]
-
-
-_HEARD: ContextVar[list[_Heard]] = ContextVar("heard")
-
-
-def _listen(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
-) -> tuple[Tensor, None]:
-    """Attention that reads nothing: what later layers are given does not depend on how this one turns."""
-    _HEARD.get().append(_Heard(module, query, key, attention_mask, others))
-    sequences, heads, queries, _ = query.shape
-    return value.new_zeros(sequences, queries, heads, value.shape[-1]), None
-
-
-AttentionInterface.register(PROBE, _listen)
-AttentionMaskInterface.register(PROBE, lambda **_: None)
-
-
-def _turning(base: PreTrainedModel, surveyed: Survey) -> dict[nn.Module, bool]:
-    """Every attention of a model, and whether it turns its queries and keys.
-
-    Told from a few tokens that the model reads with and without its rotation; other threads see neither.
-
-    Raises:
-        RopepatchError: Where one does more, with the reason.
-    """
-    if any(parameter.is_meta for parameter in base.parameters()):
-        raise _refusal(surveyed.config.model_type, "its weights are on the meta device")
-    stock, mapped_layers = base.get_submodule(surveyed.site.path), surveyed.site.layer_type
-    rotate = stock.forward
-    tables: list[Tensor] = []
-
-    def stand(x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
-        cos, sin = rotate(x, position_ids, *layer_type)
-        if layer_type != (() if mapped_layers is None else (mapped_layers,)):
-            return cos, sin
-        tables[:] = cos, sin
-        return torch.ones_like(cos), torch.zeros_like(sin)
-
-    try:
-        with evaluating(base), attending_here(base, PROBE):
-            moved = _hear(base)
-            with shadowed(stock, stand):
-                stood = _hear(base)
-    except RopepatchError:
-        raise
-    except Exception as error:
-        kind = type(error).__name__
-        raise _refusal(
-            surveyed.config.model_type, f"it does not run with attention of another kind ({kind})"
-        ) from error
-    kinds = {}
-    for one, other in zip(moved, stood, strict=True):
-        if reason := _more_than_attention(other):
-            raise _refusal(surveyed.config.model_type, reason)
-        kinds[one.module] = _turns(one, other, tables, surveyed)
-    if not any(kinds.values()):
-        raise _refusal(
-            surveyed.config.model_type, "its attention is no interchangeable function, or turns nothing"
-        )
-    return kinds
-
-
-@torch.no_grad()
-def _hear(base: PreTrainedModel) -> list[_Heard]:
-    token = _HEARD.set([])
-    try:
-        base.base_model(input_ids=torch.arange(TOKENS, device=base.device)[None], use_cache=False)
-        return _HEARD.get()
-    finally:
-        _HEARD.reset(token)
-
-
-def _more_than_attention(heard: _Heard) -> str | None:
-    for argument in OTHER_SCORES:
-        if heard.others.get(argument) is not None:
-            return f"it changes its scores itself ({argument})"
-    if heard.mask is not None:  # nobody gave it one
-        return OWN_MASK
-    if heard.others.get("position_ids") is None:
-        return f"its {type(heard.module).__name__} is not told where its queries stand (position_ids)"
-    return None
-
-
-def _turns(moved: _Heard, stood: _Heard, tables: list[Tensor], surveyed: Survey) -> bool:
-    """Whether an attention turns its queries and keys last, and by the function beside it.
-
-    Args:
-        moved: What it was given when the model rotated.
-        stood: What it was given when it did not.
-        tables: cos and sin of the rotation; none where the rotary module was not called.
-        surveyed: Of the model.
-
-    Raises:
-        RopepatchError: If it turns them in another way.
-    """
-    pairs = [(moved.query, stood.query), (moved.key, stood.key)]
-    if tables:
-        cos, sin = tables
-        try:
-            own = [turned(moved.module, still, cos, sin) for _, still in pairs]
-        except (AttributeError, TypeError, ValueError, RuntimeError):
-            own = []
-        if own and all(_alike(x, y) for x, (y, _) in zip(own, pairs, strict=True)):
-            return True
-    if all(_alike(x, y) for x, y in pairs):
-        return False
-    name = type(moved.module).__name__
-    raise _refusal(
-        surveyed.config.model_type, f"its {name} does not turn queries and keys last, by apply_rotary_pos_emb"
-    )
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    tolerance = 1e-4 if one.dtype in (torch.float32, torch.float64) else 2e-2
-    scale = float(other.abs().max())
-    return bool((one.float() - other.float()).abs().max() <= tolerance * max(scale, 1e-6))

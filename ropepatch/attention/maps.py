@@ -1,37 +1,124 @@
 """Attention maps: every distance between a query and a key becomes one that the model was trained on.
 
 m is the position of a query, n that of a key, D = m - n their distance, L the model's window, N the target.
+How each is computed stands in `modeling_attention_map`, under the same name and parameters.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
-from ropepatch.attention.attention_map import (
-    FITTED,
-    TRAINED,
-    AttentionMap,
-    Divisor,
-    Whole,
-    constant,
-    far_band,
-    near_band,
+from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.errors import RopepatchError
+from ropepatch.settings.parameters import (
+    AboveOne,
+    Checked,
+    Positive,
+    WholeFromOne,
+    find_kind,
+    refuse_parameters,
 )
-from ropepatch.attention.bands import Band, Place, behind, same, start
-from ropepatch.settings.parameters import WholeFromOne, find_kind, refuse_parameters
+
+if TYPE_CHECKING:
+    Whole = int
+    Divisor = float
+else:
+    Whole = WholeFromOne | None
+    Divisor = AboveOne | None
+
+FITTED: Any = None  # a parameter that follows from L and N
+TRAINED = 0.6  # rho, the share of L whose distances a model knows well
+MODIFIERS = "log_n", "attention_factor"  # parameters of every map, which change no distance
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMap(Checked, ABC):
+    """One published way to keep every distance within those that were trained.
+
+    Parameters that are None follow from L and N; `fitted` fills them in.
+
+    Args:
+        log_n: Whether the scores of a query at m are multiplied by ln(m + 1) / ln L where that is above 1.
+        attention_factor: What cos and sin are multiplied by. The authors' code has 0.05 ln(N/L) + 1 for dca,
+            0.1 ln 2 + 1 for lampe and string; text within the window then has other logits, too.
+    """
+
+    listed_by = "ropepatch methods"
+    kind: ClassVar[str] = "attention map"
+    formula: ClassVar[str]  # one line, for tables
+    paper: ClassVar[str]
+    control: ClassVar[bool] = False  # to be measured beside others, and never chosen
+    saved_as: ClassVar[str] = "code beside it"
+    length_dependent: ClassVar[bool] = False
+    log_n: bool = False
+    attention_factor: Positive = 1.0
+
+    def fitted(self, window: int, target: int) -> Self:
+        """The map with all its parameters, for a model of L = `window` tokens and N = `target`.
+
+        Raises:
+            RopepatchError: If its distances would leave the window, or there is no such map of this window.
+        """
+        derived = self.derived(window, max(window, target))
+        mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
+        whole = replace(self, **mine)
+        whole.check(window)
+        reach = whole.reach(window)
+        if reach is not None and reach < target:
+            raise RopepatchError(
+                f"{self.name} with {whole.described()} keeps distances within {window} up to "
+                f"{reach:,} tokens, not {target:,}",
+                hint=f"ask for {reach:,} tokens at most, or use rerope" if reach > window else "use rerope",
+            )
+        return whole
+
+    @abstractmethod
+    def derived(self, window: int, target: int) -> dict[str, Any]:
+        """The parameters for L and N, by name."""
+
+    @abstractmethod
+    def check(self, window: int) -> None:
+        """Refuse parameters that make no map of a window."""
+
+    def reach(self, window: int) -> int | None:
+        """The most tokens whose effective distances all stay below L; None where there is no end."""
+        return None
+
+    def bands(self) -> tuple[modeling.Band, ...]:
+        """The bands, the nearest keys first. No parameter is None."""
+        own = {name: value for name, value in self.parameters().items() if name not in MODIFIERS}
+        return modeling.MAPS[self.name](**own)
+
+    def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The distances [Q, T] at which queries see keys, whatever their band: float64, NaN where unseen."""
+        table = torch.tensor(torch.nan, dtype=torch.float64, device=keys.device)
+        for band in self.bands():
+            apart = band.query(queries)[:, None] - band.key(keys)
+            table = torch.where(band.holds(queries, keys), apart.double(), table)
+        return table
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def described(self) -> str:
+        """The parameters, for a line."""
+        given = {name: value for name, value in self.parameters().items() if value not in (None, False, 1.0)}
+        return ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in given.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Windowed(AttentionMap):
-    """Distances below a window stay as they are.
-
-    Args:
-        window: W, in tokens.
-    """
+    """A map that leaves distances below a window W unchanged."""
 
     window: Whole = FITTED
 
@@ -53,12 +140,6 @@ class ReRoPE(_Windowed):
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"window": max(1, window // 2)}
-
-    def reach(self, window: int) -> int | None:
-        return None
-
-    def regions(self) -> tuple[Band, ...]:
-        return near_band(self.window), far_band(self.window, constant(self.window), start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +166,6 @@ class LeakyReRoPE(_Windowed):
 
     def reach(self, window: int) -> int | None:
         return math.floor(self.window + self.divisor * (window - self.window) + 1e-9)
-
-    def regions(self) -> tuple[Band, ...]:
-        k, shift = self.divisor, self.window - self.window / self.divisor
-        return near_band(self.window), far_band(
-            self.window, lambda m: shift + m.double() / k, lambda n: n.double() / k
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +197,6 @@ class SelfExtend(_Windowed):
     def reach(self, window: int) -> int:
         return (window - self.window + self.window // self.group) * self.group
 
-    def regions(self) -> tuple[Band, ...]:
-        group, shift = self.group, self.window - self.window // self.group
-        return near_band(self.window), far_band(
-            self.window, lambda m: m // group + shift, lambda n: n // group
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class DualChunk(AttentionMap):
@@ -141,7 +210,6 @@ class DualChunk(AttentionMap):
     name = "dca"
     formula = "m mod s, min(m mod s + s, c) or min(2s−1, c), less n mod s"
     paper = "arXiv:2402.17463"
-    kept_for = 0
     clip: Whole = FITTED
     chunk: Whole = FITTED
 
@@ -151,24 +219,6 @@ class DualChunk(AttentionMap):
     def check(self, window: int) -> None:
         self._require(self.clip < window, "clip", f"below {window}")
         self._require(self.chunk <= self.clip, "chunk", f"at most {self.clip}")
-
-    def reach(self, window: int) -> int | None:
-        return None
-
-    def regions(self) -> tuple[Band, ...]:
-        c, s = self.clip, self.chunk
-
-        def chunks_back(count: int) -> Place:
-            return lambda m: (m // s - count) * s
-
-        def within(positions: Tensor) -> Tensor:
-            return positions % s
-
-        return (
-            Band(chunks_back(0), behind(0), within, within),
-            Band(chunks_back(1), chunks_back(0), lambda m: (m % s + s).clamp(max=c), within),
-            Band(start, chunks_back(1), constant(min(2 * s - 1, c)), within),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,34 +255,9 @@ class LaMPE(AttentionMap):
 
     def reach(self, window: int) -> int | None:
         """N, or 0 where its parameters leave the window."""
-        _, near, far = self._ends()
-        longest = max(self.length - 1 - far, self._read(self.length - 1) + near)
+        _, closer, farther = modeling.lampe_ends(self.length, self.mapped, self.head, self.tail)
+        longest = max(self.length - 1 - farther, self.mapped + closer)
         return self.length if longest < window else 0
-
-    def _read(self, position: int) -> int:
-        return self.mapped * position // max(1, self.length - 1)
-
-    def _ends(self) -> tuple[int, int, int]:
-        """R, b1 and b2."""
-        length = self.length
-        step = -(-(self._read(self.tail) + 1) * max(1, length - 1) // self.mapped)  # where u grows next
-        tail = min(step, length) - 1
-        near = self.head - (self._read(self.head) + 1)
-        return tail, near, length - 1 - tail - self._read(length - 1 - tail) - near
-
-    def regions(self) -> tuple[Band, ...]:
-        count, span = self.mapped, max(1, self.length - 1)
-        tail, near, far = self._ends()
-        middle, last = behind(self.head + 1), behind(max(self.length - tail, self.head + 1))
-
-        def read(positions: Tensor) -> Tensor:
-            return count * positions // span
-
-        return (
-            Band(middle, behind(0), same, same),
-            Band(last, middle, lambda m: read(m) + near, read),
-            Band(start, last, lambda m: m - far, same),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,19 +273,10 @@ class Lambda(_Windowed):
     control = True
     formula = "D below W; W for n < k; else unseen"
     paper = "arXiv:2308.16137"
-    kept_for = 0
     sinks: WholeFromOne = 4
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"window": max(1, 3 * window // 4)}
-
-    def reach(self, window: int) -> int | None:
-        return None
-
-    def regions(self) -> tuple[Band, ...]:
-        sinks, far = self.sinks, behind(self.window)
-        first = Band(start, lambda m: far(m).clamp(max=sinks), constant(self.window), start)
-        return near_band(self.window), first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +292,6 @@ class String(AttentionMap):
     name = "string"
     formula = "D below S, then D − S + W"
     paper = "arXiv:2410.18745"
-    kept_for = 0
     shift: Whole = FITTED
     window: Whole = FITTED
 
@@ -290,10 +305,6 @@ class String(AttentionMap):
 
     def reach(self, window: int) -> int:
         return window + self.shift - self.window
-
-    def regions(self) -> tuple[Band, ...]:
-        nearer = self.window - self.shift
-        return near_band(self.shift), far_band(self.shift, lambda m: m + nearer, same)
 
 
 MAPS: dict[str, type[AttentionMap]] = {

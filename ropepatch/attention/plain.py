@@ -1,4 +1,4 @@
-"""Causal attention as it is, by stock kernels: of all keys, or of those within a sliding window."""
+"""Causal attention by stock sdpa: to all keys, or to those within a sliding window."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.llama.modeling_llama import repeat_kv
 
-from ropepatch.attention.bands import WHOLE, layout
-from ropepatch.attention.kernels import DEVICES, banded
-
-BLOCK = 1024  # queries that are read at a time, where no kernel returns its log-sum-exp
+BLOCK = 1024  # queries at a time, where a mask is needed
 
 
 def causal(
@@ -24,12 +20,12 @@ def causal(
     scaling: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """What the last queries [S, H, Q, D] of all T tokens read [S, Q, H, D].
+    """Attention [S, Q, H, D] of the last queries [S, H, Q, D] to all T tokens.
 
     Args:
         module: The attention.
-        query: Turned.
-        key: Of H heads or fewer, turned.
+        query: Rotated.
+        key: Of H heads or fewer, rotated.
         value: As many.
         window: How many keys a query sees at most.
         scaling: The factor of the scores.
@@ -41,13 +37,6 @@ def causal(
     given = {"dropout": dropout, "scaling": scaling}
     if queries == keys <= window:
         return stock(module, query, key, value, None, **given, is_causal=True)[0]  # type: ignore[no-any-return]
-    if query.device.type in DEVICES and not dropout and query.shape[-1] == value.shape[-1]:
-        groups = query.shape[1] // key.shape[1]
-        pairs = [
-            (query.to(value.dtype), repeat_kv(key.to(value.dtype), groups))
-        ]  # under autocast they differ
-        pieces = layout(WHOLE, queries, keys, 0, window)
-        return banded(pairs, repeat_kv(value, groups), pieces, scaling).transpose(1, 2)
     columns = torch.arange(keys, device=query.device)
     blocks = []
     for start in range(keys - queries, keys, BLOCK):

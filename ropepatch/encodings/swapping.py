@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.attention.interchange import ATTENTION, SLOT, set_attention
-from ropepatch.attention.unrotated import Unrotated
+from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_attention
 from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.models import attentions_of, check_embeddings, check_model

@@ -1,6 +1,6 @@
 """The file beside a checkpoint with an attention map, by which transformers computes with it.
 
-It is `modeling_attention_map.py` of this folder with the names of the family's classes in the place of
+It is `attention/modeling_attention_map.py` with the names of the family's classes in the place of
 LLaMA's: one fixed text for each family, whose sha256 stands in the record.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ropepatch.attention import AttentionMap
+from ropepatch.attention import AttentionMap, modeling_attention_map
 from ropepatch.attention.interchange import SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
@@ -40,7 +40,7 @@ def map_code(model_type: str, rotary: str) -> str:
         rotary: The path of its rotary module.
     """
     config, model = _classes(model_type)
-    text = (HERE / CODE).read_text(encoding="utf-8")
+    text = Path(modeling_attention_map.__file__).read_text(encoding="utf-8")
     for ours, theirs in {
         "LlamaConfig": config,
         "LlamaForCausalLM": model,

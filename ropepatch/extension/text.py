@@ -103,7 +103,7 @@ def _distance_table(record: PlanRecord) -> Table:
         if begin < end:
             stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
             keys = torch.cat([torch.arange(*stretch) for stretch in stretches])
-            read = band.distances(last, keys).double()
+            read = (band.query(last)[:, None] - band.key(keys)).double()
             true = float(last - end + 1), float(last - begin)
             table.add_row(*map(_span, (true, (float(read.min()), float(read.max())))))
     return table

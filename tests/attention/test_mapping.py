@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import MAPS, map_attention, mapped, mapped_attention, scored, sight
-from ropepatch.attention.maps import make_map
+from ropepatch.attention import MAPS, make_map, map_attention, mapped
+from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.training.packed_attention import packed_attention
 
 CHUNKS = [13, 1, 1, 9, 16]
@@ -97,23 +97,17 @@ def test_reading_through_a_cache_equals_reading_at_once(model, name):
         assert apart(cached(model, sizes, static), expected) < 5e-5
 
 
-@pytest.mark.parametrize("by_kernels", [True, False])
 @pytest.mark.parametrize("name", ["rerope", "self-extend"])
-def test_the_cache_test_would_see_keys_that_are_one_token_off(model, name, by_kernels, monkeypatch):
-    places, moved = sight.Sight.places, mapped_attention._Step._moved
+def test_the_cache_test_would_see_keys_that_are_one_token_off(model, name, monkeypatch):
+    right = modeling.Sight.of
 
-    def shifted(self, *tensors):
-        told = places(self, *tensors)
-        return told._replace(keys=told.keys - 1)
+    def shifted(*given):
+        sight = right(*given)
+        return sight._replace(keys=sight.keys - 1)
 
     put(model, name)
     expected = logits(model)
-    if by_kernels:  # keys are several, the query is one
-        wrong = lambda self, x, place, first: moved(self, x, place, first - (x.shape[2] > 1))  # noqa: E731
-        monkeypatch.setattr(mapped_attention._Step, "_moved", wrong)
-    else:
-        monkeypatch.setattr(mapped_attention, "DEVICES", set())
-        monkeypatch.setattr(sight.Sight, "places", shifted)
+    monkeypatch.setattr(modeling.Sight, "of", shifted)
     assert apart(cached(model, [1] * 40, DynamicCache(config=model.config)), expected) > 1e-2
 
 
@@ -174,12 +168,11 @@ def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, na
             assert apart(torch.cat(parts, 1)[row][real], alone) < 2e-4
 
 
-@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize("scores", [1 << 22, 3 * 4 * 40 * 7])
 @pytest.mark.parametrize("sliding_window", [None, 20])
-def test_documents_of_packed_rows_are_read_as_if_alone(sliding_window, by_kernels, monkeypatch):
-    """Rows of two, one and three documents."""
-    if not by_kernels:
-        monkeypatch.setattr("ropepatch.attention.mapped_attention.DEVICES", set())
+def test_documents_of_packed_rows_are_read_as_if_alone(sliding_window, scores, monkeypatch):
+    """Rows of two, one and three documents, in one block and in blocks of seven queries."""
+    monkeypatch.setitem(modeling.SCORES, "cpu", scores)
     model = sliding(sliding_window)
     put(model, "self-extend")
     lengths = [[18, 22], [40], [5, 1, 34]]
@@ -220,11 +213,11 @@ def test_a_sliding_window_beyond_the_model_shuts_out_older_keys(name):
     assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) < 5e-5
 
 
-# Kernels and scores that are written down
+# Blocks and gradients
 
 
 @pytest.mark.parametrize("name", ["self-extend", "dca", "lampe"])
-def test_kernels_and_written_scores_agree_forward_and_backward_in_blocks_and_checkpointed(name, monkeypatch):
+def test_one_block_and_several_agree_forward_and_backward_and_checkpointed(name, monkeypatch):
     def step(model: PreTrainedModel) -> list[Tensor]:
         model.train()
         model(IDS, labels=IDS, use_cache=False).loss.backward()
@@ -235,15 +228,14 @@ def test_kernels_and_written_scores_agree_forward_and_backward_in_blocks_and_che
         put(model, name)
         return model
 
-    by_kernels = step(fresh())
+    at_once = step(fresh())
     checkpointed = fresh()
     enable = getattr(checkpointed, "activation_checkpointing_enable", None)
     (enable or checkpointed.gradient_checkpointing_enable)()
-    for one, other in zip(step(checkpointed), by_kernels, strict=True):
+    for one, other in zip(step(checkpointed), at_once, strict=True):
         assert torch.equal(one, other)
-    monkeypatch.setattr("ropepatch.attention.mapped_attention.DEVICES", set())
-    monkeypatch.setattr(scored, "SCORES", 2 * 4 * 40 * 7)
-    for one, other in zip(step(fresh()), by_kernels, strict=True):
+    monkeypatch.setitem(modeling.SCORES, "cpu", 2 * 4 * 40 * 7)
+    for one, other in zip(step(fresh()), at_once, strict=True):
         assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 
@@ -339,7 +331,8 @@ class Largest(TorchDispatchMode):
     ids=["padded", "packed"],
 )
 @pytest.mark.parametrize("name", ["self-extend", "dca"])
-def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told):
+def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told, monkeypatch):
+    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 14)
     map_attention(model, name, to=1024)
     ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
@@ -367,7 +360,7 @@ def test_a_map_that_is_taken_out_leaves_nothing(model, name):
     assert model.config.to_dict() == config
     assert model.config._attn_implementation == implementation
     assert model.model.__dict__.keys() == state.keys()
-    assert not any("_ropepatch_positions" in vars(module) for module in model.modules())
+    assert not any(modeling.SLOT in vars(module) for module in model.modules())
     assert mapped(model) is None
     handle.remove()
     with pytest.raises(RopepatchError, match="this map has been taken out"):
@@ -580,19 +573,3 @@ def test_a_mapped_model_is_not_saved_as_one_that_transformers_would_read_without
         assert not (tmp_path / "adapter" / "config.json").exists()
     assert "save_pretrained" not in vars(model)
     assert not list(tmp_path.glob("*.json"))
-
-
-class Emptied(dict):
-    """What the layers of a step share, as if another thread emptied it again and again."""
-
-    def __setitem__(self, key, value):
-        pass
-
-
-def test_what_another_thread_empties_meanwhile_is_made_anew(model):
-    text = torch.arange(3, 43)[None] % 90
-    with put(model, "self-extend") as handle, torch.inference_mode():
-        expected = model(text).logits
-        model.get_submodule(handle.path).memo = Emptied()
-        assert torch.equal(model(text).logits, expected)
-        assert torch.equal(model.generate(text, max_new_tokens=3, do_sample=False)[:, :40], text)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
 from ropepatch import RopepatchError
-from ropepatch.attention.attention_map import AttentionMap
-from ropepatch.attention.maps import MAPS, make_map
+from ropepatch.attention import MAPS, AttentionMap, make_map
+from ropepatch.attention.modeling_attention_map import temperature
 
 # The golden rows of the papers and of maps.md: the query at m, the distances of n = 0 to m.
 LAMPE = """
@@ -150,22 +150,7 @@ def test_unknown_names_are_answered_with_the_nearest_one():
 
 
 def test_log_n_leaves_the_window_alone_and_grows_behind_it():
-    scale = make_map("rerope", log_n=True).temperature(torch.arange(1024), 256)
+    scale = temperature(torch.arange(1024), 256, log_n=True, attention_factor=1.0)
     assert (scale[:256] == 1).all()
     assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))
-    assert make_map("rerope").temperature(torch.arange(1024), 256) is None
-
-
-@pytest.mark.parametrize("name", MAPS)
-def test_the_last_token_finds_most_keys_where_a_cache_has_them(name):
-    """Of 8,192 tokens of a model of 2,048: what is left to turn is a window, and the first tokens."""
-    one = make_map(name).fitted(2048, 8192 if name != "string" else 3000)
-    kept, last, turned = one.kept(), 8191, 0
-    for band in one.bands():
-        m = torch.tensor([last])
-        for n in range(max(0, int(band.begin(m))), int(band.end(m))):
-            place = torch.tensor([n])
-            stands = bool(kept(place) == band.key(place))
-            assert stands or not kept.at(band.key, n, n + 1)
-            turned += not stands
-    assert turned <= {"dca": 0, "string": 0, "lambda": 4, "lampe": 900}.get(name, 2048)
+    assert temperature(torch.arange(1024), 256, log_n=False, attention_factor=1.0) is None

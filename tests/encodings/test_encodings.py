@@ -27,10 +27,8 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
     Wav2Vec2ConformerSelfAttention,
 )
 
-from ropepatch.attention import relative as by_distance
-from ropepatch.attention import scored
+from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.attention.interchange import SLOT
-from ropepatch.attention.tiles import table
 from ropepatch.encodings import ENCODINGS, absolute, make_encoding, relative, rotary
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.attention import attend
@@ -240,8 +238,8 @@ def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypat
         model = model_of(reading.key_value_heads, implementation)
         with swapped_layer(make_encoding(name, **parameters), model, reading.layer) as layer, torch.no_grad():
             wanted = wanted or expected(name, layer.case, reading, inputs)
-            for scores in (scored.SCORES, FEW):
-                monkeypatch.setattr(scored, "SCORES", scores)
+            for scores in (modeling.SCORES["cpu"], FEW):
+                monkeypatch.setitem(modeling.SCORES, "cpu", scores)
                 for title, mask in masks.items():
                     way = f"{implementation}, {scores} scores at a time, mask {title}"
                     output, weights = layer.read(*inputs, mask, reading.queries)
@@ -637,7 +635,7 @@ def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments
 @pytest.mark.parametrize("name", ATTENDING)
 def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
     """Along one direction in the space of q, k, v and all parameters."""
-    monkeypatch.setattr(scored, "SCORES", FEW)
+    monkeypatch.setitem(modeling.SCORES, "cpu", FEW)
     inputs, direction = leaves_and_direction()
     steps = drawn(3, TOKENS, TOKENS, seed=2)
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
@@ -675,34 +673,26 @@ def read_with_gradients(layer: Layer, tokens: int, mask: Tensor | None) -> list[
 
 
 @pytest.mark.parametrize(("name", "parameters"), BY_DISTANCE, ids=str)
-def test_tokens_that_follow_each_other_are_read_as_if_their_scores_were_written_down(name, parameters):
-    """A mask, if only the causal one, has them written down; 150 tokens are more than a tile."""
+def test_blocks_without_a_mask_are_one_block_with_the_causal_one(name, parameters, monkeypatch):
+    """With the gradients of all inputs and parameters, of 150 tokens."""
     with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer:
-        fast = read_with_gradients(layer, 150, None)
-        slow = read_with_gradients(layer, 150, causal(150, 150)[:, None])
-    for one, other in zip(fast, slow, strict=True):
+        whole = read_with_gradients(layer, 150, causal(150, 150)[:, None])
+        monkeypatch.setitem(modeling.SCORES, "cpu", ROWS * HEADS * 150 * 16)
+        blocks = read_with_gradients(layer, 150, None)
+    for one, other in zip(blocks, whole, strict=True):
         assert one.any()
         assert_close(one, other, atol=1e-5 * max(1.0, other.abs().max().item()))
 
 
-@pytest.mark.parametrize(("name", "parameters"), BY_DISTANCE, ids=str)
-def test_distances_that_are_one_off_would_be_found(name, parameters, monkeypatch):
-    monkeypatch.setattr(by_distance, "table", lambda *given: table(*given).roll(1, -1))
-    with swapped_layer(make_encoding(name, **parameters), model_of(3), 1) as layer, torch.no_grad():
-        inputs = drawn(3, 150, 150)
-        fast, slow = (layer.read(*inputs, mask)[0] for mask in (None, causal(150, 150)[:, None]))
-    assert off(fast, slow) > 1e-3
-
-
 @pytest.mark.parametrize("name", ["alibi", "shaw"])
 def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch):
-    monkeypatch.setattr(scored, "SCORES", FEW)
+    monkeypatch.setitem(modeling.SCORES, "cpu", FEW)
     inputs, direction = leaves_and_direction()
     dropped = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)
-        for again in (scored.checkpoint, lambda read, *block, use_reentrant: read(*block)):
-            monkeypatch.setattr(scored, "checkpoint", again)
+        for again in (modeling.checkpoint, lambda read, *block, use_reentrant: read(*block)):
+            monkeypatch.setattr(modeling, "checkpoint", again)
             torch.manual_seed(0)
             dropped.append(gradients(layer, inputs, direction, dropout=0.5))
     for ours, one in zip(*dropped, strict=True):
@@ -727,19 +717,19 @@ def largest(name: str, positions: Tensor) -> int:
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(name, monkeypatch):
-    monkeypatch.setattr(scored, "SCORES", 1 << 18)
+    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 18)
     assert largest(name, torch.arange(LONG)[None]) <= 1 << 18
     assert largest(name, JUMPS[None, :1024]) <= 1 << 18
 
 
 def test_the_counter_would_see_the_whole_matrix(monkeypatch):
-    monkeypatch.setattr(scored, "SCORES", LONG**2)
+    monkeypatch.setitem(modeling.SCORES, "cpu", LONG**2)
     assert largest("t5", JUMPS[None]) >= LONG**2
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_positions_that_jump_far_make_no_tensor_larger_than_the_sinusoids_of_their_reach(name, monkeypatch):
-    monkeypatch.setattr(scored, "SCORES", 1 << 16)
+    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 16)
     positions = 16 * torch.arange(512)[None]
     assert largest(name, positions) <= HIDDEN * (16 * 511 + 1)
 
@@ -763,10 +753,10 @@ def saved_elements(name: str, positions: Tensor) -> int:
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
 def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
-    monkeypatch.setattr(scored, "SCORES", 1 << 12)
+    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 12)
     for positions in (torch.arange(LONG), JUMPS):
         assert saved_elements(name, positions[:256]) <= 2 * saved_elements(name, positions[:128])
-    monkeypatch.setattr(scored, "checkpoint", lambda read, *block, use_reentrant: read(*block))
+    monkeypatch.setattr(modeling, "checkpoint", lambda read, *block, use_reentrant: read(*block))
     assert saved_elements(name, JUMPS[:256]) > 3 * saved_elements(name, JUMPS[:128])
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ropepatch
-import ropepatch.attention.scored
 from ropepatch import RopepatchError
+from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.encodings import make_encoding, swap, swapped
 from ropepatch.scaling import make_scaling
 from ropepatch.training.packed_attention import packed_attention
@@ -165,7 +165,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 @every_encoding
 def test_gradient_checkpointing_gives_the_same_gradients(model, name, monkeypatch):
     """With blocks that are computed again themselves."""
-    monkeypatch.setattr(ropepatch.attention.scored, "SCORES", 4 * 40 * 16)
+    monkeypatch.setitem(modeling.SCORES, "cpu", 4 * 40 * 16)
     put(model, name)
     plain = gradients(model)
     model.train()

@@ -14,10 +14,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError, swap
-from ropepatch.attention import tiles
-from ropepatch.attention.places import Places, places_of
+from ropepatch.attention.modeling_attention_map import Sight
 from ropepatch.attention.relative import Relative
-from ropepatch.attention.sight import Sight
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
 from ropepatch.encodings.encoding import AttentionInputs
@@ -59,8 +57,8 @@ def test_an_empty_row_and_a_static_cache_leave_the_other_rows_alone():
     mask = torch.zeros(2, 1, 3, 8, dtype=torch.bool)
     mask[1, 0] = torch.ones(3, 8).tril(2).bool()
     query, key = torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 8, 4)
-    places = places_of(query, key, mask, torch.tensor([[2, 3, 4]]))
-    assert places.keys[1, :5].tolist() == [0, 1, 2, 3, 4]
+    sight = Sight.of(mask, query, key, torch.tensor([[2, 3, 4]]))
+    assert sight.keys[1, :5].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer-xl"])
@@ -78,23 +76,16 @@ def test_large_scores_in_half_precision_stay_finite(name):
 @torch.no_grad()
 def test_biases_are_float32_under_autocast(model, name, monkeypatch):
     seen = []
-    written_down, by_tiles = Relative.bias, tiles.read
+    right = Relative.bias
 
     def recorded(relative, *call):
-        seen.append(written_down(relative, *call).dtype)
-        return written_down(relative, *call)
-
-    def tiled(*call):
-        seen.extend(x.dtype for x in (*call[-1], *by_tiles(*call)) if x is not None)
-        return by_tiles(*call)
+        seen.append(right(relative, *call).dtype)
+        return right(relative, *call)
 
     monkeypatch.setattr(Relative, "bias", recorded)
-    monkeypatch.setattr(tiles, "read", tiled)
     with ropepatch.swap(model, name), torch.autocast("cpu", torch.bfloat16):
-        for positions in (torch.arange(40), 2 * torch.arange(40)):
-            seen.clear()
-            model(IDS, attention_mask=torch.ones_like(IDS), position_ids=positions[None])
-            assert set(seen) == {torch.float32}
+        model(IDS)
+    assert set(seen) == {torch.float32}
 
 
 def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
@@ -161,15 +152,15 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
 
 
 def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
-    right = Sight.places
+    right = Sight.of
 
-    def shifted(sight: Sight, query: Tensor, *others: Any) -> Places:
-        places = right(sight, query, *others)
-        return places._replace(keys=places.keys - int(query.shape[2] == 1))
+    def shifted(mask: Tensor | None, query: Tensor, *others: Any) -> Sight:
+        sight = right(mask, query, *others)
+        return sight._replace(keys=sight.keys - int(query.shape[2] == 1))
 
     put(model, "rope")
     expected = logits(model)
-    monkeypatch.setattr(Sight, "places", shifted)
+    monkeypatch.setattr(Sight, "of", shifted)
     assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) > 1e-2
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 IMPORTED = [
-    "ropepatch.attention.context_parallel",
+    "ropepatch.attention",
     "ropepatch.evaluation.retrieval",
     "ropepatch.training.loss",
     "transformers.models.llama.modeling_llama",

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropepatch.attention.interchange import SLOT
-from ropepatch.attention.places import Places
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.rotary import NoPE
@@ -41,6 +40,13 @@ SHAPE = ModelShape(
     initializer_range=1.0,
 )
 ELEMENTWISE = "add sub rsub mul div neg pow reciprocal sin cos log"  # those that are counted
+
+
+class Places(NamedTuple):
+    """The positions of queries [B or 1, Q] and keys [B or 1, T]."""
+
+    queries: Tensor
+    keys: Tensor
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,9 @@ class IdentityModel:
             attended = self.attended(layer, query, key, places)
             scores = attended.query @ attended.key.mT * self.shape.head_dim**-0.5
             if attended.relative is not None:
-                scores = scores + attended.relative.bias(attended.query, -places.offsets(slice(None)))
+                scores = scores + attended.relative.bias(
+                    attended.query, places.queries[:, :, None] - places.keys[:, None]
+                )
             layers.append(scores)
         return torch.stack(layers)
 

@@ -3,7 +3,7 @@
     python eval/studies/parallel/parallel_study.py --json eval/results/parallel.json --work DIR [--only WAY]
 
 Every row is one start of `ropepatch extend tiny` by torchrun, in the environment that accelerate's launcher
-makes of the way's file in recipes/accelerate; `context` is ropepatch.attention.context_parallel, called from
+makes of the way's file in recipes/accelerate; `context` is context_parallel.py beside it, called from
 Python. All train all weights on the same batches, so that the losses must be those of one process. What
 `--json` holds already is not run again.
 """
@@ -224,9 +224,9 @@ def with_context(words: list[str], length: int | None, ends: list[float]) -> lis
     """The losses of steps on rows that all processes share, by the recipe, or on one row of a length."""
     import torch
     import torch.distributed as dist
+    from context_parallel import context_parallel, shard_row
 
     import ropepatch
-    from ropepatch.attention.context_parallel import context_parallel, shard_row
     from ropepatch.training.loss import causal_lm_loss, linear_head
 
     if "RANK" in os.environ:

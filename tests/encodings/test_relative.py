@@ -1,23 +1,29 @@
-"""Attention by what distances add equals softmax over all pairs, written down, forward and backward."""
+"""Attention with additions of distances equals softmax over all pairs, forward and backward."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ropepatch.attention import tiles
-from ropepatch.attention.relative import Relative, attended
+from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.relative import Relative
+from ropepatch.encodings.attention import attend
 
 # Queries, keys, distances of the tables, window
 SIZES = [
-    (50, 50, 7, None),
-    (50, 50, 60, None),  # every distance has its own
-    (13, 50, 50, None),
-    (13, 50, 9, None),
+    (50, 50, 7, 0),
+    (50, 50, 60, 0),  # every distance has its own
+    (13, 50, 50, 0),
+    (13, 50, 9, 0),
     (50, 50, 9, 20),
     (50, 50, 9, 5),
     (50, 50, 50, 20),
-    (1, 50, 9, None),
-    (50, 50, 1, None),  # which a softmax does not see
+    (1, 50, 9, 0),
+    (50, 50, 1, 0),  # which a softmax does not see
 ]
 KINDS = {"numbers": (), "vectors": ("vectors",), "values": ("vectors", "values")}
 
@@ -30,11 +36,18 @@ def drawn(queries: int, keys: int, reach: int, kind: str, dtype: torch.dtype) ->
     return [torch.randn(size, generator=draw, dtype=torch.float64).to(dtype) for size in sizes]
 
 
-def fast(tensors: list[Tensor], window: int | None) -> Tensor:
-    return attended(*tensors[:3], Relative(*tensors[3:]), 0.35, window)
+def ours(tensors: list[Tensor], window: int = 0) -> Tensor:
+    query, key, value, *tables = tensors
+    module = nn.Module()
+    module.layer_idx = 0
+    encode = partial(replace, relative=Relative(*tables))
+    module.__dict__[SLOT] = SimpleNamespace(encoded=encode, wants_weights=False)
+    keys = key.shape[2]
+    mask = torch.tensor([1] * keys + [keys - query.shape[2], window])[None, None, None]
+    return attend(module, query, key, value, mask, 0.35)[0].transpose(1, 2)
 
 
-def written_down(tensors: list[Tensor], window: int | None) -> Tensor:
+def whole_matrix(tensors: list[Tensor], window: int = 0) -> Tensor:
     query, key, value, numbers, *more = tensors
     distances = torch.arange(key.shape[2])[-query.shape[2] :, None] - torch.arange(key.shape[2])
     at = distances.clamp(0, numbers.shape[-1] - 1)
@@ -47,7 +60,7 @@ def written_down(tensors: list[Tensor], window: int | None) -> Tensor:
     return output + torch.einsum("bhqk,eqk->bhqe", weights, more[1][:, at]) if len(more) > 1 else output
 
 
-def with_gradients(read, tensors: list[Tensor], window: int | None) -> list[Tensor]:
+def with_gradients(read, tensors: list[Tensor], window: int = 0) -> list[Tensor]:
     leaves = [x.clone().requires_grad_() for x in tensors]
     output = read(leaves, window)
     return [output.detach(), *torch.autograd.grad(output.sin().sum(), leaves)]
@@ -55,12 +68,11 @@ def with_gradients(read, tensors: list[Tensor], window: int | None) -> list[Tens
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_attention_and_all_gradients_are_those_of_the_scores_written_down(sizes, kind, monkeypatch):
-    monkeypatch.setattr(tiles, "ROWS", 16)
-    monkeypatch.setattr(tiles, "SCORES", 1)  # so that columns too are several tiles
+def test_attention_and_all_gradients_are_those_of_the_whole_matrix(sizes, kind, monkeypatch):
+    monkeypatch.setitem(modeling.SCORES, "cpu", 2 * 3 * 60 * 7)
     *sizes, window = sizes
     tensors = drawn(*sizes, kind, torch.float64)
-    results = [with_gradients(read, tensors, window) for read in (fast, written_down)]
+    results = [with_gradients(read, tensors, window) for read in (ours, whole_matrix)]
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-11)
 
@@ -68,29 +80,30 @@ def test_attention_and_all_gradients_are_those_of_the_scores_written_down(sizes,
 def test_biases_that_leave_nothing_of_far_keys_leave_no_nan():
     """Numbers so small that processors are slow with them, or that are 0, at 60 and at 6,000 nats."""
     for slope in (1.5, 150.0):
-        tensors = [
-            *drawn(300, 300, 1, "numbers", torch.float32)[:3],
-            -slope * torch.arange(300.0).expand(3, -1),
-        ]
-        results = [with_gradients(read, tensors, None) for read in (fast, written_down)]
+        numbers = -slope * torch.arange(300.0).expand(3, -1)
+        tensors = [*drawn(300, 300, 1, "numbers", torch.float32)[:3], numbers]
+        results = [with_gradients(read, tensors) for read in (ours, whole_matrix)]
         for one, other in zip(*results, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 5e-6), (torch.bfloat16, 5e-2)])
-def test_tables_and_tiles_stay_float32(dtype, apart):
+def test_tables_and_scores_stay_float32(dtype, apart):
     tensors = drawn(300, 300, 20, "values", dtype)
     tables = [x.float() for x in tensors[3:]]
-    output = fast([*tensors[:3], *tables], None)
+    output = ours([*tensors[:3], *tables])
     assert output.dtype == dtype
-    assert (
-        output.double() - written_down([x.double() for x in (*tensors[:3], *tables)], None)
-    ).abs().max() < apart
+    exact = whole_matrix([x.double() for x in (*tensors[:3], *tables)])
+    assert (output.double() - exact).abs().max() < apart
 
 
 def test_autocast_rounds_neither_scores_nor_gradients():
     tensors = drawn(300, 300, 20, "values", torch.float32)
-    wanted = with_gradients(fast, tensors, None)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = with_gradients(fast, tensors, None)
+    wanted = with_gradients(ours, tensors)
+
+    def under_autocast(*given) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return ours(*given)
+
+    got = with_gradients(under_autocast, tensors)
     assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))

@@ -5,16 +5,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import context_parallel as parallel
 import pytest
 import torch
 import torch.distributed as dist
+from context_parallel import context_parallel, shard_row
 from rank_processes import on_processes
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from ropepatch.attention import context_parallel as parallel
 from ropepatch.attention import map_attention
-from ropepatch.attention.context_parallel import context_parallel, shard_row
 from ropepatch.errors import RopepatchError
 from ropepatch.training.loss import causal_lm_loss
 

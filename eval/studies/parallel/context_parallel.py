@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,10 +21,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ropepatch.attention.interchange import OTHER_SCORES, SLOT, attending_by, uninterchangeable
-from ropepatch.attention.mapped_attention import MappedRope, attend
-from ropepatch.attention.places import Places
+from ropepatch.attention.mapping import MappedRope
+from ropepatch.attention.modeling_attention_map import Sight, attend_by
 from ropepatch.attention.plain import causal
-from ropepatch.attention.sight import Run, Sight
 from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import base_model, find_substitute
 
@@ -83,29 +81,22 @@ def shard_row(row: Mapping[str, Any], group: dist.ProcessGroup | None = None) ->
             begin, last = max(first, chunk), min(end, chunk + size)
             if begin < last:
                 seen, shift = positions[:, first:last], number * size - chunk
-                sight = last - begin, last - first, None, torch.ones_like(seen), begin - first, None
                 rows, columns = slice(begin + shift, last + shift), slice(first, last)
-                parts.append(_Part(*sight, seen, rows, columns, several))
+                sight = Sight(seen[:, begin - first :], seen, torch.ones_like(seen), begin - first)
+                parts.append(_Part(sight, rows, columns, several))
     labels = nn.functional.pad(row["labels"], (0, 1), value=-100)[:, 1:]
     whole = {"input_ids": row["input_ids"], "position_ids": positions, "shift_labels": labels}
     own = {name: torch.cat([x[:, at : at + size] for at in begins], 1) for name, x in whole.items()}
     return own | {"row_shard": parts}
 
 
-@dataclass(frozen=True, eq=False)
-class _Part(Sight):
+class _Part(NamedTuple):
     """Tokens of a document that follow each other: some rows of a shard, and the keys that end with them."""
 
-    positions: Tensor  # of the keys [1, t]
+    sight: Sight
     rows: slice
     columns: slice  # of the keys in the whole row
     group: dist.ProcessGroup | None  # None where this process holds all
-
-    def places(self, query: Tensor, key: Tensor, position_ids: Tensor) -> Places:
-        return Places(position_ids, self.positions)
-
-    def runs(self, position_ids: Tensor) -> list[Run] | None:
-        return None if (self.positions.diff() != 1).any() else super().runs(position_ids)
 
 
 def _gathered(own: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -134,8 +125,8 @@ def _attention(
     for part in row_shard:
         own = query[:, :, part.rows], key[:, :, part.columns], value[:, :, part.columns]
         if SLOT in module.__dict__:
-            sight, positions = replace(part, window=window), part.positions[:, part.column :]
-            outputs.append(attend(module, *own, sight, scaling, dropout, positions)[0])
+            sight = part.sight._replace(window=window or 0)
+            outputs.append(attend_by(module, *own, sight, scaling, dropout)[0])
         else:
             outputs.append(causal(module, *own, window, scaling, dropout))
     return torch.cat(outputs, 1), None

@@ -1,0 +1,497 @@
+"""A language model that keeps every distance within those it was trained on, by an attention map.
+
+The weights, the frequencies and all layers are those of the stock model. Only the positions at which a query
+at m and a key at n are rotated differ: the pairs (m, n) fall into bands, and each band has positions of its
+own. Keys are cached before they are rotated. config.json names the map under `attention_map`: its name, its
+parameters, and the window L that the model was trained on.
+
+Needs torch and transformers (5.4 or newer, before 6). Written by ropepatch, which runs this very file and
+need not be installed.
+
+Shapes: B sequences, H heads of queries, K of keys and values, Q queries, T keys, D dimensions of a head;
+q queries and t keys of a block.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
+from transformers import conversion_mapping as names
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+MODEL_TYPE = "llama-attention-map"  # not `llama`: what does not run this file must not read the weights
+ROTARY = "model.rotary_emb"  # where the stock model rotates queries and keys
+NAME = __name__  # of this file's attention, in the registry of the process
+SLOT = "_ropepatch_positions"  # where an attention module finds its map; None there: it is not mapped
+SCORES = {"cpu": 1 << 22, "cuda": 1 << 25}  # computed at a time, by the kind of device
+
+Place = Callable[[Tensor], Tensor]  # of positions, elementwise; integers or fractions
+
+
+class Band(NamedTuple):
+    """The keys from `begin` to before `end` of m, rotated at `key` of n, the query at `query` of m."""
+
+    begin: Place
+    end: Place
+    query: Place
+    key: Place
+
+    def holds(self, m: Tensor, n: Tensor) -> Tensor:
+        """Mask [..., Q, T] of the pairs of queries at m [..., Q] and keys at n [..., T] in the band."""
+        n = n[..., None, :]
+        return (n >= self.begin(m)[..., None]) & (n < self.end(m)[..., None])
+
+    def span(self, m: Tensor, n: Tensor) -> slice:
+        """The columns from the first to the last key at n [B, T] that any query at m [B, Q] sees."""
+        first, last = self.begin(m).amin(-1, keepdim=True), self.end(m).amax(-1, keepdim=True)
+        columns = ((n >= first) & (n < last)).any(0).nonzero()[:, 0]
+        return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
+
+
+def same(positions: Tensor) -> Tensor:
+    """The position itself."""
+    return positions
+
+
+def constant(position: int) -> Place:
+    """One position for all."""
+    return lambda positions: torch.full_like(positions, position)
+
+
+def nearer(distance: int) -> Place:
+    """The first position that is nearer to a query than a distance; for 0, the one after the query."""
+    return lambda m: m - distance + 1
+
+
+def near(window: int) -> Band:
+    """Distances below a window, unchanged."""
+    return Band(nearer(window), nearer(0), same, same)
+
+
+def far(window: int, query: Place, key: Place) -> Band:
+    """Distances from a window on."""
+    return Band(constant(0), nearer(window), query, key)
+
+
+def rerope(window: int) -> tuple[Band, ...]:
+    """min(D, W)."""
+    return near(window), far(window, constant(window), constant(0))
+
+
+def leaky_rerope(window: int, divisor: float) -> tuple[Band, ...]:
+    """D below W, then W + (D - W) / k."""
+    shift = window - window / divisor
+    return near(window), far(window, lambda m: shift + m.double() / divisor, lambda n: n.double() / divisor)
+
+
+def self_extend(window: int, group: int) -> tuple[Band, ...]:
+    """D below W, then m // G - n // G + W - W // G."""
+    shift = window - window // group
+    return near(window), far(window, lambda m: m // group + shift, lambda n: n // group)
+
+
+def dual_chunk(clip: int, chunk: int) -> tuple[Band, ...]:
+    """Within a chunk of s D; one chunk back min(m % s + s, c) - n % s; farther min(2s - 1, c) - n % s."""
+    within = partial(torch.remainder, other=chunk)
+
+    def clipped(m: Tensor) -> Tensor:
+        return (within(m) + chunk).clamp(max=clip)
+
+    return (
+        Band(lambda m: m - within(m), nearer(0), within, within),
+        Band(lambda m: m - within(m) - chunk, lambda m: m - within(m), clipped, within),
+        Band(constant(0), lambda m: m - within(m) - chunk, constant(min(2 * chunk - 1, clip)), within),
+    )
+
+
+def lampe_ends(length: int, mapped: int, head: int, tail: int) -> tuple[int, int, int]:
+    """R, b1 and b2: where the far end begins, and what is added and taken off."""
+    last = max(1, length - 1)
+    step = -(-(mapped * tail // last + 1) * last // mapped)  # where M p // (N - 1) grows next
+    tail = min(step, length) - 1
+    closer = head - (mapped * head // last + 1)
+    return tail, closer, length - 1 - tail - mapped * (length - 1 - tail) // last - closer
+
+
+def lampe(length: int, mapped: int, head: int, tail: int) -> tuple[Band, ...]:
+    """D up to h, then u(m) - u(n) + b1 with u(p) = M p // (N - 1), and D - b2 at the far end."""
+    tail, closer, farther = lampe_ends(length, mapped, head, tail)
+    middle, last = nearer(head + 1), nearer(max(length - tail, head + 1))
+
+    def compressed(positions: Tensor) -> Tensor:
+        return mapped * positions // max(1, length - 1)
+
+    return (
+        Band(middle, nearer(0), same, same),
+        Band(last, middle, lambda m: compressed(m) + closer, compressed),
+        Band(constant(0), last, lambda m: m - farther, same),
+    )
+
+
+def lambda_shape(window: int, sinks: int) -> tuple[Band, ...]:
+    """D below W; the first k tokens at W; no others."""
+    end = nearer(window)
+    return near(window), Band(constant(0), lambda m: end(m).clamp(max=sinks), constant(window), constant(0))
+
+
+def string(shift: int, window: int) -> tuple[Band, ...]:
+    """D below S, then D - S + W."""
+    return near(shift), far(shift, lambda m: m + window - shift, same)
+
+
+MAPS: dict[str, Callable[..., tuple[Band, ...]]] = {
+    "rerope": rerope,
+    "leaky-rerope": leaky_rerope,
+    "self-extend": self_extend,
+    "dca": dual_chunk,
+    "lampe": lampe,
+    "lambda": lambda_shape,
+    "string": string,
+}
+PLAIN = Band(constant(0), nearer(0), same, same)
+
+
+def short_mask(batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Tensor | None:
+    """In place of a mask [B, 1, Q, T], int64 [B, 1, 1, T + 2].
+
+    For every key its document in a packed sequence, counted from 1, or 0 for padding; then the column of the
+    first query, and how many keys a query sees at most, or 0. A user's own pattern is sdpa's mask.
+    """
+    said = torch.ones(batch_size, kv_length + 2, dtype=torch.long, device=asked.get("device", "cpu"))
+    given, first = asked.get("attention_mask"), asked.get("kv_offset", 0)
+    if asked.get("use_vmap") or not (asked.get("allow_is_causal_skip", True) or q_length == 1):
+        packed = not asked.get("use_vmap") and given is None and q_length == kv_length
+        documents = count_documents(asked["mask_function"], said[:, :-2]) if packed else None
+        if documents is None:
+            return sdpa_mask(batch_size, q_length, kv_length, **asked | {"allow_is_causal_skip": False})
+        said[:, :-2] = documents
+    if given is not None:
+        given = given[:, first : first + kv_length]
+        said[:, :kv_length] = nn.functional.pad(given.long(), (0, kv_length - given.shape[1]))
+    said[:, kv_length] = asked.get("q_offset", 0) - first
+    said[:, kv_length + 1] = asked.get("local_size") or 0
+    return said[:, None, None]
+
+
+def count_documents(mask_function: Any, ones: Tensor) -> Tensor | None:
+    """The documents [B, T] of packed sequences, by which tokens see their neighbours; None if not causal."""
+    rows = torch.arange(len(ones), device=ones.device)[:, None]
+    columns = torch.arange(ones.shape[1], device=ones.device)[None]
+    if mask_function(rows, 0, columns[:, :-1], columns[:, 1:]).any():
+        return None
+    begins = ~mask_function(rows, 0, columns[:, 1:], columns[:, :-1])
+    return ones + nn.functional.pad(begins.long(), (1, 0)).cumsum(-1)
+
+
+class Sight(NamedTuple):
+    """The keys that the queries of a step see, and all positions.
+
+    Args:
+        queries: The positions of the queries [B or 1, Q].
+        keys: Those of the keys [B or 1, T]: cached tokens follow each other, padding stands nowhere.
+        documents: Those of the keys [B or 1, T], from 1; 0 is padding, or an empty column of a static cache.
+        column: That of the first query.
+        window: How many keys a query sees at most; 0 for all.
+        given: A mask [B or 1, 1, Q, T], boolean or added to the scores, that is followed instead.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    documents: Tensor
+    column: int
+    window: int = 0
+    given: Tensor | None = None
+
+    @classmethod
+    def of(cls, mask: Tensor | None, query: Tensor, key: Tensor, position_ids: Tensor | None) -> "Sight":
+        """From `short_mask`'s, a mask [B or 1, 1, Q, T] or none, and the positions of the queries."""
+        count, keys, device = query.shape[2], key.shape[2], query.device
+        rows, columns = torch.arange(count, device=device), torch.arange(keys, device=device)
+        documents, column, window, given = torch.ones_like(columns)[None], keys - count, 0, None
+        if mask is not None and mask.dtype == torch.long:
+            documents = mask[:, 0, 0, :keys]
+            column, window = mask[0, 0, 0, keys:].tolist()
+        elif mask is not None:
+            given = mask
+            if count < keys:
+                seen = (
+                    mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
+                )
+                last = torch.where(seen, columns, -1).amax(-1)  # a query that is a token sees itself last
+                column, documents = int((last - rows).amax().clamp(min=0)), seen.any(1).long()
+        if position_ids is None:
+            position_ids = column + rows[None]
+        if count == keys:
+            return cls(position_ids, position_ids, documents, column, window, given)
+        passed = (documents > 0).long().cumsum(-1)
+        own = documents[:, column : column + count] > 0
+        anchor = torch.where(own, rows, 0).amax(-1, keepdim=True)  # the last query that is a token
+        behind = passed.gather(1, column + anchor) - passed
+        batch = max(len(position_ids), len(anchor))
+        at = position_ids.expand(batch, -1).gather(1, anchor.expand(batch, -1)) - behind
+        return cls(position_ids, at, documents, column, window, given)
+
+    @property
+    def causal(self) -> bool:
+        """Whether stock attention needs no mask: of one query or of all, without padding."""
+        count, keys = self.queries.shape[-1], self.documents.shape[-1]
+        narrow = self.given is not None or 0 < self.window < keys
+        aligned = count in (1, keys) and self.column == keys - count
+        return aligned and not narrow and bool((self.documents == 1).all())
+
+    def columns(self, rows: slice) -> slice:
+        """From the first to the last key that any query of some rows may see."""
+        if self.given is not None:
+            return slice(0, self.documents.shape[-1])
+        first, end = self.column + rows.start, min(self.column + rows.stop, self.documents.shape[-1])
+        oldest = self.documents[:, first:end].amin(-1, keepdim=True)
+        begin = int((self.documents[:, :end] >= oldest).any(0).long().argmax())
+        return slice(max(begin, first - self.window + 1) if self.window else begin, end)
+
+    def mask(self, rows: slice, columns: slice) -> Tensor:
+        """The mask [B or 1, 1, q, t] of some rows and columns, boolean or added to the scores."""
+        if self.given is not None:
+            return self.given[:, :, rows, columns]
+        device = self.documents.device
+        n = torch.arange(columns.start, columns.stop, device=device)
+        m = torch.arange(self.column + rows.start, self.column + rows.stop, device=device)[:, None]
+        seen = n <= m
+        if self.window:
+            seen &= n > m - self.window
+        theirs, mine = self.documents[:, None, columns], self.documents[:, m]
+        return (seen & (theirs > 0) & ((mine == 0) | (mine == theirs)))[:, None]
+
+
+def in_blocks(
+    score: Callable[[Tensor, slice, slice], Tensor],
+    query: Tensor,
+    value: Tensor,
+    sight: Sight,
+    dropout: float = 0.0,
+    *,
+    wants_weights: bool = False,
+    width: int = 0,
+    added: Callable[[Tensor, slice, slice], Tensor | None] = lambda *_: None,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention [B, H, Q, F] to values [B, K, T, F], and its weights [B, H, Q, T] where they are wanted.
+
+    A block of queries at a time: the memory grows with the length, not with its square. In training every
+    block is computed again in the backward pass.
+
+    Args:
+        score: The scores [B, H, q, t] of queries [B, H, q, E] of some rows with the keys of some columns, in
+            float32 or wider, before the mask.
+        query: [B, H, Q, E].
+        value: [B, K, T, F].
+        sight: The keys that queries see.
+        dropout: The share of the weights that is dropped.
+        wants_weights: Whether the weights are returned.
+        width: The numbers that `score` computes for one query and head, if more than T.
+        added: The addition to the output by weights [B, H, q, t] of some rows and columns, if any.
+    """
+    (batch, heads, count, _), keys = query.shape, value.shape[2]
+
+    def read(own: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+        columns = sight.columns(rows)
+        with torch.autocast(own.device.type, enabled=False):
+            scores, mask = score(own, rows, columns), sight.mask(rows, columns)
+            if mask.dtype == torch.bool:  # a query of padding that sees nothing: the mean, never NaN
+                scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            else:
+                scores = scores + mask.to(scores.dtype)
+            weights = nn.functional.dropout(scores.softmax(-1), dropout)
+            output = by_head(weights.to(value.dtype), value[:, :, columns])
+            if (more := added(weights, rows, columns)) is not None:
+                output = output + more.to(output.dtype)
+        if not wants_weights:
+            return output, None
+        return output, nn.functional.pad(weights.to(value.dtype), (columns.start, keys - columns.stop))
+
+    size = max(1, SCORES.get(query.device.type, SCORES["cpu"]) // (batch * heads * max(keys, width)))
+    blocks = [slice(row, min(row + size, count)) for row in range(0, count, size)]
+    again = torch.is_grad_enabled() and len(blocks) > 1
+    run: Any = partial(checkpoint, read, use_reentrant=False) if again else read
+    outputs, weights = zip(*(run(query[:, :, rows], rows) for rows in blocks), strict=True)
+    return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
+
+
+def by_head(one: Tensor, shared: Tensor) -> Tensor:
+    """[B, H, q, X] @ [B, K, X, Y]: [B, H, q, Y]; the heads that share one are rows of one product."""
+    rows = one.reshape(len(one), shared.shape[1], -1, one.shape[-1]) @ shared
+    return rows.view(*one.shape[:3], -1)
+
+
+def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) -> Tensor | None:
+    """The factor of the scores of queries at m [...], float64; None for 1."""
+    factor = attention_factor**2
+    if not log_n:
+        return None if factor == 1 else torch.full_like(m, factor, dtype=torch.float64)
+    return ((m.double() + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
+
+
+class MapRotation:
+    """A rotary module that leaves queries and keys unrotated, and rotates them by a map in attention."""
+
+    stock: nn.Module
+    attention: ClassVar[str] = NAME
+    wants_weights = False
+
+    def set_map(self, config: Any, described: dict[str, Any]) -> None:
+        """Take the map that a config.json describes."""
+        parameters = dict(described["parameters"])
+        self.config = config
+        self.window: int = described["window"]
+        self.modifiers = {key: parameters.pop(key) for key in ("log_n", "attention_factor")}
+        self.layer_type = [described["layer_type"]] if described.get("layer_type") else []
+        self.bands = partial(MAPS[described["name"]], **parameters)  # called when read: places do not pickle
+
+    def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
+        """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
+        if self.config._attn_implementation != self.attention:
+            raise ValueError(
+                f"this model has an attention map, which {self.config._attn_implementation!r} would ignore"
+            )
+        cos, sin = self.stock(x, position_ids, *layer_type)
+        if list(layer_type) != self.layer_type:
+            return cos, sin
+        return torch.ones_like(cos), torch.zeros_like(sin)
+
+    def rotated(self, module: nn.Module, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys [B, H, T, D], rotated at positions [B or 1, T] by the stock function."""
+        cos, sin = (table.to(x.device) for table in self.stock(x, positions, *self.layer_type))
+        return rotate(module, x, cos, sin)
+
+
+def rotate(module: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys [B, H, T, D], rotated by the function that stands beside an attention module."""
+    width = cos.shape[-1]
+    apply = sys.modules[type(module).__module__].apply_rotary_pos_emb
+    out, _ = apply(x[..., :width], x[:, :0, :, :width], cos, sin)
+    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_ids: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention [B, Q, H, D] of unrotated queries [B, H, Q, D] to unrotated keys and values [B, K, T, D]."""
+    sight = Sight.of(attention_mask, query, key, position_ids)
+    return attend_by(module, query, key, value, sight, scaling, dropout)
+
+
+def attend_by(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sight: Sight,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
+    """The same, by what queries see."""
+    rope: MapRotation | None = module.__dict__[SLOT]
+    m, n = sight.queries, sight.keys
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    wide = torch.promote_types(query.dtype, torch.float32)
+    # Not mapped, or no farther than the trained window: one band of whatever the mask shows.
+    mapped = rope is not None and not 0 < sight.window <= rope.window
+    bands, factor = [(PLAIN, slice(0, key.shape[2]))], None
+    if rope is not None and mapped:
+        bands = [(band, span) for band in rope.bands() if (span := band.span(m, n)).stop]
+        factor = temperature(m, rope.window, **rope.modifiers)
+
+    def at(x: Tensor, positions: Tensor) -> Tensor:
+        return x if rope is None else rope.rotated(module, x, positions)
+
+    def scaled(x: Tensor, scale: float, rows: slice) -> Tensor:
+        x = x.to(wide) * scale
+        return (x if factor is None else x * factor[:, None, rows, None].to(wide)).to(value.dtype)
+
+    rotated = [at(key[:, :, span], band.key(n[:, span])).to(value.dtype) for band, span in bands]
+    wants_weights = rope is not None and rope.wants_weights
+    alone = len(bands) == 1 and not wants_weights and sight.causal
+    if alone and (not mapped or bool(bands[0][0].begin(m).amax() <= n.amin().clamp(min=0))):
+        own = scaled(at(query, bands[0][0].query(m)), 1.0, slice(None))
+        output, _ = sdpa_attention_forward(
+            module, own, rotated[0], value, None, dropout, scale, is_causal=True
+        )
+        return output, None
+
+    def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
+        here, there = m[:, rows], n[:, columns]
+        if not mapped:
+            return by_head(scaled(at(own, here), scale, rows), rotated[0][:, :, columns].mT).to(wide)
+        shape = (*own.shape[:3], columns.stop - columns.start)
+        scores = torch.full(shape, torch.finfo(wide).min, dtype=wide, device=own.device)
+        for (band, whole), k in zip(bands, rotated, strict=True):
+            span, skip = band.span(here, there), columns.start - whole.start
+            if span.stop:
+                q = scaled(at(own, band.query(here)), scale, rows)
+                found = by_head(q, k[:, :, span.start + skip : span.stop + skip].mT).to(wide)
+                holds = band.holds(here, there[:, span])[:, None]
+                scores[..., span] = torch.where(holds, found, scores[..., span])
+        return scores
+
+    output, weights = in_blocks(score, query, value, sight, dropout, wants_weights=wants_weights)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, short_mask)
+
+
+class Unrotated(MapRotation, nn.Module):
+    """Stands in the place of the rotary module, which is its submodule: transformers initialises it."""
+
+    def __init__(self, stock: nn.Module, config: Any) -> None:
+        super().__init__()
+        self.stock = stock
+        self.set_map(config, config.attention_map)
+
+
+class MappedLlamaConfig(LlamaConfig):
+    """The stock configuration, and the map."""
+
+    model_type = MODEL_TYPE
+    attention_map: dict[str, Any] | None = None
+
+
+class MappedLlamaForCausalLM(LlamaForCausalLM):
+    """The stock model, whose attention follows the map."""
+
+    config_class = MappedLlamaConfig
+    _supports_attention_backend = False  # another engine's attention would read unrotated queries and keys
+    _supports_flash_attn = _supports_flex_attn = _can_compile_fullgraph = False
+
+    def __init__(self, config: MappedLlamaConfig) -> None:
+        """The stock model with another module in the rotary one's place."""
+        super().__init__(config)
+        described: Any = config.attention_map
+        rope = Unrotated(self.get_submodule(ROTARY), config)
+        self.set_submodule(ROTARY, rope)
+        layers = described["layers"]
+        for module in self.modules():
+            if isinstance(index := getattr(module, "layer_idx", None), int):
+                module.__dict__[SLOT] = rope if layers is None or index in layers else None
+        config._attn_implementation = NAME
+
+
+# What transformers renames as it reads the weights of the stock model it must rename here.
+OWN_NAMES = {LlamaConfig.model_type: MODEL_TYPE, LlamaForCausalLM.__name__: MappedLlamaForCausalLM.__name__}
+for stock_name, own_name in OWN_NAMES.items():
+    if conversion := names.get_checkpoint_conversion_mapping(stock_name):
+        names.register_checkpoint_conversion_mapping(own_name, conversion, overwrite=True)
