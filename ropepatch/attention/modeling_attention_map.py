@@ -424,7 +424,7 @@ def attend_by(
     rotated = [at(key[:, :, span], band.key(n[:, span])).to(value.dtype) for band, span in bands]
     wants_weights = rope is not None and rope.wants_weights
     alone = len(bands) == 1 and not wants_weights and sight.causal
-    if alone and (not mapped or bool(bands[0][0].begin(m).amax() <= n.amin().clamp(min=0))):
+    if alone and (not mapped or bool(bands[0][0].begin(m).amax() <= n.amin())):
         own = scaled(at(query, bands[0][0].query(m)), 1.0, slice(None))
         output, _ = sdpa_attention_forward(
             module, own, rotated[0], value, None, dropout, scale, is_causal=True

@@ -129,7 +129,7 @@ def test_a_refusal_after_the_model_was_looked_at_leaves_its_configuration_alone(
     def refused(*arguments: Any) -> bool:
         raise RopepatchError("no")
 
-    monkeypatch.setattr("ropepatch.attention.mapping._turns", refused)
+    monkeypatch.setattr("ropepatch.attention.probe._rotates", refused)
     monkeypatch.setattr("ropepatch.encodings.models._turns_last", refused)
     with pytest.raises(RopepatchError, match="no"):
         WAYS[way](model)

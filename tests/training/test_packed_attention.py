@@ -50,9 +50,8 @@ def llama() -> PreTrainedModel:
 
 
 @pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device where no kernel returns its log-sum-exp: sliding windows by blocks of a few tokens."""
-    monkeypatch.setattr(plain, "DEVICES", set())
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sliding windows by blocks of a few tokens."""
     monkeypatch.setattr(plain, "BLOCK", 5)
 
 
@@ -99,7 +98,7 @@ def test_packed_documents_are_read_as_each_document_alone_by_stock_transformers(
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_so_they_are_where_no_kernel_returns_its_log_sum_exp(lengths, without_kernels):
+def test_so_they_are_with_sliding_windows_in_several_blocks(lengths, blocks):
     assert_read_as_alone(build("mistral"), lengths)
 
 
@@ -168,10 +167,9 @@ def test_stock_sdpa_takes_the_jump_for_the_end_of_a_document(llama):
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 5, 6, 11, 12, 16, 17, 40])
-@pytest.mark.parametrize("kernels", [True, False])
-def test_a_sliding_window_is_read_as_with_its_whole_mask(window, kernels, request):
-    if not kernels:
-        request.getfixturevalue("without_kernels")
+@pytest.mark.parametrize("block", [1024, 5])
+def test_a_sliding_window_is_read_as_with_its_whole_mask(window, block, monkeypatch):
+    monkeypatch.setattr(plain, "BLOCK", block)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
@@ -269,7 +267,7 @@ def test_rows_of_one_length_are_one_call_per_layer(llama, stock_sdpa):
     assert shapes == [((4, 4, 9, 16), (4, 2, 9, 16))] * llama.config.num_hidden_layers
 
 
-def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(stock_sdpa, without_kernels):
+def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(stock_sdpa, blocks):
     module = torch.nn.Module()
     plain.causal(module, *torch.zeros(3, 1, 1, 17, 2), 7, 1.0)
     lengths = [tuple(tensor.shape[2] for tensor in call.args[1:3]) for call in stock_sdpa.call_args_list]
