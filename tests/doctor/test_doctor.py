@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with a rope, finds nothing in sound ones, and mends what needs no guess."""
+"""The doctor names what is wrong with a rope, finds nothing in sound ones, and repairs without guessing."""
 
 import copy
 import json
@@ -23,6 +23,7 @@ from damaged_configs import (
 )
 from fuzzed_configs import CHANGES, DROPPED, fuzz
 from hypothesis import given
+from hypothesis import strategies as st
 from methods import example
 from oldest import needs
 from transformers import AutoConfig
@@ -41,7 +42,7 @@ from ropepatch.scaling import METHODS
 # As for a user: a warning of transformers is no error.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# Once these are mended transformers reads the rope of the original again.
+# Once these are repaired transformers reads the rope of the original again.
 RESTORED = ("only-new-keys", "factor-is-integer", "window-not-integer", "head-dim-null")
 
 
@@ -70,7 +71,7 @@ def changed(name: str, rope: dict | None = None, tokenizer: dict | None = None, 
     return files if tokenizer is None else replace(files, tokenizer=tokenizer)
 
 
-def write_mendable(folder: Path) -> Path:
+def write_repairable(folder: Path) -> Path:
     """A checkpoint folder whose window is no integer."""
     return write(folder, changed("extended with yarn", max_position_embeddings=32768.0))
 
@@ -240,8 +241,8 @@ def test_what_was_changed_or_lost_after_ropepatch_wrote_it_is_named_and_taken_fr
     edit_json(
         out / "config.json", drop=("rope_theta",), rope_parameters=parameters, max_position_embeddings=256
     )
-    mended = repair(diagnose(out, measure=False), tmp_path / "mended")
-    assert json.loads((mended / "config.json").read_text())["rope_parameters"]["rope_theta"] == 10000.0
+    copy_of_it = repair(diagnose(out, measure=False), tmp_path / "repaired")
+    assert json.loads((copy_of_it / "config.json").read_text())["rope_parameters"]["rope_theta"] == 10000.0
 
 
 def test_a_configuration_that_transformers_refuses_for_another_reason_is_named(template, tmp_path):
@@ -278,15 +279,16 @@ def test_a_configuration_that_is_no_json_object_is_a_user_error(content, tmp_pat
         diagnose(tmp_path, measure=False)
 
 
-@given(changes=CHANGES)
-@fuzz(300)
-def test_no_json_makes_the_doctor_stumble_and_nothing_mendable_is_left(changes, template):
-    raw = json.loads((template / "config.json").read_text())
-    for key, value in changes:
-        raw = {name: kept for name, kept in raw.items() if name != key} | (
-            {} if value is DROPPED else {key: value}
-        )
-    case = Case("model", template, {"config.json": raw, "tokenizer_config.json": raw}, {})
+@given(changes=CHANGES, name=st.sampled_from([None, *SOUND, *INHERENT]), recorded=CHANGES | st.none())
+@fuzz(600)
+def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left(changes, name, recorded, template):
+    """In a small LLaMA or a published configuration, beside a record of anything."""
+    published = SOUND | {known: files for known, (files, _) in INHERENT.items()}
+    raw = json.loads((template / "config.json").read_text()) if name is None else published[name].config
+    raw = raw | {key: value for key, value in changes if value is not DROPPED}
+    raw = {key: value for key, value in raw.items() if (key, DROPPED) not in changes}
+    record = {"config_changes": {key: value for key, value in recorded or () if value is not DROPPED}}
+    case = Case("model", template, {"config.json": raw, "tokenizer_config.json": raw}, {}, record)
     for finding in check(case):
         assert str(finding)
         json.dumps(finding.to_dict(), allow_nan=False)
@@ -298,7 +300,7 @@ def test_no_json_makes_the_doctor_stumble_and_nothing_mendable_is_left(changes, 
 
 def test_an_error_exits_1_and_a_warning_0(tmp_path, run_here):
     warning = changed("extended with yarn", tokenizer=SHORT)
-    assert run_here("doctor", write_mendable(tmp_path / "error"), "--no-measure").returncode == 1
+    assert run_here("doctor", write_repairable(tmp_path / "error"), "--no-measure").returncode == 1
     assert run_here("doctor", write(tmp_path / "warning", warning), "--no-measure").returncode == 0
 
 
@@ -336,7 +338,7 @@ def test_the_json_is_a_list_of_objects(tmp_path, run_here):
     }
 
 
-def test_the_command_mends_and_says_what_is_left(tmp_path, run_here):
+def test_the_command_repairs_and_says_what_is_left(tmp_path, run_here):
     source = write(
         tmp_path / "model", changed("Qwen3-8B, YaRN as documented", {"factor": 0.25}, head_dim=None)
     )
@@ -356,11 +358,11 @@ def test_where_nothing_is_found_the_command_says_what_was_looked_at_and_makes_no
     assert not (tmp_path / "out").exists()
 
 
-# --- what is mended -------------------------------------------------------------------------------------
+# --- what is repaired -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_can_be_mended_is_and_nothing_mendable_is_left(fault, damaged, tmp_path):
+def test_what_can_be_repaired_is_and_nothing_repairable_is_left(fault, damaged, tmp_path):
     for number, one in enumerate(one for one in damaged if one.fault == fault):
         source, out = write(tmp_path / f"{number}/model", one.files), tmp_path / f"{number}/out"
         before, diagnosis = contents(source), diagnose(source, measure=False)
@@ -381,7 +383,7 @@ def test_what_can_be_mended_is_and_nothing_mendable_is_left(fault, damaged, tmp_
             assert same_rope(raw, ORIGINALS[one.original].config) or not is_known(raw["model_type"])
 
 
-def test_which_faults_can_be_mended_without_a_guess(damaged):
+def test_which_faults_can_be_repaired_without_a_guess(damaged):
     fixable = {
         one.code
         for one in damaged
@@ -402,13 +404,13 @@ def test_which_faults_can_be_mended_without_a_guess(damaged):
         ("Qwen2.5-7B-Instruct, YaRN as documented", {"original_max_position_embeddings": 32768.0}, {}),
     ],
 )
-def test_mending_puts_back_what_was_there(name, damage, expected, tmp_path):
+def test_repairing_puts_back_what_was_there(name, damage, expected, tmp_path):
     out = repair(diagnose(write(tmp_path / "model", changed(name, damage)), measure=False), tmp_path / "out")
-    mended, original = json.loads((out / "config.json").read_text()), SOUND[name].config
+    after, original = json.loads((out / "config.json").read_text()), SOUND[name].config
     for key in {"rope_parameters", "rope_scaling"} & original.keys():
-        assert mended[key] == pytest.approx(original[key] | expected)
+        assert after[key] == pytest.approx(original[key] | expected)
         types = {name: type(value) for name, value in (original[key] | expected).items()}
-        assert {name: type(value) for name, value in mended[key].items()} == types
+        assert {name: type(value) for name, value in after[key].items()} == types
 
 
 @pytest.mark.parametrize(
@@ -421,7 +423,7 @@ def test_mending_puts_back_what_was_there(name, damage, expected, tmp_path):
         ("Llama-3.1-8B", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}, "bands-swapped", "error"),
     ],
 )
-def test_what_a_model_can_have_been_trained_with_is_mended_only_to_what_was_recorded(
+def test_what_a_model_can_have_been_trained_with_is_repaired_only_to_what_was_recorded(
     name, damage, code, severity, tmp_path
 ):
     original = SOUND[name].config
@@ -503,7 +505,7 @@ def test_an_attention_factor_that_ropepatch_was_asked_for_is_no_fault(factor, te
         ("config.json", {"max_position_embeddings": 256.0}, False),
     ],
 )
-def test_a_mended_configuration_is_no_longer_called_verified(file, values, verified, template, tmp_path):
+def test_a_repaired_configuration_is_no_longer_called_verified(file, values, verified, template, tmp_path):
     source = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "model").folder
     edit_json(source / file, **values)
     record = json.loads((source / "ropepatch.json").read_text())
@@ -533,7 +535,7 @@ def test_a_plain_save_of_transformers_5_gets_the_older_keys_back(template, tmp_p
     AutoConfig.from_pretrained(out).save_pretrained(tmp_path / "saved")
     saved = diagnose(tmp_path / "saved", measure=False)
     assert [finding.code for finding in saved.findings] == ["only-new-keys"]
-    config = json.loads((repair(saved, tmp_path / "mended") / "config.json").read_text())
+    config = json.loads((repair(saved, tmp_path / "repaired") / "config.json").read_text())
     expected = json.loads((out / "config.json").read_text())
     for key in ("rope_theta", "rope_scaling", "original_max_position_embeddings", "rope_parameters"):
         assert without_type(config[key]) == without_type(expected[key])
@@ -557,8 +559,8 @@ def test_ropes_by_layer_type_get_the_older_keys_only_where_transformers_then_rea
     assert AutoConfig.from_pretrained(out).rope_parameters["sliding_attention"] == local
 
 
-def test_mending_overwrites_nothing_stays_outside_and_follows_no_link_out(tmp_path):
-    source = write_mendable(tmp_path / "model")
+def test_repairing_overwrites_nothing_stays_outside_and_follows_no_link_out(tmp_path):
+    source = write_repairable(tmp_path / "model")
     (tmp_path / "secret").write_text("secret")
     (source / "notes.txt").symlink_to(tmp_path / "secret")
     messages = {"model": "already exists", "model/out": "lies inside", "out": "leads out of the checkpoint"}
@@ -568,8 +570,8 @@ def test_mending_overwrites_nothing_stays_outside_and_follows_no_link_out(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_mending_carries_over_everything_but_folders_hidden_files_and_pickles(tmp_path):
-    source = write_mendable(tmp_path / "model")
+def test_repairing_carries_over_everything_but_folders_hidden_files_and_pickles(tmp_path):
+    source = write_repairable(tmp_path / "model")
     for name in ("README.md", "modeling_x.py", "pytorch_model.bin", ".gitattributes", "tokenizer.json"):
         (source / name).write_text(name)
     (source / "original").mkdir()

@@ -27,9 +27,7 @@ def of_each(look: Callable[[Case, Stated], Iterator[Finding]]) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     of_each(values.misspelled_keys),
-    values.broken_numbers,
-    values.broken_windows,
-    values.broken_shapes,
+    values.broken_values,
     of_each(values.longrope_lists),
     of_each(values.required_keys),
     of_each(values.unknown_types),

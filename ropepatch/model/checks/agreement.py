@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ropepatch.model.architectures import LOCAL_BASE, STATE_THETA
@@ -20,7 +21,6 @@ from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, F
 from ropepatch.model.checks.values import configured
 from ropepatch.model.config import SCALING_KEYS, is_known
 from ropepatch.model.legacy import legacy_keys
-from ropepatch.model.rotary import GLOBAL_LAYERS
 
 LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
 LLAMA_3_THETA = 500_000.0
@@ -30,100 +30,72 @@ LOOK_IT_UP = "write the base that the model was pretrained with; its card or the
 
 def lost_theta(case: Case) -> Iterator[Finding]:
     """A base that nobody states, or not where readers look for it."""
-    stated = [theta for rope in case.ropes if (theta := rope.number("rope_theta"))]
-    pretrained = case.theta or next(iter(stated), None)
     top = case.at(case.theta_key or "rope_theta")
+    stated = next((theta for rope in case.ropes if (theta := rope.number("rope_theta"))), None)
     if case.theta_key and top.value is None:
-        yield _null_theta(top, pretrained)
+        yield _missing_theta(case, top, stated, null=True)
     for rope in case.newer:
-        theta = case.theta if rope.layer_type in (None, GLOBAL_LAYERS) else None
-        if "rope_theta" not in rope.values:
-            yield _theta_not_in(case, rope, theta)
-        elif rope.values["rope_theta"] is None:
-            yield _null_theta(rope.at("rope_theta"), theta)
-    if case.older and case.theta_key is None and stated and stated[0] != DEFAULT_THETA:
+        if rope.values.get("rope_theta") is None:
+            known, null = case.theta if rope in case.newest else None, "rope_theta" in rope.values
+            yield _missing_theta(case, rope.at("rope_theta"), known, null=null, scaled=rope.scaled)
+    if case.older and not case.theta_key and stated not in (None, DEFAULT_THETA):
         within = any(rope.number("rope_theta") for rope in case.older)
         readers = "transformers 4" if within else "transformers, also 5 where rope_scaling is there,"
         yield top.finding(
             "theta-lost",
-            f"rope_theta ({stated[0]:g}) is not beside rope_scaling, where {readers} and mlx-lm look for it",
-            f'write "rope_theta": {stated[0]:g} beside rope_scaling',
-            fix=top.set(stated[0]),
+            f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm look for it",
+            f'write "rope_theta": {stated:g} beside rope_scaling',
+            fix=top.set(stated),
             read=(*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else (),
             severity="warning" if within else "error",
         )
-    if not case.newer and not stated and case.theta_key is None:
-        yield from _theta_nowhere(case)
-    if pretrained == DEFAULT_THETA:
-        yield from _theta_of_llama_3(case, "rope_theta is 10000")
+    if not case.newer and not stated and not case.theta_key:
+        scaled = any(rope.kind == "llama3" for rope in case.ropes)
+        if scaled or is_llama_3(case) or (not case.prefix and case.model_type in STATE_THETA):
+            yield _missing_theta(case, top, None, scaled=scaled)
+    if (case.theta or stated) == DEFAULT_THETA and is_llama_3(case):
+        yield _theta_of_llama_3(case, top, "rope_theta is 10000")
 
 
-def _null_theta(key: Key, theta: float | None) -> Finding:
+def _missing_theta(
+    case: Case, key: Key, known: float | None, *, null: bool = False, scaled: bool = False
+) -> Finding:
+    """A base that is missing, or null, at which transformers 5 ends in a TypeError."""
+    problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
+    if not known and is_llama_3(case):
+        return _theta_of_llama_3(case, key, problem)
     return key.finding(
         "theta-lost",
-        "rope_theta is null; transformers 5 ends in a TypeError (None ** Tensor) when it builds the model",
-        "write the base that the model was pretrained with",
-        fix=key.set(theta) if theta else (),
-        value="null",
+        problem,
+        f"write {known:g}, as stated elsewhere in config.json" if known else LOOK_IT_UP,
+        fix=key.set(known) if known else (),
+        severity="error" if null or (scaled and not known) else "warning",
+        value=value,
     )
 
 
-def _theta_not_in(case: Case, rope: Stated, theta: float | None) -> Finding:
-    key = rope.at("rope_theta")
-    if theta:
-        return key.finding(
-            "theta-lost",
-            f"{key} is missing; {case.theta_key} says {theta:g}",
-            f'write "rope_theta": {theta:g} beside {key}',
-            fix=key.set(theta),
-            severity="warning",
-        )
-    for finding in _theta_of_llama_3(case, f"{key} is missing"):
-        return finding
-    return key.finding(
-        "theta-lost",
-        f"{key} is missing, and so is rope_theta at the top",
-        LOOK_IT_UP,
-        severity="error" if rope.scaled else "warning",
-    )
-
-
-def _theta_nowhere(case: Case) -> Iterator[Finding]:
-    if expected := [*_theta_of_llama_3(case, "rope_theta is missing")]:
-        yield from expected
-        return
-    llama3 = any(rope.kind == "llama3" for rope in case.ropes)
-    if llama3 or (not case.prefix and case.model_type in STATE_THETA):
-        yield case.at("rope_theta").finding(
-            "theta-lost",
-            f"rope_theta is missing; configurations of {case.model_type} name it",
-            LOOK_IT_UP,
-            severity="error" if llama3 else "warning",
-        )
-
-
-def _theta_of_llama_3(case: Case, problem: str) -> Iterator[Finding]:
-    """Llama 3's size and vocabulary with the base of Llama 2."""
+def is_llama_3(case: Case) -> bool:
+    """Whether size and vocabulary are those of Llama 3, all of whose models have one base."""
     vocabulary, hidden = case.stated.get("vocab_size"), case.stated.get("hidden_size")
-    if case.model_type != "llama" or vocabulary not in LLAMA_3_VOCABULARY or hidden not in LLAMA_3_SIZES:
-        return
-    key = case.at(case.theta_key or "rope_theta")
-    yield key.finding(
+    return case.model_type == "llama" and vocabulary in LLAMA_3_VOCABULARY and hidden in LLAMA_3_SIZES
+
+
+def _theta_of_llama_3(case: Case, key: Key, problem: str) -> Finding:
+    return key.finding(
         "theta-lost",
-        f"{problem}, and the models of Llama 3's size and vocabulary were pretrained with 500000",
-        'write "rope_theta": 500000 if the base model\'s own config.json says so',
+        f"{problem}, and the models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}",
+        f"write {LLAMA_3_THETA:g} if the base model's own config.json says so",
         meant=tuple(
             edit
             for at in (key, *(rope.at("rope_theta") for rope in case.newer))
             for edit in at.set(LLAMA_3_THETA)
         ),
         severity="warning" if case.theta_key else "error",
-        value=shown(key.value) if case.theta_key else "",
     )
 
 
 def contradictions(case: Case) -> Iterator[Finding]:
-    """Two places that say different things, by the generation of their keys or by the age of their names."""
+    """Two places that say different things."""
     older = (*case.at("rope_scaling").set(DROP), *case.at(case.theta_key or "rope_theta").set(DROP))
     for one, other in _stated_twice(case):
         if one.value != other.value:
@@ -139,29 +111,22 @@ def contradictions(case: Case) -> Iterator[Finding]:
 
 
 def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
-    """Pairs of keys that should hold the same."""
-    twice = [
-        pair
-        for rope in (*case.newer, *case.older)
-        for pair in (
-            (rope.at("rope_type"), rope.at("type")),
-            (case.at(ORIGINAL), rope.at(ORIGINAL)),
-        )
-    ]
+    """Pairs of keys that should hold the same; of two scalings also where one lacks it."""
     theta = case.at(case.theta_key or "rope_theta")
-    for rope in case.newer:
-        if rope.layer_type in (None, GLOBAL_LAYERS) and number(theta.value) is not None:
-            twice.append((theta, rope.at("rope_theta")))
+    if number(theta.value) is not None:
+        yield from ((theta, rope.at("rope_theta")) for rope in case.newest if rope.number("rope_theta"))
+    for rope in (*case.newer, *case.older):
+        for one, other in ((rope.at("rope_type"), rope.at("type")), (case.at(ORIGINAL), rope.at(ORIGINAL))):
+            if None not in (one.value, other.value):
+                yield one, other
     for new, old in case.pairs:
-        if (old.kind or "default") == (new.kind or "default"):
-            keys = sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta", ORIGINAL})
-            yield from ((old.at(key), new.at(key)) for key in keys)
-            twice.append((old.at(ORIGINAL), new.at(ORIGINAL)))
-        else:
-            kinds = [(rope.at("rope_type"), rope.kind) for rope in (old, new)]
-            first, second = (Key(key.file, key.path, kind) for key, kind in kinds)
-            yield first, second
-    yield from ((one, other) for one, other in twice if None not in (one.value, other.value))
+        if (old.kind or "default") != (new.kind or "default"):
+            yield replace(old.at("rope_type"), value=old.kind), replace(new.at("rope_type"), value=new.kind)
+            continue
+        for key in sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta"}):
+            one, other = old.at(key), new.at(key)
+            if key != ORIGINAL or None not in (one.value, other.value):
+                yield one, other
 
 
 def one_generation(case: Case) -> Iterator[Finding]:
@@ -173,12 +138,11 @@ def one_generation(case: Case) -> Iterator[Finding]:
     if not (unseen := unseen or partial):
         return
     kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
-    newest = next((rope for rope in case.newer if rope.layer_type in (None, GLOBAL_LAYERS)), None)
     yield case.at("rope_parameters").finding(
         "only-new-keys",
         f"the rope ({', '.join(kinds)}) stands in rope_parameters only",
         "write the older keys beside rope_parameters, saying the same",
-        fix=_older_keys(case, newest) if newest else (),
+        fix=_older_keys(case, case.newest[0]) if case.newest else (),
         meant=(),
         read=case.at("rope_parameters").set(DROP),
     )

@@ -145,6 +145,11 @@ class Case:
         return tuple(self._objects("rope_scaling"))
 
     @property
+    def newest(self) -> tuple[Stated, ...]:
+        """The newer description that older keys repeat, if there is one."""
+        return tuple(rope for rope in self.newer if rope.layer_type in (None, GLOBAL_LAYERS))[:1]
+
+    @property
     def pairs(self) -> list[tuple[Stated, Stated]]:
         """The ropes that stand in both generations of keys: the newer and the older description."""
         return [

@@ -60,9 +60,12 @@ def misspelled_keys(case: Case, rope: Stated) -> Iterator[Finding]:
             )
 
 
-def broken_numbers(case: Case) -> Iterator[Finding]:
-    """Values that are no numbers, or none that a rope can have."""
+def broken_values(case: Case) -> Iterator[Finding]:
+    """Values that are no numbers, windows, switches or ropes, or none that a rope can have."""
+    for name in ("rope_scaling", "rope_parameters"):
+        yield from _of_kind(case.at(name), dict, "an object, or null")
     for rope in case.ropes:
+        yield from _of_kind(rope.at("truncate"), bool, "true or false")
         factor = rope.positive("factor") or 1.0
         # Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too.
         least = -10 / math.log(factor) if factor > 1 else 0.0
@@ -72,6 +75,11 @@ def broken_numbers(case: Case) -> Iterator[Finding]:
         yield from _broken_number(case.at(name))
 
 
+def _of_kind(key: Key, kind: type, expected: str) -> Iterator[Finding]:
+    if key.value is not None and not isinstance(key.value, kind):
+        yield key.finding("impossible-value", f"{key.name} is {shown(key.value)}", f"write {expected}")
+
+
 def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
     problem, value = f"{key.name} is {shown(key.value)}", number(key.value)
     above, most = ABOVE.get(key.name), AT_MOST.get(key.name, math.inf)
@@ -79,13 +87,20 @@ def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
         return
     if value is None:
         quoted = _number_in(key.value)
-        fix = key.set(int(quoted) if quoted.is_integer() else quoted) if quoted else ()
         remedy = f"write {quoted:g} without quotes" if quoted else "write a number"
-        yield key.finding("not-a-number", problem, remedy, fix=fix)
+        yield key.finding("not-a-number", problem, remedy, fix=key.set(_whole(quoted)) if quoted else ())
     elif value < min(least, above or 0) or (above is not None and value <= above):
         yield key.finding("impossible-value", problem, f"write a number above {above or least:g}")
     elif value > most:
         yield key.finding("impossible-value", problem, f"write a number of at most {most:g}")
+    if isinstance(key.value, float) and key.name in (*WINDOW_KEYS, ORIGINAL):
+        whole = value is not None and value > 0 and value.is_integer()
+        remedy = f"write {value:.0f}" if whole else "write the window in tokens"
+        yield key.finding("window-not-integer", problem, remedy, fix=key.set(int(key.value)) if whole else ())
+
+
+def _whole(value: float) -> float:
+    return int(value) if value.is_integer() else value
 
 
 def _number_in(value: object) -> float | None:
@@ -94,30 +109,6 @@ def _number_in(value: object) -> float | None:
         return positive(float(value)) if isinstance(value, str) else None
     except ValueError:
         return None
-
-
-def broken_windows(case: Case) -> Iterator[Finding]:
-    """A window that is no whole number of tokens."""
-    for key in (case.at(case.window_key), case.at(ORIGINAL), *(rope.at(ORIGINAL) for rope in case.ropes)):
-        if isinstance(key.value, float):
-            window = positive(key.value)
-            whole = int(window) if window and window.is_integer() else None
-            yield key.finding(
-                "window-not-integer",
-                f"{key.name} is {shown(key.value)}",
-                f"write {whole or 'the window in tokens'}",
-                fix=key.set(whole) if whole else (),
-            )
-
-
-def broken_shapes(case: Case) -> Iterator[Finding]:
-    """A rope that is no object, a switch that is neither on nor off, a list that is none."""
-    keys: list[tuple[Key, type, str]]
-    keys = [(case.at(name), dict, "an object, or null") for name in ("rope_scaling", "rope_parameters")]
-    keys += [(rope.at("truncate"), bool, "true or false") for rope in case.ropes]
-    for key, kind, expected in keys:
-        if key.value is not None and not isinstance(key.value, kind):
-            yield key.finding("impossible-value", f"{key.name} is {shown(key.value)}", f"write {expected}")
 
 
 def longrope_lists(case: Case, rope: Stated) -> Iterator[Finding]:
