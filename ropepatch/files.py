@@ -121,7 +121,7 @@ def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
 def _remove_leftovers(path: Path) -> None:
     """Remove what killed processes left of a file or folder they were writing, with a warning."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
-        with ExitStack() as held:
+        with suppress(OSError), ExitStack() as held:
             if _lock(partial, held):
                 logger.warning("removing %s, which a process left that was killed", partial)
                 remove(partial)
