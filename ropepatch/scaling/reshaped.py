@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import METHODS, Scaling
 from ropepatch.scaling.powers import AdjustedBase
 from ropepatch.scaling.rope import Rope, wavelengths
@@ -84,6 +83,8 @@ class PartialRope(Scaling):
 class _OverAnother(Scaling):
     """A method that changes the frequencies of another."""
 
+    way_out = "use --set over=ntk"
+
     over: str
 
     def check(self) -> None:
@@ -102,13 +103,9 @@ class _OverAnother(Scaling):
     def _inner(self) -> Scaling:
         return METHODS.make(self.over, factor=self.factor, **self._given)
 
-    def _inner_inv_freq(self, rope: Rope) -> Tensor:
-        try:
-            return self._inner.frequencies(rope).inv_freq
-        except RopepatchError as error:
-            raise RopepatchError(
-                f"{self.name} over {self.over}: {error}", hint="use --set over=ntk"
-            ) from error
+    @property
+    def composes(self) -> bool:  # type: ignore[override]
+        return self._inner.composes
 
     def _temperature(self, rope: Rope) -> float:
         return self._inner._temperature(rope)
@@ -132,7 +129,7 @@ class Resonance(_OverAnother):
     over: str = "yarn"
 
     def _inv_freq(self, rope: Rope) -> Tensor:
-        return (2 * math.pi / wavelengths(self._inner_inv_freq(rope)).round()).float()
+        return (2 * math.pi / wavelengths(self._inner._inv_freq(rope)).round()).float()
 
 
 class ClippedRope(_OverAnother):
@@ -165,7 +162,7 @@ class ClippedRope(_OverAnother):
         return {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
 
     def _inv_freq(self, rope: Rope) -> Tensor:
-        inv_freq = self._inner_inv_freq(rope)
+        inv_freq = self._inner._inv_freq(rope)
         n = min(self.pairs, rope.num_pairs)
         fade = torch.ones(rope.num_pairs, dtype=torch.float64)
         fade[-n:] = 0.0 if self.hard else (1 + torch.linspace(0, math.pi, n, dtype=torch.float64).cos()) / 2
