@@ -72,12 +72,8 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
 
 
 def local_files(source: str | Path) -> list[Path] | None:
-    """The files that `stream_documents` reads a source from; None for the id of a dataset on the Hub.
-
-    Raises:
-        RopepatchError: No such source.
-    """
-    with _looking_for(source):
+    """The files that `stream_documents` reads a source from; None for the id of a dataset on the Hub."""
+    with _explaining(f"look for {str(source)!r}", EXPECTED):  # too long a name, ~ of nobody, NUL ...
         path = _local(source)
         if path is None:
             return None
@@ -85,15 +81,14 @@ def local_files(source: str | Path) -> list[Path] | None:
 
 
 def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
-    with _looking_for(source):
-        path = _local(source)
-        if path is None:
-            name, _, config = str(source).partition(":")
-            return _read_hub(name, config or None, field, split)
-        if path.is_dir() and _is_saved(path):
-            return _read_saved(path, field, split)
-        files = _files_in(path) if path.is_dir() else [path]
-        return chain.from_iterable(_read_file(file, field) for file in files)
+    files = local_files(source)
+    if files is None:
+        name, _, config = str(source).partition(":")
+        return _read_hub(name, config or None, field, split)
+    path = Path(source).expanduser()
+    if path.is_dir() and _is_saved(path):
+        return _read_saved(path, field, split)
+    return chain.from_iterable(_read_file(file, field) for file in files)
 
 
 def _local(source: str | Path) -> Path | None:
@@ -113,14 +108,6 @@ def _local(source: str | Path) -> Path | None:
             hint=f"leave out :{named['config']}",
         )
     return None
-
-
-@contextmanager
-def _looking_for(source: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:  # too long a name, a closed folder, ~ of nobody, NUL
-        raise RopepatchError(f"cannot look for {str(source)!r}: {error}", hint=EXPECTED) from error
 
 
 def _is_saved(folder: Path) -> bool:
@@ -217,7 +204,7 @@ def _document(row: Mapping[str, Any], field: str, place: str) -> Document:
 
 def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
     datasets = _datasets()
-    with _explaining(str(folder), "save it again with save_to_disk"):
+    with _explaining(f"read {folder}", "save it again with save_to_disk"):
         dataset = datasets.load_from_disk(str(folder))
         if isinstance(dataset, datasets.DatasetDict):
             if split not in dataset:
@@ -228,7 +215,7 @@ def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
 
 def _read_table(file: Path, kind: str, field: str) -> Iterator[Document]:
     datasets = _datasets()
-    with _explaining(str(file), f"it must be a {kind} file that datasets can read"):
+    with _explaining(f"read {file}", f"it must be a {kind} file that datasets can read"):
         files = {"train": [glob.escape(str(file.absolute()))]}
         dataset = datasets.load_dataset(kind, data_files=files, split="train", streaming=True)
         yield from _read_rows(dataset, field, str(file))
@@ -236,7 +223,7 @@ def _read_table(file: Path, kind: str, field: str) -> Iterator[Document]:
 
 def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Document]:
     datasets = _datasets()
-    with _explaining(f"{name} from the Hub", OF_THE_HUB):
+    with _explaining(f"read {name} from the Hub", OF_THE_HUB):
         dataset = datasets.load_dataset(name, config, split=split, streaming=True)
         yield from _read_rows(dataset, field, name)
 
@@ -261,11 +248,12 @@ def _datasets() -> Any:
 
 
 @contextmanager
-def _explaining(name: str, hint: str) -> Iterator[None]:
+def _explaining(what: str, hint: str) -> Iterator[None]:
+    """Say in one line what cannot be done, and why."""
     try:
         yield
     except RopepatchError:
         raise
     except Exception as error:  # of datasets, pyarrow, fsspec, httpx ...: no list of them would stay whole
         reason = shorten(str(error) or type(error).__name__, 300)
-        raise RopepatchError(f"cannot read {name}: {reason}", hint=hint) from error
+        raise RopepatchError(f"cannot {what}: {reason}", hint=hint) from error

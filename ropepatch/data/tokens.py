@@ -50,14 +50,12 @@ class Reading:
 
     Attributes:
         source: The path or id of the source.
-        revision: The revision on the Hub, or a hash of the sizes and times of the files.
         min_tokens: Shorter documents were left out.
         short: How many were.
         complete: Whether it was read to its end.
     """
 
     source: str
-    revision: str | None
     min_tokens: int
     short: int
     complete: bool
@@ -162,7 +160,6 @@ def tokenised(
                 folder,
                 _read(source, tokenizer, min_tokens, vocabulary, tokens),
                 source=source.text,
-                revision=revision,
                 min_tokens=min_tokens,
                 tokens=tokens,
             )
@@ -212,7 +209,6 @@ def write(
     documents: Iterable[Tensor],
     *,
     source: str,
-    revision: str | None = None,
     min_tokens: int = 1,
     tokens: int | None = None,
 ) -> TokenStore:
@@ -222,7 +218,6 @@ def write(
         folder: The entry; the caller holds its lock.
         documents: The token ids [T] of each, those first that the entry has.
         source: The path or id of the source.
-        revision: What changes when the source does.
         min_tokens: Shorter documents are left out.
         tokens: How many are enough; None to write all documents.
 
@@ -247,7 +242,7 @@ def write(
                 hint="give longer documents, or a smaller min_tokens",
             )
     complete = tokens is None or taken < tokens
-    reading = Reading(source, revision, min_tokens, short, complete)
+    reading = Reading(source, min_tokens, short, complete)
     with whole_file(folder / META) as partial:
         write_json(partial, asdict(reading) | {"lengths": lengths.tolist()}, indent=None)
     return _mapped(folder)

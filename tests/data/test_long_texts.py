@@ -95,6 +95,15 @@ def test_no_line_break_is_doubled_by_a_tokenizer_that_joins_it_to_what_follows(t
     assert len(split) <= len(whole) + pieces
 
 
+def test_a_line_break_stays_with_the_mark_before_it():
+    model = models.BPE(vocab={"a": 0, ".": 1, "\n": 2, ".\n": 3}, merges=[(".", "\n")])  # as Qwen's
+    split, whole, pieces = split_small(
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)), "aa.\n" * 20
+    )
+    assert split == whole == [0, 0, 3] * 20
+    assert pieces > 5
+
+
 @pytest.mark.parametrize("text", ["\0" * 5000, "中" * 5000])
 def test_a_text_without_a_place_to_cut_is_cut_anywhere(text, tokenizers, monkeypatch):
     monkeypatch.setattr(texts, "PIECE", 100)

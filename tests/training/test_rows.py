@@ -34,7 +34,7 @@ def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenSt
     """A store in which every token is its own: ``first`` and those after it."""
     starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
     tokens = torch.arange(first, first + sum(lengths), dtype=torch.int32)
-    return TokenStore(Path(), tokens, starts, Reading(name, None, 1, 0, True))
+    return TokenStore(Path(), tokens, starts, Reading(name, 1, 0, True))
 
 
 def data_of(
