@@ -1,4 +1,4 @@
-"""Haystacks: long texts in which many needles stand, to be read once and asked about at several lengths.
+"""Haystacks: long texts with many needles, read once and queried at several lengths.
 
 Attention is causal, so the first l tokens of a haystack are a haystack of l tokens. One is made for all
 lengths at once: at each of them it has questions of every kind, spread evenly over the depth.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ropepatch.data.texts import encode
 from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import refuse_unknown, seed_of
@@ -112,13 +113,13 @@ FACTS = (  # a sentence on somebody, and a question that it answers without a wo
 
 
 class Item(NamedTuple):
-    """What a haystack says somewhere and asks for later.
+    """A fact that a haystack states somewhere, and a question about it.
 
     Args:
-        needles: The sentences; the answer follows from all of them.
-        question: What is asked.
-        stem: How the answer begins.
-        answer: How it ends, which is what counts.
+        needles: Sentences; the answer follows from all of them.
+        question: The question.
+        stem: The beginning of the answer.
+        answer: Its end, which is scored.
     """
 
     needles: tuple[str, ...]
@@ -131,9 +132,9 @@ class Kind(NamedTuple):
     """A kind of question.
 
     Args:
-        draw: So many items, no two alike, from a generator.
-        most: How many there are, at most.
-        title: What it asks for.
+        draw: Draws a number of items, no two alike, with a generator.
+        most: The largest number of items.
+        title: Describes what is asked for.
     """
 
     draw: Callable[[random.Random, int], list[Item]]
@@ -205,9 +206,9 @@ class Question:
 
     Attributes:
         kind: A name from `KINDS`.
-        ids: The question and how its answer begins [Q].
-        answer: What counts [A].
-        end: How many tokens of the haystack hold all that the answer follows from.
+        ids: The question and the beginning of its answer [Q].
+        answer: The rest of the answer, which is scored [A].
+        end: The position in the haystack after the last needle that the answer needs.
     """
 
     kind: str
@@ -221,13 +222,13 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Haystack:
-    """A long text in tokens, and what is asked about it.
+    """A long text in tokens, with its questions.
 
     Attributes:
         ids: Token ids [N], the beginning-of-sequence token included, without any question.
-        stops: By length in tokens how many of these are read before a question: with the longest question and
-            its answer the prompt has exactly that length.
-        asked: By length the questions.
+        stops: By length in tokens, how many tokens of the haystack precede a question: with the longest
+            question and its answer the prompt has exactly that length.
+        asked: The questions by length.
     """
 
     ids: Tensor
@@ -237,16 +238,16 @@ class Haystack:
 
 @dataclass(frozen=True, kw_only=True)
 class Haystacks:
-    """How haystacks are made.
+    """Settings from which haystacks are made.
 
     Attributes:
-        lengths: Of the prompts, in tokens, the answer included.
-        count: How many haystacks.
-        keys: How many questions of each kind at every length; with 1 each haystack hides one key alone.
+        lengths: Lengths of the prompts in tokens, the answer included.
+        count: Number of haystacks.
+        keys: Questions of each kind at every length; with 1 each haystack hides a single key.
         kinds: Names from `KINDS`.
-        seed: From which all that is drawn follows.
-        texts: What stands around the needles; None for our own filler.
-        chat: What a chat template puts before a user's message, and between that and the answer.
+        seed: Seed of all draws.
+        texts: Texts around the needles; None for our own filler.
+        chat: Text that a chat template puts before a user's message, and between that and the answer.
     """
 
     lengths: Sequence[int]
@@ -280,7 +281,7 @@ class Haystacks:
 
     @property
     def new(self) -> list[int]:
-        """How many keys of each kind stand first at each length, so that depths are even at every length."""
+        """New keys of each kind at each length, such that depths are even at every length."""
         if self.keys == 1:
             return [1]
         shorter = [0, *self.lengths]
@@ -290,8 +291,8 @@ class Haystacks:
     def make(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[Haystack]:
         """The haystacks, the same for the same arguments.
 
-        With one key each is asked at one length alone, so that its filler is whole, as in the classic passkey
-        prompt: `count` of them for every length.
+        With one key each haystack has one length, and whole filler, as in the classic passkey prompt; there
+        are `count` for every length.
 
         Raises:
             RopepatchError: A length has no room for its needles, or the tokenizer cannot write them.
@@ -319,18 +320,18 @@ class Haystacks:
 
 
 class Writer:
-    """Texts to tokens, each as it stands behind other text."""
+    """Tokenises texts as they are within a longer text."""
 
     ANCHOR = "a"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        (self._anchor,) = self._encode([self.ANCHOR])
+        (self._anchor,) = encode(tokenizer, [self.ANCHOR])
         self._known: dict[str, list[int]] = {}
 
     def begin(self, text: str) -> list[int]:
         """The tokens of the beginning of a text, with the beginning-of-sequence token if there is one."""
-        (ids,) = self._encode([text])
+        (ids,) = encode(self._tokenizer, [text])
         first = self._tokenizer.bos_token_id
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
@@ -338,10 +339,12 @@ class Writer:
         """The tokens of texts that follow another.
 
         Raises:
-            RopepatchError: The tokenizer joins them to what stands before, or cannot write them.
+            RopepatchError: The tokenizer joins them to the text before, or cannot write them.
         """
         unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
-        for text, ids in zip(unknown, self._encode([self.ANCHOR + text for text in unknown]), strict=True):
+        for text, ids in zip(
+            unknown, encode(self._tokenizer, [self.ANCHOR + text for text in unknown]), strict=True
+        ):
             if ids[: len(self._anchor)] != self._anchor:
                 raise RopepatchError(f"the tokenizer joins {text[:40]!r} to the text before it")
             self._known[text] = ids[len(self._anchor) :]
@@ -368,16 +371,9 @@ class Writer:
             )
         return question, said
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        # verbose=False: no warning about texts longer than model_max_length.
-        encoded = self._tokenizer(texts, add_special_tokens=False, verbose=False)
-        return [list(ids) for ids in encoded["input_ids"]]
-
 
 class _Slot(NamedTuple):
-    """Where a key stands: its number among those of its kind, in which stretch, and how deep in it."""
+    """The position of a key: its number among those of its kind, its stretch, and its depth in it."""
 
     kind: str
     number: int
@@ -386,7 +382,7 @@ class _Slot(NamedTuple):
 
 
 class _Page:
-    """One haystack in the making; the stretch of a length is what it has beyond the next shorter one."""
+    """Builder of one haystack; the stretch of a length is its part beyond the next shorter length."""
 
     def __init__(self, plan: Haystacks, writer: Writer, index: int) -> None:
         self._plan, self._writer, self._index = plan, writer, index
@@ -443,12 +439,12 @@ class _Page:
         """Append needles and filler up to a stop, where a sentence ends; the first ones lose their beginning.
 
         Args:
-            ids: What stands before, and is appended to.
-            length: Of the prompt.
-            stop: How many tokens there are then.
-            needles: The depth in this stretch, the key and the text of each, in their order.
+            ids: The tokens so far, appended to.
+            length: The length of the prompt.
+            stop: The number of tokens to reach.
+            needles: Depth in this stretch, key and text of each, in order of depth.
             filler: Sentences; our own from the last to the first.
-            ends: By key where its last needle ends; added to.
+            ends: By key, where its last needle ends; added to.
         """
         written = self._writer.follow([f" {text}" for _, _, text in needles])
         room = stop - len(ids) - sum(map(len, written))
@@ -457,14 +453,14 @@ class _Page:
                 f"a haystack of {length} tokens has no room for {len(needles)} more needles and a question",
                 hint=f"it takes {length - room + 1} tokens at least; ask for fewer keys or kinds",
             )
-        told: list[list[int]] = []
-        while (surplus := sum(map(len, told)) - room) < 0:
-            told.append(next(filler))
-        if self._plan.texts is None:  # whose last sentence is the last before every question
-            told.reverse()
+        fill: list[list[int]] = []
+        while (surplus := sum(map(len, fill)) - room) < 0:
+            fill.append(next(filler))
+        if self._plan.texts is None:  # our last sentence is the last before every question
+            fill.reverse()
         waiting = list(zip(needles, written, strict=True))
-        for number, sentence in enumerate([*told, []]):
-            while waiting and (round(waiting[0][0][0] * len(told)) <= number or number == len(told)):
+        for number, sentence in enumerate([*fill, []]):
+            while waiting and (round(waiting[0][0][0] * len(fill)) <= number or number == len(fill)):
                 (_, key, _), tokens = waiting.pop(0)
                 ids += tokens
                 ends[key] = max(ends.get(key, 0), len(ids))
@@ -484,7 +480,7 @@ class _Page:
                     if (slot.kind, slot.stretch) == (kind, stretch)
                 ]
                 wanted = min(len(old), self._plan.keys - len(new))
-                shift = self._draw.random()  # so that over many haystacks no depth is left out
+                shift = self._draw.random()  # over many haystacks every depth is drawn
                 kept = [old[int((at + shift) * len(old) / wanted)] for at in range(wanted)]
                 before[kind] = sorted(kept + new, key=lambda question: question.end)
             asked[length] = [question for of_kind in before.values() for question in of_kind]

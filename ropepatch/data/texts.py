@@ -231,7 +231,7 @@ def tokenise(
     prefix = torch.tensor([] if first is None else [first], dtype=torch.long)
     while batch := take(checked, characters):
         short = [document for document in batch if isinstance(document, str) and len(document) <= PIECE]
-        encoded = iter(_encode(tokenizer, short))
+        encoded = iter(encode(tokenizer, short))
         for document in batch:
             if isinstance(document, Tensor):
                 yield document
@@ -285,23 +285,24 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
 
 def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list[int]]:
     """Token ids of a long text, a piece at a time, without what the tokenizer puts before each text."""
-    (anchor,) = _encode(tokenizer, [ANCHOR])
+    (anchor,) = encode(tokenizer, [ANCHOR])
     begin = 0
     while begin < len(text):
         near, far = begin + PIECE, begin + 2 * PIECE
         cut = LINE.search(text, near, far) or WORD.search(text, near, far)
         end = cut.start() if cut else far
         piece = text[begin:end]
-        (ids,) = _encode(tokenizer, [ANCHOR + piece if begin else piece])
+        (ids,) = encode(tokenizer, [ANCHOR + piece if begin else piece])
         if begin and ids[: len(anchor)] == anchor:
             ids = ids[len(anchor) :]
         elif begin:
-            (ids,) = _encode(tokenizer, [piece])
+            (ids,) = encode(tokenizer, [piece])
         yield ids
         begin = end
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[list[int]]:
+def encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[list[int]]:
+    """Token ids of each text, without special tokens; without a tokenizer there must be no texts."""
     if tokenizer is None or not texts:
         return []
     # verbose=False: no warning about texts longer than model_max_length, which are what we are here for.
