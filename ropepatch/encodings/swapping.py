@@ -7,16 +7,20 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_attention
+from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_attention, uninterchangeable
+from ropepatch.attention.modeling_attention_map import rotate
+from ropepatch.attention.probe import rotating_layers
 from ropepatch.encodings.attention import NAME
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
-from ropepatch.encodings.models import attentions_of, check_embeddings, check_model
 from ropepatch.encodings.registry import ENCODINGS, make_encoding
+from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
+from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.checkpoint import write_swapped
 from ropepatch.model.config import text_config
 from ropepatch.model.head import held
@@ -29,7 +33,7 @@ from ropepatch.model.rotary import (
     own_configs,
 )
 from ropepatch.model.stock import no_progress_bars
-from ropepatch.model.survey import survey
+from ropepatch.model.survey import Survey, survey
 
 logger = logging.getLogger("ropepatch")
 
@@ -152,8 +156,8 @@ class Swap(Substitution[SwappedPositions]):
         return folder
 
     def _undo(self) -> None:
-        for attention in attentions_of(self.model):
-            del attention.__dict__[SLOT]
+        for module in self.model.modules():
+            module.__dict__.pop(SLOT, None)
         first = _first_layer(self.model, self.path)
         for key, hook in list(first._forward_pre_hooks.items()):
             if getattr(hook, "__self__", None) is self._substitute:
@@ -197,11 +201,10 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
         )
     surveyed = survey(base.config.to_dict(), base)
-    attentions = attentions_of(base)
-    check_model(base, surveyed, attentions)
+    attentions = _attentions(base, surveyed)
     if encoding.family == "absolute":
-        check_embeddings(base)
-    weight = attentions[0].q_proj.weight
+        _check_embeddings(base)
+    weight = next(attentions[0].parameters())
     module = EncodingModule(encoding, ModelShape.of(surveyed)).to(weight.device, base.dtype)
     path = surveyed.site.path
     stock = base.get_submodule(path)
@@ -227,3 +230,50 @@ def swapped(model: nn.Module) -> Swap | None:
 def _first_layer(base: PreTrainedModel, path: str) -> Any:
     decoder: Any = base.get_submodule(path.rpartition(".")[0])
     return decoder.layers[0]
+
+
+def _attentions(base: PreTrainedModel, surveyed: Survey) -> list[nn.Module]:
+    """The attention modules of a model; one is refused whose attention an encoding cannot take over."""
+
+    def refusal(reason: str) -> RopepatchError:
+        return RopepatchError(
+            f"the encoding of {surveyed.config.model_type} cannot be swapped: {reason}",
+            hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
+        )
+
+    decoder = base.get_submodule(surveyed.site.path.rpartition(".")[0])
+    reasons = {
+        "only a part of each head rotates": surveyed.rotates_partly,
+        "its layers do not stand beside its rotary module": not hasattr(decoder, "layers"),
+        "it is within packed attention": base.config._attn_implementation.startswith("ropepatch_"),
+        "its rope differs by layer type": surveyed.site.layer_type is not None,
+    }
+    if reason := uninterchangeable(base) or next((one for one, holds in reasons.items() if holds), None):
+        raise refusal(reason)
+    layers = rotating_layers(base, surveyed, refusal)
+    if not all(layers.values()):
+        raise refusal("some layers do not rotate")
+    if not all(_rotates_halves(layer, surveyed.head_dim) for layer in layers):
+        raise refusal("its rotary pairs are laid out otherwise")
+    return list(layers)
+
+
+def _rotates_halves(attention: nn.Module, head_dim: int) -> bool:
+    """Whether a model rotates the pairs (x_i, x_(i + D/2)), as the encodings here do."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1, 3, head_dim, generator=draw, dtype=torch.float32)
+    angles = torch.randn(1, 3, head_dim // 2, generator=draw, dtype=torch.float32)
+    both = torch.cat((angles, angles), -1)
+    return torch.equal(rotate(attention, x, both.cos(), both.sin()), rotated(x, angles))
+
+
+def _check_embeddings(base: PreTrainedModel) -> None:
+    """Refuse a model that scales its embeddings, for positions that are added before its first layer."""
+    config: Any = text_config(base.config)
+    multiplied = getattr(config, "embedding_multiplier", None) not in (None, 1)
+    scaled = multiplied or hasattr(base.get_input_embeddings(), "embed_scale")
+    if scaled or config.model_type in SCALED_EMBEDDINGS:
+        raise RopepatchError(
+            f"{config.model_type} scales its embeddings: absolute positions would have another weight in it",
+            hint="use a relative or rotary encoding, or a model of llama's type",
+        )

@@ -89,6 +89,7 @@ def test_hooks_of_the_user_stay(model):
     calls: list[nn.Module] = []
     hook = model.model.layers[0].register_forward_pre_hook(lambda module, _: calls.append(module))
     with put(model, "sinusoidal"):
+        calls.clear()  # the probe of the swap runs the model
         logits(model)
     logits(model)
     assert len(calls) == 2
@@ -327,7 +328,8 @@ def uneven(model: PreTrainedModel) -> PreTrainedModel:
 
 
 ACCEPTED = {
-    *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "gemma", "granite", "olmo2")
+    *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "gemma", "granite", "olmo2"),
+    "phi3",
 }
 
 
@@ -378,7 +380,7 @@ def test_a_model_some_of_whose_layers_do_not_rotate_is_refused_or_right():
         ("deepseek_v3", "only a part of each head rotates"),
         ("cohere", "its rotary pairs are laid out otherwise"),
         ("falcon", "its attention is no interchangeable function"),
-        ("phi3", "it has no attention with a q_proj"),
+        ("cohere2", "some layers do not rotate"),
         ("bamba", "carries a state" if OLDEST else "it has layers of the type linear_attention"),
         ("gpt2", "it has no rotary module"),
     ],

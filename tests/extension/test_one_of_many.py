@@ -130,7 +130,6 @@ def test_a_refusal_after_the_model_was_looked_at_leaves_its_configuration_alone(
         raise RopepatchError("no")
 
     monkeypatch.setattr("ropepatch.attention.probe._rotates", refused)
-    monkeypatch.setattr("ropepatch.encodings.models._turns_last", refused)
     with pytest.raises(RopepatchError, match="no"):
         WAYS[way](model)
     assert same(configs(model), held)
