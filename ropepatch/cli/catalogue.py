@@ -17,7 +17,7 @@ def compiled() -> dict[str, dict[str, Any]]:
     from ropepatch.attention import MAPS
     from ropepatch.attention.maps import OTHER_NAMES
     from ropepatch.cli.descriptions import describe_encoding, describe_method, describe_recipe
-    from ropepatch.encodings import registry
+    from ropepatch.encodings import ENCODINGS
     from ropepatch.scaling import METHODS
     from ropepatch.settings.shipped import RECIPES, shipped_names
     from ropepatch.training.recipe import read_recipe
@@ -25,8 +25,8 @@ def compiled() -> dict[str, dict[str, Any]]:
     return {
         "methods": {name: describe_method(kind) for name, kind in (METHODS | MAPS).items()},
         "other names of methods": METHODS.other_names | OTHER_NAMES,
-        "encodings": {name: describe_encoding(kind) for name, kind in registry.ENCODINGS.items()},
-        "other names of encodings": registry.OTHER_NAMES,
+        "encodings": {name: describe_encoding(kind) for name, kind in ENCODINGS.items()},
+        "other names of encodings": ENCODINGS.other_names,
         "recipes": {name: describe_recipe(name, read_recipe(name)) for name in shipped_names(RECIPES)},
     }
 

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
-from ropepatch.encodings.encoding import Encoding
-from ropepatch.encodings.registry import ENCODINGS, make_encoding
+from typing import Any
+
+from ropepatch.encodings import absolute, relative, rotary
+from ropepatch.encodings.encoding import ENCODINGS, Encoding
 from ropepatch.encodings.swapping import Swap, swap, swapped
 
 __all__ = ["ENCODINGS", "Encoding", "Swap", "make_encoding", "swap", "swapped"]
+
+ENCODINGS |= {
+    kind.name: kind
+    for kind in (
+        *(absolute.Integer, absolute.Normalised, absolute.Binary, absolute.Sinusoidal),
+        absolute.LearnedPositions,
+        *(relative.Shaw, relative.TransformerXL, relative.NEZHA, relative.T5Bias, relative.ALiBi),
+        *(rotary.RoPE, rotary.XPos, rotary.ProportionalRotary, rotary.PartialRotary, rotary.Axial),
+        *(rotary.NoPE, rotary.NoPEHeads, rotary.NoPELayers, rotary.DroPE),
+    )
+}
+
+
+def make_encoding(name: str, /, **parameters: Any) -> Encoding:
+    """Make an encoding.
+
+    Raises:
+        RopepatchError: On an unknown encoding or parameter, or one that is missing or outside its domain.
+    """
+    return ENCODINGS.make(name, **parameters)

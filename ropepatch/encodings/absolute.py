@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from ropepatch.encodings.encoding import Encoding, ModelShape
 from ropepatch.errors import RopepatchError
+from ropepatch.settings import AboveOne, Count, expected
 
 
 def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
@@ -30,7 +32,6 @@ def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TableEncoding(Encoding):
     """A fixed function from a position to a vector."""
 
@@ -44,7 +45,6 @@ class TableEncoding(Encoding):
         return self.vectors(positions, shape.hidden_size) / math.sqrt(shape.hidden_size)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Integer(TableEncoding):
     """The position itself in every channel; it outgrows the embedding, which is what it teaches."""
 
@@ -55,7 +55,6 @@ class Integer(TableEncoding):
         return positions.float()[..., None].expand(*positions.shape, width)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Normalised(TableEncoding):
     """The position as a share of the text's length: the same place gets another vector in another text.
 
@@ -65,15 +64,13 @@ class Normalised(TableEncoding):
 
     name = "normalised"
     formula = "x + p/(N−1)/√C"
-    domains = (("length", "at least 2", lambda one: one.length >= 2),)
 
-    length: int
+    length: Annotated[int, Field(ge=2), expected("a whole number from 2")]
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         return (positions.float() / (self.length - 1))[..., None].expand(*positions.shape, width)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Binary(TableEncoding):
     """The digits of the position: the slowest digit of the sinusoid's idea, in steps."""
 
@@ -86,7 +83,6 @@ class Binary(TableEncoding):
         return ((positions.long()[..., None] >> bits) & 1).float()
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sinusoidal(TableEncoding):
     """Sines and cosines of geometrically falling frequency.
 
@@ -97,9 +93,8 @@ class Sinusoidal(TableEncoding):
     name = "sinusoidal"
     formula = "x + (sin, cos)(p/b^(2i/C))/√C"
     paper = "arXiv:1706.03762"
-    domains = (("base", "above 1", lambda one: one.base > 1),)
 
-    base: float = 10000.0
+    base: AboveOne = 10000.0
 
     def check_shape(self, shape: ModelShape) -> None:
         self._require_even("hidden_size", shape.hidden_size, instead="learned")
@@ -108,7 +103,6 @@ class Sinusoidal(TableEncoding):
         return sinusoid(positions, width, self.base)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearnedPositions(Encoding):
     """A vector per position that is trained like the embeddings (Gehring et al. 2017; BERT, GPT-2).
 
@@ -120,9 +114,8 @@ class LearnedPositions(Encoding):
     family = "absolute"
     formula = "x + P_p, P trained, N rows"
     paper = "arXiv:1705.03122"
-    domains = (("rows", "at least 1", lambda one: one.rows is None or one.rows >= 1),)
 
-    rows: int | None = None
+    rows: Count | None = None
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         return {"table": (self.rows or shape.window, shape.hidden_size)}

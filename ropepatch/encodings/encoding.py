@@ -6,9 +6,9 @@ a head, E those that attention works on, C channels of the residual stream.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from ropepatch.attention.relative import Relative as Relative
 from ropepatch.errors import RopepatchError
 from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings.parameters import Checked
+from ropepatch.settings import Named, Registry
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,10 @@ class AttentionInputs:
         return int((self.query_positions.max() - self.key_positions.min()).clamp(min=0)) + 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoding(Checked, ABC):
+class Encoding(Named):
     """One published way to tell a transformer the order of its tokens.
+
+    A subclass gives `apply`, and where it has any the `sizes` of what it trains and its `constants`.
 
     Raises:
         RopepatchError: On parameters outside its domain.
@@ -110,19 +111,6 @@ class Encoding(Checked, ABC):
 
     listed_by = "ropepatch encodings"
     family: ClassVar[str]  # absolute, relative, rotary or none
-    formula: ClassVar[str]  # one line, for tables
-    paper: ClassVar[str] = "–"
-    # Of parameters, beyond their types: the name, the domain in words, and whether an encoding keeps to it.
-    domains: ClassVar[tuple[tuple[str, str, Callable[[Any], bool]], ...]] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for parameter, domain, holds in self.domains:
-            self._require(holds(self), parameter, domain)
-
-    def parameters(self) -> dict[str, Any]:
-        """The parameters by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check_shape(self, shape: ModelShape) -> None:
         """Refuse a model that the encoding does not fit."""
@@ -147,6 +135,23 @@ class Encoding(Checked, ABC):
     def _require_even(self, name: str, channels: int, instead: str) -> None:
         if channels % 2:
             raise RopepatchError(f"{self.name} needs an even {name}, got {channels}", hint=f"use {instead}")
+
+
+ENCODINGS: Registry[Encoding] = Registry(  # `ropepatch.encodings` fills it
+    "encoding",
+    other_names={
+        "sin": "sinusoidal",
+        "absolute": "learned",
+        "rotary": "rope",
+        "txl": "transformer-xl",
+        "transformerxl": "transformer-xl",
+        "t5-bias": "t5",
+        "relative": "shaw",
+        "none": "nope",
+        "normalized": "normalised",
+        "rnope": "nope-layers",
+    },
+)
 
 
 class EncodingModule(nn.Module):

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention import make_map, map_attention
 from ropepatch.attention.interchange import SLOT
-from ropepatch.encodings.encoding import ModelShape
-from ropepatch.encodings.registry import make_encoding
+from ropepatch.encodings.encoding import ENCODINGS, ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint, saved_map
@@ -98,7 +97,7 @@ def _check_map(model: PreTrainedModel, described: dict[str, Any], layer_type: st
 def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
     """Give a model that was loaded from such a checkpoint its encoding, with the trained parameters."""
     record, weights = checkpoint.swapped, checkpoint.weights
-    encoding = make_encoding(record.encoding, **record.parameters)
+    encoding = ENCODINGS.make(record.encoding, **record.parameters)
     surveyed = survey(model.config.to_dict(), model)
     prefix = f"{surveyed.site.path}.module."
     parameters = encoding.sizes(ModelShape.of(surveyed))

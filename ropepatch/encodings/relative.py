@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, ModelShape, Relative
+from ropepatch.settings import Count, expected
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shaw(Encoding):
     """Trained vectors for distances up to k, for each layer and all its heads; farther ones share the last.
 
@@ -27,9 +29,8 @@ class Shaw(Encoding):
     family = "relative"
     formula = "q·(k + w^K_t)/√D, v + w^V_t, t = min(i−j, k)"
     paper = "arXiv:1803.02155"
-    domains = (("clip", "at least 1", lambda one: one.clip >= 1),)
 
-    clip: int = 16
+    clip: Count = 16
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         return dict.fromkeys(("keys", "values"), (shape.layers, self.clip + 1, shape.head_dim))
@@ -42,7 +43,6 @@ class Shaw(Encoding):
         return replace(inputs, relative=Relative(numbers, of_keys[None] * inputs.scaling, of_values))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransformerXL(Encoding):
     """(q + u)·k + (q + v)·W R_(i-j): a projection W for each layer and head, u and v for each head.
 
@@ -74,7 +74,6 @@ class TransformerXL(Encoding):
         return replace(inputs, query=query, relative=Relative(numbers, vectors))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NEZHA(Encoding):
     """The sinusoid of j - i is added to keys and to values, in all layers and heads (Wei et al. 2019).
 
@@ -123,7 +122,6 @@ def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[..., 0::2].float(), x[..., 1::2].float()
 
 
-@dataclass(frozen=True, kw_only=True)
 class T5Bias(Encoding):
     """A trained number per head and bucket of distances, for all layers (Raffel et al. 2019).
 
@@ -136,13 +134,13 @@ class T5Bias(Encoding):
     family = "relative"
     formula = "q·k + B[bucket(i−j), h]"
     paper = "arXiv:1910.10683"
-    domains = (
-        ("buckets", "at least 2", lambda one: one.buckets >= 2),
-        ("max_distance", "above buckets/2", lambda one: one.max_distance > one.buckets // 2),
-    )
 
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: Annotated[int, Field(ge=2), expected("a whole number from 2")] = 32
+    max_distance: Count = 128
+
+    def check(self) -> None:
+        super().check()
+        self._require(self.max_distance > self.buckets // 2, "max_distance", "above buckets/2")
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         return {"table": (self.buckets, shape.heads)}
@@ -167,7 +165,6 @@ def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
     return torch.where(distances < exact, distances, beyond.clamp(max=buckets - 1))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ALiBi(Encoding):
     """Scores fall linearly with the distance, in every head at a rate of its own (Press et al. 2021)."""
 

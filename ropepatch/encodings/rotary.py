@@ -7,13 +7,22 @@ order comes from the causal mask alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, ModelShape
 from ropepatch.errors import RopepatchError
+from ropepatch.settings import Amount, Count, Share, expected
+
+Extents = Annotated[
+    tuple[Annotated[int, Field(gt=0, lt=2**31)], ...],
+    Field(min_length=1),
+    expected("one or more whole numbers above 0"),
+]
 
 
 def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -32,7 +41,6 @@ def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     return out if rotary.shape == x.shape else torch.cat((out, x[..., cos.shape[-1] :]), -1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoPE(Encoding):
     """The model's own rope, on queries and keys at the time of attention: caches hold unrotated keys."""
 
@@ -60,7 +68,6 @@ class RoPE(Encoding):
         return replace(inputs, query=query, key=key)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartialRotary(RoPE):
     """Only the first channels of a head rotate, through all frequencies (GPT-J, GPT-NeoX).
 
@@ -71,9 +78,8 @@ class PartialRotary(RoPE):
     name = "partial"
     formula = "the first share·D channels are a rope of their own"
     paper = "arXiv:2204.06745"
-    domains = (("share", "above 0 and at most 1", lambda one: 0 < one.share <= 1),)
 
-    share: float = 0.5
+    share: Annotated[float, Field(gt=0, le=1), expected("a share above 0 and at most 1")] = 0.5
 
     def check_shape(self, shape: ModelShape) -> None:
         if not self._pairs(shape):
@@ -93,7 +99,6 @@ class PartialRotary(RoPE):
         return int(self.share * shape.head_dim) // 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProportionalRotary(RoPE):
     """The lowest frequencies do not rotate (Barbero et al. 2024).
 
@@ -104,16 +109,14 @@ class ProportionalRotary(RoPE):
     name = "p-rope"
     formula = "the fastest share·D/2 pairs rotate as in rope"
     paper = "arXiv:2410.06205"
-    domains = (("share", "from 0 to 1", lambda one: 0 <= one.share <= 1),)
 
-    share: float = 0.75
+    share: Share = 0.75
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         inv_freq = shape.rope.inv_freq()
         return {"inv_freq": inv_freq * (torch.arange(len(inv_freq)) < int(self.share * len(inv_freq)))}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Axial(RoPE):
     """A rope per axis, each on its own block of pairs: axial, and N-dimensional.
 
@@ -126,15 +129,8 @@ class Axial(RoPE):
     name = "axial"
     formula = "block c of N: pair i rotates by p^c·b^(−2i/(D/N))"
     paper = "arXiv:2403.13298"
-    domains = (
-        (
-            "grid",
-            "one or more whole numbers above 0",
-            lambda one: len(one.grid) > 0 and all(0 < extent < 2**31 for extent in one.grid),
-        ),
-    )
 
-    grid: tuple[int, ...] = (16,)
+    grid: Extents = (16,)
 
     def check_shape(self, shape: ModelShape) -> None:
         axes = len(self.grid) + 1
@@ -165,7 +161,6 @@ def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.stack((positions, *where), -1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class XPos(RoPE):
     """A rope whose products decay with the distance, fast pairs faster (Sun et al. 2022).
 
@@ -179,13 +174,9 @@ class XPos(RoPE):
     name = "xpos"
     formula = "rope, times ζ_i^((m−n)/scale_base), ζ_i = (2i/D+γ)/(1+γ)"
     paper = "arXiv:2212.10554"
-    domains = (
-        ("scale_base", "above 0", lambda one: one.scale_base > 0),
-        ("gamma", "above 0", lambda one: one.gamma > 0),
-    )
 
-    scale_base: float = 512.0
-    gamma: float = 0.4
+    scale_base: Amount = 512.0
+    gamma: Amount = 0.4
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         decay = (shape.rope.exponents() + self.gamma) / (1 + self.gamma)
@@ -217,7 +208,6 @@ class XPos(RoPE):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoPE(Encoding):
     """No positions at all (Haviv et al. 2022, Kazemnejad et al. 2023)."""
 
@@ -230,7 +220,6 @@ class NoPE(Encoding):
         return inputs
 
 
-@dataclass(frozen=True, kw_only=True)
 class DroPE(Encoding):
     """A rope that is dropped after training, to be followed by a short training at L (Sakana AI, 2025).
 
@@ -242,15 +231,13 @@ class DroPE(Encoding):
     family = "none"
     formula = "q·k after training with rope, then a recalibration at L"
     paper = "arXiv:2512.12167"
-    domains = (("temperature", "above 0", lambda one: one.temperature > 0),)
 
-    temperature: float = 1.0
+    temperature: Amount = 1.0
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
         return inputs if self.temperature == 1 else replace(inputs, query=inputs.query * self.temperature)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoPEHeads(RoPE):
     """Some heads have a rope, the others no positions.
 
@@ -262,9 +249,8 @@ class NoPEHeads(RoPE):
     family = "none"
     formula = "rope in the first rotated·K key-value heads"
     paper = "–"
-    domains = (("rotated", "from 0 to 1", lambda one: 0 <= one.rotated <= 1),)
 
-    rotated: float = 0.5
+    rotated: Share = 0.5
 
     def check_shape(self, shape: ModelShape) -> None:
         groups = self._groups(shape)
@@ -287,7 +273,6 @@ class NoPEHeads(RoPE):
         return round(self.rotated * shape.key_value_heads)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoPELayers(RoPE):
     """Every n-th layer has no positions, the others a rope (as SmolLM3 and Llama 4).
 
@@ -299,9 +284,8 @@ class NoPELayers(RoPE):
     family = "none"
     formula = "rope, but not in every n-th layer"
     paper = "arXiv:2501.18795"
-    domains = (("every", "at least 1", lambda one: one.every >= 1),)
 
-    every: int = 4
+    every: Count = 4
 
     def check_shape(self, shape: ModelShape) -> None:
         if self.every > shape.layers:

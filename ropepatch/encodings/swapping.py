@@ -15,8 +15,7 @@ from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_atte
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.encodings.attention import NAME
-from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
-from ropepatch.encodings.registry import ENCODINGS, make_encoding
+from ropepatch.encodings.encoding import ENCODINGS, AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
@@ -183,7 +182,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
         RopepatchError: If there is no such encoding, or the model is patched, swapped or not LLaMA-like.
     """
     if isinstance(encoding, str):
-        encoding = make_encoding(encoding, **parameters)
+        encoding = ENCODINGS.make(encoding, **parameters)
     elif not isinstance(encoding, Encoding) or parameters:
         raise RopepatchError(
             f"swap takes a name with its parameters, or an encoding, got {encoding!r}",

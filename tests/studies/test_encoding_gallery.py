@@ -13,7 +13,7 @@ import torch
 from encoding_gallery import HEADROOM, plot_decay, plot_distances, plot_extrapolation, plot_turns
 from encoding_properties import properties_of
 
-from ropepatch.encodings.registry import ENCODINGS
+from ropepatch.encodings import ENCODINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.report.plots.style import GRID
 

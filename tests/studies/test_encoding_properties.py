@@ -1,7 +1,7 @@
 """What is measured of position encodings is what theory says of them, and a planted flaw is seen."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from readme import README, check_block
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
+from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.absolute import Sinusoidal, sinusoid
-from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.encodings.relative import ALiBi
 from ropepatch.encodings.rotary import NoPE, RoPE
 
@@ -125,7 +125,6 @@ def test_operations_are_those_counted_by_hand(name, per_token, per_pair):
 # Planted flaws
 
 
-@dataclass(frozen=True, kw_only=True)
 class Shifted(Sinusoidal):
     """The cosine is of the position before."""
 
@@ -135,7 +134,6 @@ class Shifted(Sinusoidal):
         return table
 
 
-@dataclass(frozen=True, kw_only=True)
 class ByLength(RoPE):
     """It turns by the share of the text."""
 

@@ -16,8 +16,8 @@ import torch
 from encoding_properties import SHAPE, IdentityModel, Properties, properties_of
 from torch import Tensor
 
+from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.absolute import Binary, Integer, Normalised, Sinusoidal
-from ropepatch.encodings.registry import ENCODINGS
 from ropepatch.encodings.relative import buckets_of, slopes
 from ropepatch.errors import RopepatchError
 from ropepatch.report.plots.style import (

@@ -28,7 +28,6 @@ from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModu
 from ropepatch.encodings.rotary import NoPE
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings.parameters import required
 
 SHAPE = ModelShape(
     layers=4,
@@ -66,7 +65,7 @@ class IdentityModel:
         cls, kind: type[Encoding], length: int = SHAPE.window, shape: ModelShape = SHAPE, seed: int = 0
     ) -> IdentityModel:
         """An encoding with its default parameters, and with the length of the text where it needs that."""
-        encoding = kind(**dict.fromkeys(required(kind), length))
+        encoding = kind(**dict.fromkeys(kind.required(), length))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(EncodingModule(encoding, shape), shape)
