@@ -1,4 +1,4 @@
-"""Any checkpoint, with the position encoding it was saved with."""
+"""Loading of any checkpoint, with the position encoding or attention map it was saved with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A checkpoint with its tokenizer, in eval mode.
+    """Load a checkpoint with its tokenizer, in eval mode.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
@@ -54,12 +54,9 @@ def load(
 def load_checkpoint(
     checkpoint: Checkpoint, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
 ) -> PreTrainedModel:
-    """The model of a checkpoint, with the position encoding or the attention map it was saved with.
+    """Load the model of a checkpoint, with the position encoding or the attention map it was saved with.
 
     Of a map config.json is read, and the code beside it never run. `load_model` says what a device map is.
-
-    Raises:
-        RopepatchError: If transformers cannot load it, or its record or weights are not whole.
     """
     if checkpoint.kind == "stock":
         return load_model(checkpoint, dtype=dtype, device_map=device_map)
@@ -95,7 +92,7 @@ def _check_map(model: PreTrainedModel, described: dict[str, Any], layer_type: st
 
 
 def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
-    """Give a model that was loaded from such a checkpoint its encoding, with the trained parameters."""
+    """Swap in the encoding of a checkpoint, with its trained parameters."""
     record, weights = checkpoint.swapped, checkpoint.weights
     encoding = ENCODINGS.make(record.encoding, **record.parameters)
     surveyed = survey(model.config.to_dict(), model)

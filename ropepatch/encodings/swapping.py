@@ -1,4 +1,4 @@
-"""Put another position encoding into one model in the place of its rope, and take it out again."""
+"""Another position encoding in the place of one model's rope, in memory and reversibly."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ logger = logging.getLogger("ropepatch")
 
 
 class SwappedPositions(Unrotated):
-    """Stands in the place of the rotary module, and holds the encoding that works instead.
+    """Substitute of the rotary module that holds an encoding instead.
 
     Args:
         stock: The rotary module; not registered.
-        module: The encoding that is in force, registered, so that it is trained, moved and saved.
+        module: The encoding, registered, so that it is trained, moved and saved.
         config: The configuration of the language model.
     """
 
@@ -75,11 +75,7 @@ class SwappedPositions(Unrotated):
         return (hidden + vectors.to(hidden.dtype), *others), kwargs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
-        """A copy within the copy of a model, whose attention finds it.
-
-        Raises:
-            RopepatchError: If it is copied alone, as PEFT does to train it: attention would not see the copy.
-        """
+        """Copy with its model; of a copy alone, which PEFT makes to train it, attention sees nothing."""
         if not memo:
             raise RopepatchError(
                 "the positions of a swapped model are not copied without it",
@@ -97,28 +93,18 @@ class SwappedPositions(Unrotated):
 
 
 class Swap(Substitution[SwappedPositions]):
-    """The handle of a model whose encoding is swapped, and a context manager that puts the rope back.
-
-    Args:
-        model: The model.
-        path: Where its rotary module was.
-        substitute: What stands there now.
-    """
+    """Handle of a model whose encoding is swapped, and a context manager that puts the rope back."""
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding in force.
-
-        Raises:
-            RopepatchError: If it has been taken out.
-        """
+        """The encoding in force; once it has been taken out, a `RopepatchError`."""
         if not self.in_force:
             raise RopepatchError("this encoding has been taken out", hint="call ropepatch.swap again")
         return self._substitute.encoding
 
     @property
     def module(self) -> nn.Module:
-        """What the encoding has built; its parameters are new, and want training."""
+        """The module of the encoding; its parameters are new, and want training."""
         return self._substitute.module
 
     def save(self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
@@ -169,8 +155,8 @@ class Swap(Substitution[SwappedPositions]):
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
     """Put another position encoding into one loaded model, in memory and reversibly.
 
-    A model that was trained with a rope has to learn the new one: its loss is that of a text in disorder
-    until it is trained. New parameters are drawn from torch's generator; seed it first. With PEFT swap first,
+    A model that was trained with a rope has to be trained with the new encoding: until then its loss is that
+    of shuffled text. New parameters are drawn from torch's generator; seed it first. With PEFT swap first,
     and train them by `modules_to_save=["rotary_emb.module"]`.
 
     Args:
@@ -194,7 +180,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
 
 
 def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> Swap:
-    """The model, whose configurations are its own, with an encoding."""
+    """Swap the encoding of a model whose configurations are its own."""
     if swapped(base) is not None:
         raise RopepatchError(
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
