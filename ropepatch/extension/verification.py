@@ -16,7 +16,6 @@ from ropepatch.extension.map_code import map_changes, mapped_layers, read_withou
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
-from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.loading import load_model
@@ -31,11 +30,11 @@ DYNAMIC_TOLERANCE = 0.02
 MAP_TOLERANCE = 1e-3
 
 
-def verify(written: Path, source: Checkpoint, plan: Plan, num_bytes: int) -> Verdict:
+def verify(written: Checkpoint, source: Checkpoint, plan: Plan, num_bytes: int) -> Verdict:
     """Reload a written checkpoint with stock transformers and compare it with the patched source model.
 
     Args:
-        written: The folder to judge.
+        written: The checkpoint to judge.
         source: The checkpoint it was made from.
         plan: What it should compute.
         num_bytes: The size of its weights; logits are compared where they fit into memory.
@@ -43,8 +42,8 @@ def verify(written: Path, source: Checkpoint, plan: Plan, num_bytes: int) -> Ver
     Raises:
         RopepatchError: If anything differs.
     """
-    raw = check_frequencies(written, plan)
-    if "quantization_config" in raw:
+    check_frequencies(written, plan)
+    if "quantization_config" in written.raw:
         return _uncompared("quantised weights")
     if 2 * num_bytes > available_bytes():
         return _uncompared("the weights do not fit into memory")
@@ -54,7 +53,7 @@ def verify(written: Path, source: Checkpoint, plan: Plan, num_bytes: int) -> Ver
     return _compare(probe_logits(model, plan.target, source.folder.name), written, plan)
 
 
-def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
+def verify_trained(written: Checkpoint, model: Any, plan: Plan) -> Verdict:
     """Reload a written checkpoint with stock transformers and compare it with the patched model in memory.
 
     Raises:
@@ -63,7 +62,7 @@ def verify_trained(written: Path, model: Any, plan: Plan) -> Verdict:
     check_frequencies(written, plan)
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
         return _uncompared("the weights do not fit into memory twice")
-    return _compare(probe_logits(model.eval(), plan.target, written.name), written, plan)
+    return _compare(probe_logits(model.eval(), plan.target, written.folder.name), written, plan)
 
 
 def read_mapped(source: Checkpoint, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]:
@@ -101,7 +100,7 @@ def read_mapped(source: Checkpoint, plan: Plan, num_bytes: int) -> tuple[Plan, T
     return replace(plan, changes=plan.changes | changes), logits
 
 
-def verify_mapped(written: Path, expected: Tensor, plan: Plan) -> Verdict:
+def verify_mapped(written: Checkpoint, expected: Tensor, plan: Plan) -> Verdict:
     """Reload a checkpoint with an attention map where there is no ropepatch, and compare what it computes.
 
     Args:
@@ -112,7 +111,7 @@ def verify_mapped(written: Path, expected: Tensor, plan: Plan) -> Verdict:
     Raises:
         RopepatchError: If anything differs.
     """
-    read = read_without_ropepatch(written, *probe(plan.survey.config.vocab_size, plan.target))
+    read = read_without_ropepatch(written.folder, *probe(plan.survey.config.vocab_size, plan.target))
     planned = plan.frequencies().inv_freq
     if not torch.equal(inv_freq := read[plan.site.attribute("inv_freq")], planned):
         raise _differs("frequencies", float((inv_freq - planned).abs().max()))
@@ -129,23 +128,21 @@ def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
     return stock_table(config, plan.site).distance(planned)
 
 
-def check_frequencies(written: Path, plan: Plan) -> dict[str, Any]:
-    """The content of config.json, if stock transformers computes the plan's frequencies from it."""
-    raw = read_json(written / "config.json")
-    config = load_text_config(raw)
+def check_frequencies(written: Checkpoint, plan: Plan) -> None:
+    """Refuse a checkpoint from which stock transformers computes other frequencies than the plan's."""
+    config = load_text_config(written.raw)
     if error := frequency_error(config, plan):
         raise _differs("frequencies", error)
     if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):
         raise _differs("frequencies for the other layers", float("nan"))
-    return raw
 
 
 def _uncompared(reason: str) -> Verdict:
     return Verdict(frequencies="equal", logits=f"not compared: {reason}", compared=False, difference=None)
 
 
-def _compare(patched: Tensor, written: Path, plan: Plan) -> Verdict:
-    reloaded = probe_logits(load_model(Checkpoint(written)), plan.target, written.name)
+def _compare(patched: Tensor, written: Checkpoint, plan: Plan) -> Verdict:
+    reloaded = probe_logits(load_model(written), plan.target, written.folder.name)
     difference = (reloaded - patched).abs().max().item()
     dynamic = plan.rope_parameters["rope_type"] == "dynamic"
     if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):

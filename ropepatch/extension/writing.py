@@ -35,8 +35,6 @@ from ropepatch.model.weights import (
     check_fit,
     checksums,
     clone_files,
-    fingerprint,
-    read_headers,
 )
 
 # Never carried over: other forms of the weights, which may be another model's, and what is written anew.
@@ -100,11 +98,12 @@ def extend(
         copy_files(included_files(source.folder, include), partial)
         write_configuration(source.folder, raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
+        written = Checkpoint(partial)
         if said is None:
-            verdict = verify(partial, source, plan, weights.num_bytes)
+            verdict = verify(written, source, plan, weights.num_bytes)
         else:
-            verdict = verify_mapped(partial, said, plan)
-        proof = proof_of(partial, verdict, linked=link_weights)
+            verdict = verify_mapped(written, said, plan)
+        proof = proof_of(written, verdict, linked=link_weights)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
 
@@ -125,15 +124,14 @@ def check_savable(plan: Plan) -> None:
         )
 
 
-def proof_of(folder: Path, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:
+def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:
     """Of the record of a checkpoint, the keys that say which weights were verified, and how.
 
     Weights that are linked are those of the source, of which no byte is read.
     """
-    weights = read_headers(folder)
-    code = {"code": named} if (named := code_of(folder)) else {}
-    proof = {"weights": fingerprint(weights), "verified": verdict} | code
-    return proof if linked else proof | {"checksums": checksums(weights)}
+    code = {"code": named} if (named := code_of(checkpoint.folder)) else {}
+    proof = {"weights": checkpoint.fingerprint, "verified": verdict} | code
+    return proof if linked else proof | {"checksums": checksums(checkpoint.weights)}
 
 
 def check_room(weights: Weights, place: Path) -> None:
@@ -192,9 +190,10 @@ def save_trained(
         (partial / "generation_config.json").unlink(missing_ok=True)
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, plan.survey.raw, partial, plan)
-        verdict = verify_trained(partial, model, plan)
+        written = Checkpoint(partial)
+        verdict = verify_trained(written, model, plan)
         enclose(partial)
-        proof = proof_of(partial, verdict)
+        proof = proof_of(written, verdict)
         records.write(partial, records.Record.of(plan, **proof | record | origin))
     return folder
 
@@ -266,11 +265,11 @@ def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
     return _checked(included(source, patterns, but=WRITTEN | weights), source)
 
 
-def left_out(source: Path, carried: Iterable[str]) -> tuple[str, ...]:
+def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:
     """What of a checkpoint stays behind, hidden entries apart."""
     names = {name.partition("/")[0] for name in carried} | WRITTEN
-    names |= {file.name for file in read_headers(source).files}
-    others = (entry.name for entry in source.iterdir() if not entry.name.startswith("."))
+    names |= {file.name for file in source.weights.files}
+    others = (entry.name for entry in source.folder.iterdir() if not entry.name.startswith("."))
     return tuple(sorted(set(others) - names))
 
 

@@ -242,9 +242,9 @@ def extend(
         request.check_plan(plan)
         request.check_suite(plan)
         place = absent(request.folder) if request.recipe is None else request.folder
-        source = writing.source_of(plan, beside=place, include=include).folder
-        extra = writing.included_files(source, include)
-        carried = writing.small_files(source) | extra
+        source = writing.source_of(plan, beside=place, include=include)
+        extra = writing.included_files(source.folder, include)
+        carried = writing.small_files(source.folder) | extra
         check_secrets(carried)
         if stays := writing.left_out(source, carried):
             say(f"left out, no part of a checkpoint: {', '.join(stays)} (--include carries more along)")

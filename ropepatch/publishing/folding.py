@@ -77,8 +77,9 @@ def fold_attention(
             if progress:
                 progress(done, weights.num_bytes)
         unfolded = _plan(survey, source, attention_factor=a)
-        verdict = _verify(partial, source, plan, unfolded, a * a, offsets)
-        proof = proof_of(partial, verdict)
+        folded = Checkpoint(partial)
+        verdict = _verify(folded, source, plan, unfolded, a * a, offsets)
+        proof = proof_of(folded, verdict)
         records.write(partial, _record(source, plan).amended(folded_attention_factor=a, **proof))
     return folder
 
@@ -173,7 +174,12 @@ def _write(
 
 
 def _verify(
-    written: Path, source: Checkpoint, plan: Plan, unfolded: Plan, scale: float, offsets: Mapping[str, float]
+    written: Checkpoint,
+    source: Checkpoint,
+    plan: Plan,
+    unfolded: Plan,
+    scale: float,
+    offsets: Mapping[str, float],
 ) -> Verdict:
     """The folded checkpoint by stock transformers against its source at the same frequencies, in float32.
 
@@ -185,10 +191,10 @@ def _verify(
     model: Any = load_model(source)
     patch(model, unfolded)
     most = FOLDED[model.dtype]
-    folded: Any = load_model(Checkpoint(written))
+    folded: Any = load_model(written)
     rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
     before = probe_logits(model.float(), plan.target, source.folder.name)
-    after = probe_logits(folded.float(), plan.target, written.name)
+    after = probe_logits(folded.float(), plan.target, written.folder.name)
     difference = largest_change(before, after)
     with torch.no_grad():
         for name, offset in offsets.items():
