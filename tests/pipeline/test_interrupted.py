@@ -61,12 +61,12 @@ def interrupt(monkeypatch):
         (["demo", "--out", "shown"], ropepatch.extension.writing, "extend", 0, "nothing is kept; the same"),
         (
             [*EVAL, "--out", "out"],
-            ropepatch.evaluation.subject,
-            "put",
+            ropepatch.evaluation.measuring,
+            "_measured",
             0,
             "finished is kept in out; the",
         ),
-        (EVAL, ropepatch.evaluation.subject, "put", 0, "nothing is kept; with --out DIR"),
+        (EVAL, ropepatch.evaluation.measuring, "_measured", 0, "nothing is kept; with --out DIR"),
     ],
     ids=["starts", "descent", "training", "saving", "demo", "eval with --out", "eval"],
 )
