@@ -260,7 +260,9 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
     """
     if not isinstance(document, str):
         try:
-            return torch.as_tensor(document).cpu()
+            ids = torch.as_tensor(document).cpu()
+            len(ids)  # a single number has none
+            return ids
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise RopepatchError(
                 f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",

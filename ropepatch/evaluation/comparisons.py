@@ -1,4 +1,4 @@
-"""Which results may stand side by side: of one task, measured alike, on one model and for one target."""
+"""Results side by side: of one task, measured alike, on one model and for one target."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import FEWEST
 from ropepatch.evaluation.results import Result, Row, as_read
+from ropepatch.evaluation.tasks import task_of
 
 FLOOR = "floor"  # the label of what no model can beat
 BASELINE = "baseline"  # the label of a model without scaling
@@ -142,3 +144,48 @@ def _comparison(group: Sequence[Result]) -> Comparison:
         extended_from=group[0].model.get("extended_from"),
         floor=next((result for result in group if result.label == FLOOR), None),
     )
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """What is known at the trained context and at the target, by task and label, as JSON-ready data.
+
+    Args:
+        results: What was measured of one model for one target.
+
+    Returns:
+        ``model``, ``trained`` and ``target`` (both in tokens), and ``tasks``: each with its settings and, by
+        label, the rows of every measure at the trained context and at the target, or the next length below
+        that was measured; of lm-eval all scores.
+
+    Raises:
+        RopepatchError: No results, or those of several models or targets.
+    """
+    groups = comparisons(results)
+    places = {(group.model, group.trained, group.target) for group in groups}
+    if len(places) != 1:
+        raise RopepatchError(f"a summary is of one model and one target, got {len(places)} of these")
+    ((model, trained, target),) = places
+    tasks = [_task_summary(group) for group in groups if group.results]
+    content: dict[str, Any] = as_read({"model": model, "trained": trained, "target": target, "tasks": tasks})
+    return content
+
+
+def _task_summary(group: Comparison) -> dict[str, Any]:
+    task = task_of(group.task)
+    settings = {key: group.parameters[key] for key in task.identity if key in group.parameters}
+    return {
+        "task": group.task,
+        **settings,
+        "results": {name: _quoted(group, result) for name, result in group.named().items()},
+    }
+
+
+def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
+    """At the trained context and at the target, or the next length below; and what has no length."""
+    quoted = [row for row in result.rows if "task" in row.at]
+    for measure in dict.fromkeys(row.measure for row in result.rows):
+        rows = {row.length: row for row in result.of(measure, "length")}
+        bounds = (group.trained, group.target)
+        places = {max(within) for bound in bounds if (within := [n for n in rows if n <= bound])}
+        quoted += [rows[length] for length in sorted(places)]
+    return [row.tidy() for row in quoted]

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval on a model in memory; nothing is cut, and nothing of lm-eval's settings stays behind."""
+"""Tasks of lm-eval on a model in memory; nothing is cut, and none of lm-eval's settings stays behind."""
 
 from __future__ import annotations
 
@@ -23,28 +23,12 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import finite
 from ropepatch.model.head import evaluating
 
-ESSAYS = "essays, baber/paul_graham_essays on the Hub"
-
-# Long-context tasks that come with lm-eval 0.4.13 and make their own data; tried at 2,048 tokens with the
-# network cut. Their words come from `pip install wonderwords`.
-OFFLINE_TASKS = {
-    "niah_single_1": "a number in one repeated sentence",
-    "niah_multikey_2": "a number among other needles",
-    "niah_multikey_3": "a UUID among other needles",
-    "ruler_vt": "variable tracking; never ends if its example takes more than 500 tokens",
-    "ruler_cwe": "common words; never ends, or divides by zero, at lengths that its example fills",
-    "ruler_fwe": "frequent words; its prompts take all the length: ask for 50 tokens less than max_length",
-}
-# What the others of RULER download, each time or once for the Hub's cache.
-NEEDS_NETWORK = {
-    "ruler": "the group has all thirteen tasks, of which seven download",
-    "niah_single_2": ESSAYS,
-    "niah_single_3": ESSAYS,
-    "niah_multikey_1": ESSAYS,
-    "niah_multiquery": ESSAYS,
-    "niah_multivalue": ESSAYS,
-    "ruler_qa_squad": "SQuAD, rajpurkar.github.io",
-    "ruler_qa_hotpot": "HotpotQA, a file on the Hub",
+# Of RULER's tasks in lm-eval 0.4.13 (see eval/README.md): those that make their own data, with
+# `pip install wonderwords`, and those that download, some of them whatever HF_HUB_OFFLINE says.
+OFFLINE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe")
+DOWNLOADING = {
+    *("ruler", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multiquery", "niah_multivalue"),
+    *("ruler_qa_squad", "ruler_qa_hotpot"),
 }
 Score = dict[str, Any]
 UNASKED = -1.0  # what RULER's tasks report for lengths that nobody asked for
@@ -89,12 +73,11 @@ def run_tasks(
         raise RopepatchError(
             f"tasks must be a list of names, got {tasks!r}", hint='e.g. ["ropepatch_passkey"]'
         )
-    for task in tasks:
-        if task in NEEDS_NETWORK and constants.HF_HUB_OFFLINE:
-            raise RopepatchError(
-                f"{task} needs the network ({NEEDS_NETWORK[task]}), but HF_HUB_OFFLINE is set",
-                hint=f"offline: {', '.join(OFFLINE_TASKS)}",
-            )
+    if constants.HF_HUB_OFFLINE and (downloading := [task for task in tasks if task in DOWNLOADING]):
+        raise RopepatchError(
+            f"{', '.join(downloading)} needs the network, but HF_HUB_OFFLINE is set",
+            hint=f"offline: {', '.join(OFFLINE)}",
+        )
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
         reader = _reader(model, _saved(tokenizer, folder), batch_size=batch_size, max_length=max_length)

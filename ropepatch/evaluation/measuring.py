@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
-from ropepatch.evaluation.estimates import forecast
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.evaluation.running import is_first_process
 from ropepatch.evaluation.subject import Subject, find_subject
@@ -23,15 +24,17 @@ from ropepatch.extension.planning import Plan, plan
 from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json, remove
 from ropepatch.model.config import load_text_config
+from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.source import find_source
 from ropepatch.settings import relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
-    import torch
+    from transformers import PreTrainedModel
 
     from ropepatch.evaluation.suites import Suite
     from ropepatch.evaluation.tasks import Measurement, Task
 
+SAMPLE = 512  # tokens of the sequence by whose time all is forecast, at most
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
 
 
@@ -265,3 +268,51 @@ def _written(result: Result, out: Path | None, name: str) -> Result:
     if out is not None and is_first_process():
         result.write(out / f"{name}.json")
     return result
+
+
+def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str:
+    """How long measurements take one after the other, in a line.
+
+    The time of a short sequence is scaled by what each costs, attention included. Sequences read in batches
+    take less.
+    """
+    rows: Counter[int] = Counter()
+    unknown = set()
+    for measurement in measurements:
+        read = measurement.task.reads(measurement.parameters)
+        if read is None:
+            unknown.add(measurement.task.name)
+        else:
+            rows.update(read)
+    measured = f"{len(measurements)} measurement{'s' * (len(measurements) > 1)}"
+    without = f", without {', '.join(sorted(unknown))}, whose time is not known" if unknown else ""
+    if not rows:
+        return measured + without
+    sample = min(SAMPLE, *rows)
+    embedding: Any = model.get_input_embeddings().weight  # [V, width]
+    width: int = embedding.shape[1]
+
+    def cost(length: int) -> float:
+        """In tokens that its tokens see; one costs 6 * width beside attention."""
+        return length * (6 * width + length / 2)
+
+    seconds = _seconds(model, sample)
+    total = seconds * sum(count * cost(length) for length, count in rows.items()) / cost(sample)
+    units = (("h", 3600), ("min", 60))
+    duration = next(
+        (f"{total / size:,.1f} {unit}" for unit, size in units if total >= size), f"{total:.0f} s"
+    )
+    return f"{measured}: about {duration}{without} (a row of {sample} tokens took {seconds:.2g} s)"
+
+
+def _seconds(model: PreTrainedModel, tokens: int) -> float:
+    """What a sequence of tokens takes, the second time."""
+    ids = torch.zeros(1, tokens, dtype=torch.long, device=input_device(model))
+    takes_some = any(map(gives_positions, model.modules()))
+    options: dict[str, Any] = {"logits_to_keep": 1} if takes_some else {}
+    with evaluating(model), torch.inference_mode():
+        for _ in range(2):
+            begin = time.perf_counter()
+            model(input_ids=ids, use_cache=False, **options).logits[:, -1].sum().item()
+            seconds = time.perf_counter() - begin
+    return seconds

@@ -183,7 +183,7 @@ class Ranking(Part):
 
 
 class Evaluation(Part):
-    """What `--eval` measured, in few numbers; see `ropepatch.evaluation.summaries`.
+    """What `--eval` measured, in few numbers; see `ropepatch.evaluation.comparisons`.
 
     Args:
         model: The base.

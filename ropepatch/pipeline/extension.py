@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
-from ropepatch.evaluation.summaries import summary
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.harness import NEEDS_NETWORK, OFFLINE_TASKS, run_tasks
+from ropepatch.evaluation.harness import DOWNLOADING, OFFLINE, run_tasks
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 FILLER = " turns and turns" * 200
@@ -285,8 +285,8 @@ def test_the_tables_name_all_of_ruler_and_nothing_else():
 
     folder = Path(sys.modules["lm_eval"].__file__).parent / "tasks" / "ruler"
     found = TaskManager(include_path=str(folder), include_defaults=False).all_tasks
-    assert {*OFFLINE_TASKS, *NEEDS_NETWORK} == {*found} - {"longcxt"}  # a tag
-    assert not {*OFFLINE_TASKS} & {*NEEDS_NETWORK}
+    assert {*OFFLINE, *DOWNLOADING} == {*found} - {"longcxt"}  # a tag
+    assert not {*OFFLINE} & DOWNLOADING
 
 
 @pytest.mark.parametrize("name", ["ruler_qa_squad", "niah_single_2", "ruler"])

@@ -21,7 +21,7 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 import ropepatch
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation import estimates, retrieval
+from ropepatch.evaluation import measuring, retrieval
 from ropepatch.evaluation.retrieval import Answer, Retrieval, ask, chat_parts, effective_length, retrieve
 from ropepatch.evaluation.suites import read_task
 from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask
@@ -429,17 +429,17 @@ def test_a_task_asks_at_the_lengths_that_have_room_and_says_why_a_named_one_has_
 
 
 def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch):
-    monkeypatch.setattr(estimates, "_seconds", lambda model, tokens: 60.0)
+    monkeypatch.setattr(measuring, "_seconds", lambda model, tokens: 60.0)
     model, tokenizer = tiny
     asked = RetrievalTask(lengths=(100, 400), haystacks=2).prepare("tiny", tokenizer, trained=256, to=400)
     cost = {length: length * (6 * 192 + length / 2) for length in (100, 400)}
     line = f"about {3 * sum(cost.values()) / cost[100]:.1f} min"
     sample = "(a row of 100 tokens took 60 s)"
-    assert estimates.forecast(model, [asked]) == f"1 measurement: {line} {sample}"
+    assert measuring.forecast(model, [asked]) == f"1 measurement: {line} {sample}"
     unknown = replace(asked, task=LmEvalTask(tasks=("x",)))
     without = "without lm-eval, whose time is not known"
-    assert estimates.forecast(model, [asked, unknown]) == f"2 measurements: {line}, {without} {sample}"
-    assert estimates.forecast(model, [unknown]) == f"1 measurement, {without}"
+    assert measuring.forecast(model, [asked, unknown]) == f"2 measurements: {line}, {without} {sample}"
+    assert measuring.forecast(model, [unknown]) == f"1 measurement, {without}"
 
 
 def test_a_text_decides_what_is_read_and_token_ids_are_no_text(tiny, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from made_results import adapted, asking, model_record, reading, scoring
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.summaries import summary
+from ropepatch.evaluation.comparisons import summary
 
 RESULTS = [
     reading("floor", [0.4, 0.39, 0.38]),

@@ -7,11 +7,11 @@ from made_results import reading, result_of
 
 import ropepatch
 import ropepatch.evaluation.tasks as tasks
+from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.results import MEASURES, Measure, Row
 from ropepatch.evaluation.suites import Suite, read_suite
-from ropepatch.evaluation.summaries import summary
 from ropepatch.extension.record import Record
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.writing import card_text

@@ -302,7 +302,7 @@ def test_a_document_of_a_stream_that_cannot_be_read_is_named_by_its_index_in_the
         ([], {}, "no documents"),
         (["text"], {"tokenizer": None}, "tokenizer is None"),
         ([[1, 2], [1, 2], [3]], {}, r"documents\[2\] must be one row of at least 2 tokens, got shape \[1\]"),
-        ([1, 2, 3], {}, r"documents\[0\] must be one row of at least 2 tokens, got shape \[\]"),
+        ([1, 2, 3], {}, r"documents\[0\] must be a text or a list of token ids, got 1"),
         ([[1, 2], [1, 2, VOCABULARY]], {}, rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to 47"),
         ([[1, -1, 5]], {}, r"documents\[0\]: token 1 is -1, expected"),
         ([[1.0, 2.5]], {}, r"documents\[0\] must hold whole token ids, got torch.float32"),
