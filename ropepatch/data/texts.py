@@ -249,7 +249,7 @@ def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]
     taken: list[AnyDocument] = []
     while characters > 0 and (document := next(documents, None)) is not None:
         taken.append(document)
-        characters -= 1 + (len(document) if isinstance(document, str) else document.numel())
+        characters -= 1 + len(document)
     return taken
 
 
