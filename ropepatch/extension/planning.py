@@ -25,13 +25,13 @@ from ropepatch.extension.map_code import map_changes
 from ropepatch.extension.methods import find_method
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
+from ropepatch.model.architectures import remarks
 from ropepatch.model.checks import config_errors
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.head import held
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_checkpoint
-from ropepatch.model.traits import remarks
 from ropepatch.scaling import Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import yarn_temperature

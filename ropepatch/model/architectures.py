@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,11 @@ IN_LLAMA_CPP = _row(
     "llama mistral qwen2", "run by llama.cpp's LLaMA graph: tests compared logits", "llama.cpp 0c1e57098"
 )
 SCALED_EMBEDDINGS = _row("*gemma*", "embeddings are multiplied before the first layer", T5)
+
+
+def remarks(config: PreTrainedConfig) -> Iterator[str]:
+    """Yield what to know before a model is extended, a sentence each."""
+    yield from (row.reason for row in (LOCAL_ONLY, NORMALISED) if config.model_type in row)
+    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if sliding and not getattr(config, "layer_types", None):
+        yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"

@@ -186,13 +186,11 @@ def _plain(parameters: Any) -> Any:
 
 def record_differs(case: Case) -> Iterator[Finding]:
     """A configuration that is no longer what ropepatch wrote and verified."""
-    recorded: dict[str, Any] = case.record.get("config_changes", {})
-    changed = [key for key, value in recorded.items() if case.stated.get(key) != value]
-    if changed:
-        key = case.at(changed[0])
+    if case.changed:
+        key = case.at(case.changed[0])
         yield key.finding(
             "differs-from-record",
-            f"{', '.join(changed)}: not what ropepatch.json says was written",
+            f"{', '.join(case.changed)}: not what ropepatch.json says was written",
             "compare config.json with config_changes in ropepatch.json",
             value=shown(key.value),
         )

@@ -235,6 +235,12 @@ class Case:
         changes: dict[str, Any] = self.record.get("config_changes", {})
         return tuple(edit for name, value in changes.items() for edit in self.at(name).set(value))
 
+    @property
+    def changed(self) -> list[str]:
+        """The keys of which config.json says something else than ropepatch recorded."""
+        changes: dict[str, Any] = self.record.get("config_changes", {})
+        return [name for name, value in changes.items() if self.stated.get(name) != value]
+
     def with_edits(self, edits: Iterable[Edit]) -> Case:
         """The same checkpoint after changes."""
         files = dict(self.files)

@@ -154,7 +154,7 @@ def attention_factors(case: Case, rope: Stated) -> Iterator[Finding]:
     if a == 0:
         remedy = "leave it out, so that readers take the factor of the paper"
         yield key.finding("attention-factor-zero", "attention_factor is 0", remedy, fix=key.set(DROP))
-    elif factor > 1 and not (case.recorded and case.with_edits(case.recorded).raw == case.raw):
+    elif factor > 1 and (not case.recorded or key.path[len(case.prefix)] in case.changed):
         exact = abs(a * _usual(rope.kind, factor, original) - 1) < USUAL
         yield key.finding(
             "attention-factor-inverted",
