@@ -17,7 +17,8 @@ from ropepatch.model.checks.case import (
     number,
     positive,
 )
-from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, Finding, Key, shown
+from ropepatch.model.checks.codes import Severity
+from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, Finding, Key, set_all, shown
 from ropepatch.model.checks.values import configured
 from ropepatch.model.config import SCALING_KEYS, is_known
 from ropepatch.model.legacy import legacy_keys
@@ -41,14 +42,13 @@ def lost_theta(case: Case) -> Iterator[Finding]:
     if case.older and not case.theta_key and stated not in (None, DEFAULT_THETA):
         within = any(rope.number("rope_theta") for rope in case.older)
         readers = "transformers 4" if within else "transformers, also 5 where rope_scaling is there,"
-        yield top.finding(
-            "theta-lost",
-            f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm look for it",
-            f'write "rope_theta": {stated:g} beside rope_scaling',
-            fix=top.set(stated),
-            read=(*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else (),
-            severity="warning" if within else "error",
+        problem = (
+            f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm look for it"
         )
+        read = (*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else ()
+        severity: Severity = "warning" if within else "error"
+        remedy = f"write {stated:g} there"
+        yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), read=read, severity=severity)
     if not case.newer and not stated and not case.theta_key:
         scaled = any(rope.kind == "llama3" for rope in case.ropes)
         if scaled or is_llama_3(case) or (not case.prefix and case.model_type in STATE_THETA):
@@ -64,14 +64,9 @@ def _missing_theta(
     problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
     if not known and is_llama_3(case):
         return _theta_of_llama_3(case, key, problem)
-    return key.finding(
-        "theta-lost",
-        problem,
-        f"write {known:g}, as stated elsewhere in config.json" if known else LOOK_IT_UP,
-        fix=key.set(known) if known else (),
-        severity="error" if null or (scaled and not known) else "warning",
-        value=value,
-    )
+    remedy, fix = (f"write {known:g}, as stated elsewhere", key.set(known)) if known else (LOOK_IT_UP, ())
+    severity: Severity = "error" if null or (scaled and not known) else "warning"
+    return key.finding("theta-lost", problem, remedy, fix=fix, severity=severity, value=value)
 
 
 def is_llama_3(case: Case) -> bool:
@@ -81,33 +76,27 @@ def is_llama_3(case: Case) -> bool:
 
 
 def _theta_of_llama_3(case: Case, key: Key, problem: str) -> Finding:
-    return key.finding(
-        "theta-lost",
-        f"{problem}, and the models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}",
-        f"write {LLAMA_3_THETA:g} if the base model's own config.json says so",
-        meant=tuple(
-            edit
-            for at in (key, *(rope.at("rope_theta") for rope in case.newer))
-            for edit in at.set(LLAMA_3_THETA)
-        ),
-        severity="warning" if case.theta_key else "error",
-    )
+    problem += f", and models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
+    remedy = f"write {LLAMA_3_THETA:g} if the base model's own config.json says so"
+    meant = set_all([key, *(rope.at("rope_theta") for rope in case.newer)], LLAMA_3_THETA)
+    severity: Severity = "warning" if case.theta_key else "error"
+    return key.finding("theta-lost", problem, remedy, meant=meant, severity=severity)
 
 
 def contradictions(case: Case) -> Iterator[Finding]:
     """Two places that say different things."""
-    older = (*case.at("rope_scaling").set(DROP), *case.at(case.theta_key or "rope_theta").set(DROP))
+    older = set_all([case.at("rope_scaling"), case.at(case.theta_key or "rope_theta")], DROP)
+    read = case.at("rope_parameters").set(DROP)
     for one, other in _stated_twice(case):
         if one.value != other.value:
             generations = {"rope_scaling", *THETA_KEYS} & {*one.path, *other.path}
-            yield one.finding(
-                "keys-contradict",
+            value, problem = (
+                shown(one.value),
                 f"{one} is {shown(one.value)} and {other} is {shown(other.value)}",
-                "make them agree, by what the model was trained with, or drop the one that is wrong",
-                value=shown(one.value),
-                meant=older if case.newer and generations else None,
-                read=case.at("rope_parameters").set(DROP),
             )
+            remedy = "make them agree, by what the model was trained with, or drop the one that is wrong"
+            meant = older if case.newer and generations else None
+            yield one.finding("keys-contradict", problem, remedy, value=value, meant=meant, read=read)
 
 
 def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
@@ -138,14 +127,10 @@ def one_generation(case: Case) -> Iterator[Finding]:
     if not (unseen := unseen or partial):
         return
     kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
-    yield case.at("rope_parameters").finding(
-        "only-new-keys",
-        f"the rope ({', '.join(kinds)}) stands in rope_parameters only",
-        "write the older keys beside rope_parameters, saying the same",
-        fix=_older_keys(case, case.newest[0]) if case.newest else (),
-        meant=(),
-        read=case.at("rope_parameters").set(DROP),
-    )
+    key, fix = case.at("rope_parameters"), _older_keys(case, case.newest[0]) if case.newest else ()
+    problem = f"the rope ({', '.join(kinds)}) stands in rope_parameters only"
+    remedy = "write the older keys beside rope_parameters, saying the same"
+    yield key.finding("only-new-keys", problem, remedy, fix=fix, meant=(), read=key.set(DROP))
 
 
 def _older_keys(case: Case, rope: Stated) -> tuple[Edit, ...]:
@@ -188,12 +173,9 @@ def record_differs(case: Case) -> Iterator[Finding]:
     """A configuration that is no longer what ropepatch wrote and verified."""
     if case.changed:
         key = case.at(case.changed[0])
-        yield key.finding(
-            "differs-from-record",
-            f"{', '.join(case.changed)}: not what ropepatch.json says was written",
-            "compare config.json with config_changes in ropepatch.json",
-            value=shown(key.value),
-        )
+        problem = f"{', '.join(case.changed)}: not what ropepatch.json says was written"
+        remedy = "compare config.json with config_changes in ropepatch.json"
+        yield key.finding("differs-from-record", problem, remedy, value=shown(key.value))
 
 
 def tokenizer_behind(case: Case) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +138,11 @@ class Finding:
         }
         body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
         return f"{self.severity}: {self.code}{body}"
+
+
+def set_all(keys: Iterable[Key], value: Any) -> tuple[Edit, ...]:
+    """The changes that give several keys one value."""
+    return tuple(edit for key in keys for edit in key.set(value))
 
 
 def shown(value: Any) -> str:

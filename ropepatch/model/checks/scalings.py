@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
 from ropepatch.model.checks.agreement import WITH_ORIGINAL
 from ropepatch.model.checks.case import LEFT_BEHIND, ORIGINAL, Case, Stated, number, positive
-from ropepatch.model.checks.findings import DROP, Finding, shown
+from ropepatch.model.checks.codes import Severity
+from ropepatch.model.checks.findings import DROP, Finding, set_all, shown
 from ropepatch.model.checks.values import REQUIRED
 from ropepatch.model.rotary import SEQUENCE, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.searched import longrope_attention_factor
 
 ROUNDING = 0.01  # by how much factor x original may miss the window
-BOUNDS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
+BOUNDS = {
+    "yarn": ("betas-swapped", "beta_fast", "beta_slow"),
+    "llama3": ("bands-swapped", "high_freq_factor", "low_freq_factor"),
+}
 BOUND_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
 USUAL = 1e-3  # how closely an attention factor agrees with a formula
 
@@ -23,16 +27,12 @@ USUAL = 1e-3  # how closely an attention factor agrees with a formula
 def lost_original(case: Case, rope: Stated) -> Iterator[Finding]:
     """A type that needs the window of pretraining, without it."""
     key, factor = rope.at(ORIGINAL), rope.positive("factor")
-    if rope.kind not in WITH_ORIGINAL or (key.value, case.stated.get(ORIGINAL)) != (None, None):
-        return
-    probable = case.window / factor if case.window and factor else None
-    guess = f": {probable:g} if max_position_embeddings is the extended window" if probable else ""
-    yield key.finding(
-        "original-missing",
-        f"{rope.kind} scaling without {ORIGINAL}",
-        f"write the window of pretraining{guess}",
-        meant=key.set(round(probable)) if probable else None,
-    )
+    if rope.kind in WITH_ORIGINAL and (key.value, case.stated.get(ORIGINAL)) == (None, None):
+        probable = case.window / factor if case.window and factor else None
+        remedy = "write the window of pretraining"
+        remedy += f": {probable:g} if max_position_embeddings is the extended one" if probable else ""
+        meant = key.set(round(probable)) if probable else None
+        yield key.finding("original-missing", f"{rope.kind} scaling without {ORIGINAL}", remedy, meant=meant)
 
 
 def factor_against_lengths(case: Case, rope: Stated) -> Iterator[Finding]:
@@ -42,68 +42,50 @@ def factor_against_lengths(case: Case, rope: Stated) -> Iterator[Finding]:
     if rope.kind not in WITH_ORIGINAL or not factor or not original or not window:
         return
     ratio, reach = window / original, factor * original
-    # Beside an attention factor transformers computes nothing from LongRoPE's factor.
+    # Beside an attention factor transformers computes nothing from LongRoPE's factor; Llama 3's is chosen by
+    # hand: Llama 3.1 reads 16 times its window by factor 8.
     unused = rope.kind == "longrope" and rope.number("attention_factor") is not None
-    unused |= rope.kind == "llama3"  # chosen by hand: Llama 3.1 reads 16 times its window by factor 8
-    contradiction = ""
+    agrees = unused or rope.kind == "llama3" or abs(factor / ratio - 1) <= ROUNDING or factor < 1
     if ratio < 1 - ROUNDING:
         contradiction = f"the window ({window:g}) is below {ORIGINAL} ({original:g})"
-    elif unused or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
+    elif agrees:
         return
     elif ratio <= LEFT_BEHIND:
-        yield case.at(case.window_key).finding(
-            "window-left-behind",
-            f"{case.window_key} is {window:g}, factor x original {reach:g}",
-            f"write {reach:g}, or pass the longer context to the engine",
-        )
+        problem = f"{case.window_key} is {window:g}, factor x original {reach:g}"
+        remedy = f"write {reach:g}, or pass the longer context to the engine"
+        yield case.at(case.window_key).finding("window-left-behind", problem, remedy)
+        return
     elif factor % 1 == 0 and ratio < factor < ratio + 1:
-        yield key.finding(
-            "factor-rounded",
-            f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up",
-            f'write "factor": {ratio:.6g}, unless the model was trained under {factor:g}: '
-            f"then write a window of {reach:g}",
-            meant=key.set(ratio),
-        )
+        problem = f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up"
+        remedy = f"write {ratio:.6g}; if the model was trained under {factor:g}, a window of {reach:g}"
+        yield key.finding("factor-rounded", problem, remedy, meant=key.set(ratio))
+        return
     elif factor > ratio and rope.kind == "yarn":
         # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
-        yield key.finding(
-            "factor-exceeds-window",
-            f"factor x {ORIGINAL} is {reach:g}, {case.window_key} {window:g}",
-            "none, if it was trained so",
-        )
+        problem = f"factor x {ORIGINAL} is {reach:g}, {case.window_key} {window:g}"
+        yield key.finding("factor-exceeds-window", problem, "none, if it was trained so")
+        return
     else:
         contradiction = f"factor {factor:g} x {original:g} is {reach:g}, not {window:g}"
-    if contradiction:
-        yield key.finding(
-            "factor-contradicts-lengths",
-            contradiction,
-            "find out which: the factor and the original window are what the model was trained under",
-            meant=key.set(ratio) if 1 < ratio < math.inf else None,
-        )
+    remedy = "find out which: the factor and the original window are what the model was trained under"
+    meant = key.set(ratio) if 1 < ratio < math.inf else None
+    yield key.finding("factor-contradicts-lengths", contradiction, remedy, meant=meant)
 
 
 def small_factor(case: Case, rope: Stated) -> Iterator[Finding]:
     """A factor below one, which compresses no position."""
     key, factor = rope.at("factor"), rope.positive("factor")
     if rope.kind in REQUIRED and factor and factor < 1:
-        yield key.finding(
-            "factor-below-one",
-            f"factor is {factor:g}",
-            f"write the extension, perhaps {1 / factor:g}",
-            meant=key.set(1 / factor),
-        )
+        remedy = f"write the extension, perhaps {1 / factor:g}"
+        yield key.finding("factor-below-one", f"factor is {factor:g}", remedy, meant=key.set(1 / factor))
 
 
 def whole_factor(case: Case, rope: Stated) -> Iterator[Finding]:
     """A factor written as an integer, under the types where that breaks a reader."""
     key = rope.at("factor")
     if rope.kind in ("linear", "dynamic") and isinstance(key.value, int) and positive(key.value):
-        yield key.finding(
-            "factor-is-integer",
-            f"factor is {key.value}, an integer",
-            f"write {key.value}.0",
-            fix=key.set(float(key.value)),
-        )
+        problem, fix = f"factor is {key.value}, an integer", key.set(float(key.value))
+        yield key.finding("factor-is-integer", problem, f"write {key.value}.0", fix=fix)
 
 
 def swapped_bounds(case: Case, rope: Stated) -> Iterator[Finding]:
@@ -112,33 +94,25 @@ def swapped_bounds(case: Case, rope: Stated) -> Iterator[Finding]:
     transformers computes with such bounds, so a model can have been trained under them. Equal ones are a
     step, which transformers computes too.
     """
-    if rope.kind not in BOUNDS:
-        return
-    fast, slow = map(rope.at, BOUNDS[rope.kind])
-    high, low = (positive(rope.values.get(key.name, BOUND_DEFAULTS.get(key.name))) for key in (fast, slow))
-    if high and low and high < low:
-        yield fast.finding(
-            "betas-swapped" if rope.kind == "yarn" else "bands-swapped",
-            f"{fast.name} ({high:g}) is not above {slow.name} ({low:g})",
-            "swap them, unless the model was trained so",
-            value=shown(fast.value),
-            meant=(*fast.set(low), *slow.set(high)),
-        )
+    code, *names = BOUNDS.get(rope.kind or "", [""])
+    keys = [rope.at(name) for name in names]
+    bounds = [positive(rope.values.get(key.name, BOUND_DEFAULTS.get(key.name))) or 0.0 for key in keys]
+    if keys and all(bounds) and bounds[0] < bounds[1]:
+        (fast, slow), (high, low) = keys, bounds
+        problem = f"{fast.name} ({high:g}) is not above {slow.name} ({low:g})"
+        remedy, meant = "swap them, unless the model was trained so", (*fast.set(low), *slow.set(high))
+        yield fast.finding(code, problem, remedy, value=shown(fast.value), meant=meant)
 
 
 def open_ramp(case: Case, rope: Stated) -> Iterator[Finding]:
     """`truncate: false`, which not every reader reads."""
     key = rope.at("truncate")
     if rope.kind == "yarn" and key.value is False:
-        yield key.finding(
-            "truncate-ignored",
-            "truncate is false, which some readers ignore",
-            "serve the model with transformers or vLLM, or save the same frequencies as longrope "
-            "(ropepatch does so for what yarn cannot say)",
-            severity="remark" if case.model_type in OPEN_RAMP else "warning",
-            meant=(),
-            read=key.set(True),
-        )
+        problem = "truncate is false, which some readers ignore"
+        remedy = "serve the model with transformers or vLLM, or save the same frequencies as longrope"
+        severity: Severity = "remark" if case.model_type in OPEN_RAMP else "warning"
+        read = key.set(True)
+        yield key.finding("truncate-ignored", problem, remedy, severity=severity, meant=(), read=read)
 
 
 def attention_factors(case: Case, rope: Stated) -> Iterator[Finding]:
@@ -156,14 +130,13 @@ def attention_factors(case: Case, rope: Stated) -> Iterator[Finding]:
         yield key.finding("attention-factor-zero", "attention_factor is 0", remedy, fix=key.set(DROP))
     elif factor > 1 and (not case.recorded or key.path[len(case.prefix)] in case.changed):
         exact = abs(a * _usual(rope.kind, factor, original) - 1) < USUAL
-        yield key.finding(
-            "attention-factor-inverted",
+        problem = (
             f"attention_factor is {a:g}, below 1, though the context grew {factor:g} times: the logits are "
-            f"multiplied by {a * a:.3g}" + ", the inverse of the paper's factor" * exact,
-            f"write {1 / a:.6g}, unless the model was trained so",
-            severity="error" if exact else "warning",
-            meant=key.set(1 / a),
+            f"multiplied by {a * a:.3g}" + ", the inverse of the paper's factor" * exact
         )
+        severity: Severity = "error" if exact else "warning"
+        remedy, meant = f"write {1 / a:.6g}, unless the model was trained so", key.set(1 / a)
+        yield key.finding("attention-factor-inverted", problem, remedy, severity=severity, meant=meant)
 
 
 def _usual(kind: str | None, factor: float, original: float | None) -> float:
@@ -178,32 +151,26 @@ def lone_mscale(case: Case, rope: Stated) -> Iterator[Finding]:
     present = [name for name in ("mscale", "mscale_all_dim") if rope.number(name)]
     usual = rope.number("mscale") == 1
     if rope.kind == "yarn" and len(present) == 1 and not usual and not rope.number("attention_factor"):
-        yield rope.at(present[0]).finding(
-            "mscale-alone",
-            f"{present[0]} without the other of mscale and mscale_all_dim",
-            "write both, or attention_factor",
-        )
+        problem = f"{present[0]} without the other of mscale and mscale_all_dim"
+        yield rope.at(present[0]).finding("mscale-alone", problem, "write both, or attention_factor")
 
 
 def switching(case: Case, rope: Stated) -> Iterator[Finding]:
     """Frequencies that change while keys rotated by the others are in the cache."""
     lists = rope.values.get("short_factor"), rope.values.get("long_factor")
-    dynamic = rope.kind == "dynamic" and "alpha" not in rope.values
-    if not dynamic and not (rope.kind == "longrope" and None not in lists and lists[0] != lists[1]):
-        return
-    rebuilt = not dynamic and case.model_type in REBUILD_CACHE
+    key = rope.at("rope_type" if "rope_type" in rope.values else "type")
     where = f"{case.original(rope) or case.window or 0:g} tokens"
-    yield rope.at("rope_type" if "rope_type" in rope.values else "type").finding(
-        "switches-against-cache",
-        f"from {where} on the frequencies grow with the sequence"
-        if dynamic
-        else f"at {where} the frequencies switch from short_factor to long_factor"
-        + "; generate() of this architecture drops the cache there" * rebuilt,
-        "a static scaling has one rotation for all lengths: ropepatch extend with another method"
-        if dynamic
-        else "set both lists to the one that fits the lengths served, or keep prompts on one side",
-        severity="remark" if rebuilt else "warning",
-    )
+    if rope.kind == "dynamic" and "alpha" not in rope.values:
+        problem = f"from {where} on the frequencies grow with the sequence"
+        remedy = "a static scaling has one rotation for all lengths: ropepatch extend with another method"
+        yield key.finding("switches-against-cache", problem, remedy)
+    elif rope.kind == "longrope" and None not in lists and lists[0] != lists[1]:
+        rebuilt = case.model_type in REBUILD_CACHE
+        problem = f"at {where} the frequencies switch from short_factor to long_factor"
+        problem += "; generate() of this architecture drops the cache there" * rebuilt
+        remedy = "set both lists to the one that fits the lengths served, or keep prompts on one side"
+        severity: Severity = "remark" if rebuilt else "warning"
+        yield key.finding("switches-against-cache", problem, remedy, severity=severity)
 
 
 def unread_attention_factor(case: Case, rope: Stated) -> Iterator[Finding]:
@@ -216,14 +183,10 @@ def unread_attention_factor(case: Case, rope: Stated) -> Iterator[Finding]:
     mscales = [rope.at(name) for name in ("short_mscale", "long_mscale")]
     if a < 1 or abs(a / derived - 1) < USUAL or [number(mscale.value) for mscale in mscales] == [a, a]:
         return
-    yield key.finding(
-        "attention-factor-unread",
-        f"attention_factor is {a:g}; vLLM, SGLang, mlx-lm and llama.cpp derive {derived:.6g} instead",
-        "write short_mscale and long_mscale beside it, which vLLM and SGLang read",
-        fix=tuple(edit for mscale in mscales for edit in mscale.set(a)),
-        meant=(),
-        read=key.set(derived),
-    )
+    problem = f"attention_factor is {a:g}; vLLM, SGLang, mlx-lm and llama.cpp derive {derived:.6g} instead"
+    remedy = "write short_mscale and long_mscale beside it, which vLLM and SGLang read"
+    read, fix = key.set(derived), set_all(mscales, a)
+    yield key.finding("attention-factor-unread", problem, remedy, fix=fix, meant=(), read=read)
 
 
 def linear_in_vllm(case: Case, rope: Stated) -> Iterator[Finding]:
@@ -234,10 +197,8 @@ def linear_in_vllm(case: Case, rope: Stated) -> Iterator[Finding]:
     stated = stated_window(int(window), factor, case.stated.get(SEQUENCE))
     if stated and stated > window:
         return  # both readings are told apart, and vLLM takes the right one
-    yield key.finding(
-        "linear-multiplied",
-        f"vLLM takes max_position_embeddings x factor = {window * factor:g} for the window"
-        + (f"; {SEQUENCE} says {stated}" if stated else ""),
-        f"pass --max-model-len {window:g} to vLLM, if that is the extended window; "
-        f'"{SEQUENCE}": {window:g} or {window * factor:g} in config.json says which it is',
-    )
+    problem = f"vLLM takes max_position_embeddings x factor = {window * factor:g} for the window"
+    problem += f"; {SEQUENCE} says {stated}" if stated else ""
+    remedy = f"pass --max-model-len {window:g} to vLLM, if that is the extended window; "
+    remedy += f'"{SEQUENCE}": {window:g} or {window * factor:g} in config.json says which it is'
+    yield key.finding("linear-multiplied", problem, remedy)

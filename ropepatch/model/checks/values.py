@@ -10,9 +10,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import NEEDS_ROPEPATCH, kind_of
+from ropepatch.model.checkpoint import kind_of
 from ropepatch.model.checks.case import ORIGINAL, THETA_KEYS, WINDOW_KEYS, Case, Stated, number, positive
-from ropepatch.model.checks.findings import CONFIG, Finding, Key, shown
+from ropepatch.model.checks.codes import Severity
+from ropepatch.model.checks.findings import CONFIG, Finding, Key, set_all, shown
 from ropepatch.model.config import SCALING_KEYS, is_known, load_text_config
 
 KNOWN_TYPES = {
@@ -49,15 +50,11 @@ AT_MOST |= {"factor": 1e6, "attention_factor": 100.0}
 def misspelled_keys(case: Case, rope: Stated) -> Iterator[Finding]:
     """A key that is nearly one of the known ones."""
     known = SCALING_KEYS | OTHER_KEYS
-    for name in rope.values.keys() - known:
-        for near in difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85):
-            yield rope.at(name).finding(
-                "key-misspelled",
-                f"no reader knows {name}; {near} is meant, perhaps",
-                f"rename it to {near}",
-                severity="warning" if near in rope.values else "error",
-                value=shown(rope.values[name]),
-            )
+    for key in map(rope.at, sorted(rope.values.keys() - known)):
+        for near in difflib.get_close_matches(key.name, sorted(known), n=1, cutoff=0.85):
+            problem = f"no reader knows {key.name}; {near} is meant, perhaps"
+            severity: Severity = "warning" if near in rope.values else "error"
+            yield key.finding("key-misspelled", problem, f"rename it to {near}", severity=severity)
 
 
 def broken_values(case: Case) -> Iterator[Finding]:
@@ -118,17 +115,11 @@ def longrope_lists(case: Case, rope: Stated) -> Iterator[Finding]:
         if rope.kind not in ("longrope", "su") or factors is None:
             continue
         if not isinstance(factors, list) or not all(map(positive, factors)):
-            yield key.finding(
-                "impossible-value",
-                f"{key.name} is no list of numbers above 0",
-                "write one divisor for each rotary pair",
-            )
+            problem = f"{key.name} is no list of numbers above 0"
+            yield key.finding("impossible-value", problem, "write one divisor for each rotary pair")
         elif case.pair_count and len(factors) != case.pair_count:
-            yield key.finding(
-                "list-length",
-                f"{key.name} has {len(factors)} entries, the model has {case.pair_count} rotary pairs",
-                "take the lists of this very model",
-            )
+            problem = f"{key.name} has {len(factors)} entries, the model has {case.pair_count} rotary pairs"
+            yield key.finding("list-length", problem, "take the lists of this very model")
 
 
 def required_keys(case: Case, rope: Stated) -> Iterator[Finding]:
@@ -148,72 +139,61 @@ def unknown_types(case: Case, rope: Stated) -> Iterator[Finding]:
     kind, at = rope.kind, rope.at("rope_type" if "rope_type" in rope.values else "type")
     scaling = [rope.at(name) for name in ("factor", *LISTS) if rope.values.get(name)]
     if kind is None and scaling:
-        yield rope.at("rope_type").finding(
-            "type-missing",
-            f"{scaling[0]} is there, but no rope_type says what it is for",
-            "write the rope_type that the model was made with",
-        )
+        problem = f"{scaling[0]} is there, but no rope_type says what it is for"
+        remedy = "write the rope_type that the model was made with"
+        yield rope.at("rope_type").finding("type-missing", problem, remedy)
     elif kind == "default" and scaling and rope.values.get("factor") != 1:
-        yield at.finding(
-            "scaling-ignored",
-            f"rope_type is default, so {scaling[0]} = {shown(scaling[0].value)} is ignored",
-            "write the rope_type that the model was made with, or drop the factor",
-        )
+        problem = f"rope_type is default, so {scaling[0]} = {shown(scaling[0].value)} is ignored"
+        remedy = "write the rope_type that the model was made with, or drop the factor"
+        yield at.finding("scaling-ignored", problem, remedy)
     elif kind is not None and kind not in KNOWN_TYPES:
         lists = kind == "su" and all(isinstance(rope.values.get(name), list) for name in LISTS)
-        names = [name for name in ("rope_type", "type") if name in rope.values]
+        names = [rope.at(name) for name in ("rope_type", "type") if name in rope.values]
         remedies = {
             "su": 'write "longrope", its name today',
             "ntk": "NTK-aware scaling is a larger rope_theta: write that, without a scaling",
         }
+        remedy = remedies.get(kind, f"one of {', '.join(sorted(KNOWN_TYPES))}")
         yield at.finding(
             "type-unknown",
-            f"rope_type {shown(kind)} is none that transformers knows",
-            remedies.get(kind, f"one of {', '.join(sorted(KNOWN_TYPES))}"),
-            fix=tuple(edit for name in names for edit in rope.at(name).set("longrope")) if lists else (),
+            f"rope_type {shown(kind)} is unknown to transformers",
+            remedy,
+            fix=set_all(names, "longrope") if lists else (),
         )
 
 
 def open_head_dim(case: Case) -> Iterator[Finding]:
     """A head size that is left open, under a type that computes with it."""
     kinds = [rope.kind for rope in case.ropes if rope.kind in ("yarn", "longrope", "dynamic")]
-    if not kinds:
-        return
-    config = configured(case.raw)
-    if isinstance(config, str) and not ("head_dim" in config and "NoneType" in config):
-        return
-    if not isinstance(config, str) and getattr(config, "head_dim", 0) is not None:
-        return
-    hidden, heads = (positive(case.stated.get(key)) for key in ("hidden_size", "num_attention_heads"))
-    key, value = case.at("head_dim"), "null" if "head_dim" in case.stated else ""
-    yield key.finding(
-        "head-dim-null",
-        f"head_dim is {value or 'missing'} under rope_type {kinds[0]}",
-        "write hidden_size / num_attention_heads, which is what null stands for",
-        fix=key.set(int(hidden // heads)) if hidden and heads and hidden >= heads else (),
-        value=value,
-    )
+    config = configured(case.raw) if kinds else ""
+    if isinstance(config, str):  # the reason why transformers does not read it
+        is_open = "head_dim" in config and "NoneType" in config
+    else:
+        is_open = getattr(config, "head_dim", 0) is None
+    if is_open:
+        hidden, heads = (positive(case.stated.get(key)) for key in ("hidden_size", "num_attention_heads"))
+        key, value = case.at("head_dim"), "null" if "head_dim" in case.stated else ""
+        fix = key.set(int(hidden // heads)) if hidden and heads and hidden >= heads else ()
+        problem = f"head_dim is {value or 'missing'} under rope_type {kinds[0]}"
+        remedy = "write hidden_size / num_attention_heads, which is what null stands for"
+        yield key.finding("head-dim-null", problem, remedy, fix=fix, value=value)
 
 
 def refused(case: Case) -> Iterator[Finding]:
     """A config.json that transformers does not read at all, whatever the reason."""
-    model_type = Key(CONFIG, ("model_type",), case.raw.get("model_type"))
-    if model_type.value == NEEDS_ROPEPATCH:
-        yield model_type.finding(
-            "encoding-swapped",
-            "ropepatch has put another position encoding in the place of the rope",
-            "load it by ropepatch.load, or use the checkpoint that it was made from",
-        )
-    elif kind_of(case.raw) == "mapped":
-        yield model_type.finding(
-            "attention-map",
-            "its distances are mapped, by the code beside its weights",
-            "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load",
-        )
-    elif not is_known(model_type.value):
-        value = shown(model_type.value)
+    key, kind = Key(CONFIG, ("model_type",), case.raw.get("model_type")), kind_of(case.raw)
+    if kind == "swapped":
+        problem = "ropepatch has put another position encoding in the place of the rope"
+        remedy = "load it by ropepatch.load, or use the checkpoint that it was made from"
+        yield key.finding("encoding-swapped", problem, remedy)
+    elif kind == "mapped":
+        problem = "its distances are mapped, by the code beside its weights"
+        remedy = "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load"
+        yield key.finding("attention-map", problem, remedy)
+    elif not is_known(key.value):
+        value = shown(key.value)
         problem = f"transformers has no model_type {value}"
-        yield model_type.finding("not-in-transformers", problem, "none needed", value=value)
+        yield key.finding("not-in-transformers", problem, "none needed", value=value)
     elif isinstance(reason := configured(case.raw), str):
         yield Key(CONFIG, ()).finding("transformers-refuses", reason, "fix what the message names")
 
