@@ -121,6 +121,7 @@ NO_FACTOR = {"attention_factor": None, "short_mscale": None, "long_mscale": None
         (LONGROPE, {"rope": {"attention_factor": 0.5, "short_mscale": 1.0}}, ["attention-factor-inverted"]),
         ("internlm2-7b", {"rope": {"alpha": 1000.0}}, []),  # HunYuan's dynamic: one base for all lengths
         (LLAMA_3, {"rope_theta": 10000.0}, ["theta-lost"]),
+        (LLAMA_3, {"rope_theta": None}, ["theta-lost"]),
         (LLAMA_3, {"rope_theta": 10000.0, "hidden_size": 512}, []),  # no Llama 3 is so small
         (YARN, {"rope": {"mscale": -4.8, "mscale_all_dim": 0.0}}, []),  # 0.1 k ln 8 + 1 is 0 at k = -4.809
         (YARN, {"rope": {"mscale": -4.82, "mscale_all_dim": 0.0}}, ["impossible-value"]),

@@ -41,10 +41,8 @@ def lost_theta(case: Case) -> Iterator[Finding]:
             yield _missing_theta(case, rope.at("rope_theta"), known, null=null, scaled=rope.scaled)
     if case.older and not case.theta_key and stated not in (None, DEFAULT_THETA):
         within = any(rope.number("rope_theta") for rope in case.older)
-        readers = "transformers 4" if within else "transformers, also 5 where rope_scaling is there,"
-        problem = (
-            f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm look for it"
-        )
+        readers = "transformers 4" if within else "transformers (also 5, where rope_scaling is there)"
+        problem = f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm read it"
         read = (*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else ()
         severity: Severity = "warning" if within else "error"
         remedy = f"write {stated:g} there"
@@ -54,7 +52,7 @@ def lost_theta(case: Case) -> Iterator[Finding]:
         if scaled or is_llama_3(case) or (not case.prefix and case.model_type in STATE_THETA):
             yield _missing_theta(case, top, None, scaled=scaled)
     if (case.theta or stated) == DEFAULT_THETA and is_llama_3(case):
-        yield _theta_of_llama_3(case, top, "rope_theta is 10000")
+        yield _theta_of_llama_3(case, top, "rope_theta is 10000", "warning" if case.theta_key else "error")
 
 
 def _missing_theta(
@@ -63,7 +61,7 @@ def _missing_theta(
     """A base that is missing, or null, at which transformers 5 ends in a TypeError."""
     problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
     if not known and is_llama_3(case):
-        return _theta_of_llama_3(case, key, problem)
+        return _theta_of_llama_3(case, key, problem, "error")
     remedy, fix = (f"write {known:g}, as stated elsewhere", key.set(known)) if known else (LOOK_IT_UP, ())
     severity: Severity = "error" if null or (scaled and not known) else "warning"
     return key.finding("theta-lost", problem, remedy, fix=fix, severity=severity, value=value)
@@ -75,11 +73,10 @@ def is_llama_3(case: Case) -> bool:
     return case.model_type == "llama" and vocabulary in LLAMA_3_VOCABULARY and hidden in LLAMA_3_SIZES
 
 
-def _theta_of_llama_3(case: Case, key: Key, problem: str) -> Finding:
+def _theta_of_llama_3(case: Case, key: Key, problem: str, severity: Severity) -> Finding:
     problem += f", and models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
     remedy = f"write {LLAMA_3_THETA:g} if the base model's own config.json says so"
     meant = set_all([key, *(rope.at("rope_theta") for rope in case.newer)], LLAMA_3_THETA)
-    severity: Severity = "warning" if case.theta_key else "error"
     return key.finding("theta-lost", problem, remedy, meant=meant, severity=severity)
 
 
@@ -90,10 +87,8 @@ def contradictions(case: Case) -> Iterator[Finding]:
     for one, other in _stated_twice(case):
         if one.value != other.value:
             generations = {"rope_scaling", *THETA_KEYS} & {*one.path, *other.path}
-            value, problem = (
-                shown(one.value),
-                f"{one} is {shown(one.value)} and {other} is {shown(other.value)}",
-            )
+            value = shown(one.value)
+            problem = f"{one} is {value} and {other} is {shown(other.value)}"
             remedy = "make them agree, by what the model was trained with, or drop the one that is wrong"
             meant = older if case.newer and generations else None
             yield one.finding("keys-contradict", problem, remedy, value=value, meant=meant, read=read)

@@ -154,12 +154,8 @@ def unknown_types(case: Case, rope: Stated) -> Iterator[Finding]:
             "ntk": "NTK-aware scaling is a larger rope_theta: write that, without a scaling",
         }
         remedy = remedies.get(kind, f"one of {', '.join(sorted(KNOWN_TYPES))}")
-        yield at.finding(
-            "type-unknown",
-            f"rope_type {shown(kind)} is unknown to transformers",
-            remedy,
-            fix=set_all(names, "longrope") if lists else (),
-        )
+        problem, fix = f"rope_type {shown(kind)} is unknown to transformers", set_all(names, "longrope")
+        yield at.finding("type-unknown", problem, remedy, fix=fix if lists else ())
 
 
 def open_head_dim(case: Case) -> Iterator[Finding]:
