@@ -34,13 +34,13 @@ EXAMPLES = """\b
 Examples:
   ropepatch fit tiny --to 2k
   ropepatch fit ./llama-2-7b --to 16k --text books/ --out fitted.json
-  ropepatch fit ./llama-2-7b --to 16k --text books/ --short 2 --shape monotone --out ./llama-2-7b-16k
+  ropepatch fit ./llama-2-7b --to 16k --text books/ --short 2 --out ./llama-2-7b-16k
   ropepatch extend ./llama-2-7b --method fitted.json --recipe llama2-7b-yarn-32k"""
 
 
 def fit(
     model: Model,
-    to: Annotated[str, typer.Option(help="The target context, e.g. 32k.", callback=a_length)],
+    to: Annotated[str, typer.Option(help="The target context, 32k or 4x.", callback=a_length)],
     text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "train",
@@ -66,19 +66,12 @@ def fit(
             "mixtures."
         ),
     ] = "auto",
-    search: Annotated[
-        str, typer.Option(help="descent; or evolution, longrope2 or coordinates, for as many forward tokens.")
-    ] = "descent",
     short: Annotated[
         float, typer.Option(help="The weight of tokens within the trained context, against 1 beyond it.")
     ] = 1.0,
-    keys: Annotated[float, typer.Option(help="More weight for tokens that need far context.")] = 0.0,
-    needles: Annotated[float, typer.Option(help="The weight of passkeys, against 1 for the text.")] = 0.0,
-    lengths: Annotated[
-        str, typer.Option(help="target; or all: one vector that serves every length up to it.")
-    ] = "target",
-    shape: Annotated[str, typer.Option(help="What the divisors may be: free, monotone or smooth.")] = "free",
-    keep: Annotated[int, typer.Option(min=0, help="So many of the fastest pairs stay as they are.")] = 0,
+    keep: Annotated[
+        int, typer.Option(min=0, help="So many of the fastest pairs keep their frequencies.")
+    ] = 0,
     seed: Annotated[
         int, typer.Option(min=0, help="The seed of random starts and of the order of the text.")
     ] = 0,
@@ -92,18 +85,17 @@ def fit(
 ) -> None:
     """Learn the frequencies and the attention factor by which a model reads at a target.
 
-    The weights stay as they are. Windows of the text that nothing is learned from decide, so that the outcome
-    reads them no worse than the best published method does. An interrupted descent goes on when the same
-    command is given again.
+    No weight changes. Windows of the text that nothing is learned from validate, so that on them the outcome
+    is no worse than the best published method. The same command resumes an interrupted fit.
     """
     from ropepatch.files import absent
-    from ropepatch.fitting import Objective
     from ropepatch.fitting import fit as learn
     from ropepatch.fitting.fitting import remove_finished
+    from ropepatch.pipeline.inputs import in_tokens
     from ropepatch.pipeline.kept import kept_by_fit
-    from ropepatch.settings import parse_length, short_length
+    from ropepatch.settings import short_length
 
-    target = parse_length(to)
+    target = in_tokens(to, model, revision)
     out = out or Path(f"{Path(model).name}-fit-{short_length(target)}")
     try:
         place = absent(out)
@@ -121,9 +113,7 @@ def fit(
             split=split,
             steps=steps,
             init=init,
-            search=search,
-            objective=Objective(short=short, keys=keys, needles=needles, lengths=lengths),
-            shape=shape,
+            short=short,
             keep=keep,
             seed=seed,
             revision=revision,

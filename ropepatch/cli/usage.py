@@ -15,7 +15,7 @@ STANDS_FOR = {
     **dict.fromkeys(("to", "lengths", "stride"), "TOKENS"),
     **dict.fromkeys(("out", "report", "fix"), "PATH"),
     **dict.fromkeys(("windows", "documents", "haystacks", "keys", "steps", "keep", "seed", "limit"), "N"),
-    **dict.fromkeys(("short", "keys", "needles", "minutes"), "NUMBER"),
+    **dict.fromkeys(("short", "minutes"), "NUMBER"),
     **dict.fromkeys(("method", "methods", "init"), "METHOD"),
     "text": "TEXT",
     "field": "KEY",

@@ -1,7 +1,6 @@
 """Frequencies learned from text, with the weights frozen."""
 
 from ropepatch.fitting.fitting import Fitted, fit
-from ropepatch.fitting.objective import Objective
 from ropepatch.fitting.vectors import published
 
-__all__ = ["Fitted", "Objective", "fit", "published"]
+__all__ = ["Fitted", "fit", "published"]

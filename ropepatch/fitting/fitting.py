@@ -7,54 +7,40 @@ import math
 import os
 import shutil
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.measuring import Progress
+from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
 from ropepatch.evaluation.running import distribute, is_first_process, rank_and_ranks
 from ropepatch.extension.planning import Plan, plan_scaling
-from ropepatch.files import check_resumed, read_json, whole_file, write_json
-from ropepatch.fitting.bench import FitBench
-from ropepatch.fitting.course import (
-    Course,
-    JudgedVector,
-    batch_of,
-    begin,
-    draw_windows,
-    proceed,
-    starts_of,
-    steps_in_all,
-    stopped,
-)
-from ropepatch.fitting.examples import Material, read_material
-from ropepatch.fitting.objective import Objective
-from ropepatch.fitting.problem import BACKWARD, reading
-from ropepatch.fitting.searches import run_search
-from ropepatch.fitting.settings import FitSettings
+from ropepatch.files import check_resumed, whole_file
+from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
+from ropepatch.fitting.examples import read_splits
+from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import check_device, load_model, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
+from ropepatch.settings import Length, relative_length
 
 logger = logging.getLogger(__name__)
 
-STATE = "fit.json"  # in the work folder
-SEARCHED = 5  # windows, at least, on which a search judges: LongRoPE takes as many texts
+STATE = "fit.pt"  # in the work folder
 STARTING = 3  # of a budget of time, one part in so many goes to the starts
-JUDGED = 30  # of the best vectors of a search, the last so many: as often as a descent is judged
 
 
 @dataclass(frozen=True)
@@ -122,20 +108,18 @@ def _better(gain: float) -> str:
 def fit(
     model: str | Path,
     *,
-    to: int,
+    to: Length,
     text: str | Path | None = None,
     field: str = "text",
     split: str = "train",
     steps: int = 100,
     init: str = "auto",
-    search: str = "descent",
-    objective: Objective | None = None,
-    shape: str = "free",
+    short: float = 1.0,
     keep: int = 0,
     seed: int = 0,
     spare: int = 0,
     revision: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     work: Path | None = None,
     minutes: float | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
@@ -143,58 +127,45 @@ def fit(
 ) -> Fitted:
     """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
 
-    What is returned is, of the starts and all that was tried on the way, what reads some windows best that
-    nothing is learned from: on these it is never worse than any start. The record tells how further windows
-    are read, which decided nothing.
+    Returns the vector with the lowest validation loss over all starts and steps: on the validation windows it
+    is never worse than any start. The record holds the loss on test windows, which decided nothing.
 
-    The processes of torch.distributed share the starts, the race of the best of them and the windows that
-    decide; what they return is the same, to the bit that of one process with as many threads.
+    The processes of torch.distributed share the starts, the race of the best of them and the validation
+    windows; what they return is the same, to the bit that of one process with as many threads.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target context in tokens.
+        to: The target context in tokens: 32768, `32k`, or a multiple of the trained context, `4x`.
         text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
         field: The column or key of a document's text.
         split: The split of a `datasets` id or a saved set.
-        steps: Steps of gradient descent; a search is given as many forward tokens.
+        steps: Steps of gradient descent.
         init: `auto`, or methods to start from, separated by commas.
-        search: `descent`, or a name of `SEARCHES`.
-        objective: What is minimised; None for the mean over all tokens.
-        shape: `free`, `monotone` or `smooth` divisors.
+        short: The weight of a token within the trained context, against 1 beyond it.
         keep: How many of the fastest pairs keep their frequencies.
         seed: Decides the order of the windows and the random starts.
         spare: Leave out the windows that a perplexity task with so many windows of the target would read.
         revision: The revision of a Hub id.
-        device: Where the model is put.
-        work: A folder for the state of a descent: the same call goes on from it after an interruption.
-        minutes: The descent ends after about so much time, over all calls, with the best until then; a third
-            of it is for the starts. None to end as `steps` says, which does not depend on the machine.
+        device: Where the model is put; None for the GPU, if there is one.
+        work: A folder for the state of a fit: the same call resumes from it after an interruption.
+        minutes: It ends after about so much time, over all calls, with the best until then; a third of it is
+            for the starts. None to end as `steps` says, which does not depend on the machine.
         progress: Called with the name of each stage; see `ropepatch.evaluation.measuring.measure`.
         say: Takes a line on where the model is read, and in which precision.
 
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.
     """
-    settings = FitSettings(
-        steps=steps,
-        init=init,
-        search=search,
-        objective=objective or Objective(),
-        shape=shape,
-        keep=keep,
-        seed=seed,
-    )
-    if minutes is not None and (search != "descent" or not 0 < minutes < math.inf):
-        raise RopepatchError(
-            f"minutes must be a number above 0, and of a descent, got {minutes} for {search}",
-            hint="leave it out: a search is given as many forward tokens as the steps of a descent",
-        )
+    settings = FitSettings(steps=steps, init=init, short=short, keep=keep, seed=seed)
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise RopepatchError(f"minutes must be a number above 0, got {minutes}", hint="leave it out")
     began = time.perf_counter()
-    processes = rank_and_ranks(True)[1]
-    if processes < int(os.environ.get("WORLD_SIZE", "1")):
-        raise RopepatchError("these processes do not know each other", hint="leave --device out")
-    if search != "descent" and processes > 1:
-        raise RopepatchError("a search runs in one process", hint="--search descent, or without torchrun")
+    if rank_and_ranks(True)[1] < int(os.environ.get("WORLD_SIZE", "1")):
+        raise RopepatchError(
+            f"torch.distributed is not initialised, but WORLD_SIZE is {os.environ['WORLD_SIZE']}",
+            hint="leave --device out",
+        )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     source = find_source(model, revision, weights=True)
     survey = survey_checkpoint(source)
@@ -204,122 +175,104 @@ def fit(
             hint="--keep 0",
         )
     window = survey.rope.original_max_position_embeddings
-    if to <= window:
+    target = relative_length(to, window)
+    if target <= window:
         raise RopepatchError(
-            f"{source.name} already covers {window} tokens; nothing to fit at {to}", hint=f"--to {4 * window}"
+            f"{source.name} already covers {window} tokens; nothing to fit at {target}",
+            hint=f"--to {4 * window}",
         )
     if text is None and source.name != "tiny":
         raise RopepatchError(
             "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
         )
     tokenizer = load_tokenizer(source.folder)
-    material = read_material(tokenizer, text, field=field, split=split, length=to, spare=spare)
+    splits = read_splits(tokenizer, text, field=field, split=split, length=target, spare=spare)
     loaded: Any = load_model(source)
-    material.check_ids(loaded.config.get_text_config().vocab_size)
-    request = _request(source, to, material, settings)
-    with reading(_placed(loaded, device, work), survey) as module:
-        for line in describe_placement(loaded):
-            say(line)
-        bench = FitBench(loaded, tokenizer, module, survey, material, settings)
-        budget = math.inf if minutes is None else 60 * minutes
-        course, seconds = _run(bench, settings, request, work, progress, began, budget)
-        record = request | {
-            **({} if minutes is None else {"minutes": minutes, "stopped": not course.finished}),
-            "start": course.first.start,
-            "found": {"start": course.best.start, "step": course.best.step},
-            "decided_by": {
-                "windows": len(material.held_out),
-                "before": course.first.loss,
-                "after": course.best.loss,
-            },
-            "held_out": bench.outcome(course, material),
-            "history": list(course.history),
-            "forward_tokens": course.spent,
-            "seconds": round(seconds, 1),
-            "env": environment(loaded),
-        }
-    scaling = course.best.point.scaling(to / window)
-    return Fitted(plan_scaling(survey, source.name, source.revision, scaling, to), record)
-
-
-def remove_finished(work: Path) -> None:
-    """Remove what a fit left that was killed when it had come to its end; there is nothing to go on with."""
-    with suppress(OSError, RopepatchError, LookupError, TypeError, ValueError):  # none, or somebody else's
-        names = [path.name for path in work.iterdir()]
-        if not names or (names == [STATE] and Course.from_dict(read_json(work / STATE)["course"]).finished):
-            logger.warning("removing %s, which a process left that was killed", work)
-            shutil.rmtree(work)
-
-
-def _placed(model: Any, device: str, work: Path | None) -> Any:
-    """The model on its device, in the precision in which the fit of a work folder began."""
-    if work is None or not (work / STATE).exists():
-        choose = partial(prefers_float32, device=device)
-        (float32,) = distribute([model], choose, key=lambda model: device, split=True)
-    else:
-        float32 = read_json(work / STATE).get("dtype") == str(torch.float32)
-    return (model.float() if float32 else model).to(device)
-
-
-def _request(source: Checkpoint, to: int, material: Material, settings: FitSettings) -> dict[str, Any]:
-    """All that decides the outcome."""
-    return {
+    splits.check_ids(loaded.config.get_text_config().vocab_size)
+    request = {
         "model": source.name,
         "revision": source.revision,
         "weights": source.fingerprint,
-        "to": to,
-        "text": material.text,
-        "digest": material.digest,
-        "windows": len(material.train),
+        "to": target,
+        "text": splits.text,
+        "digest": splits.digest,
+        "windows": len(splits.train),
         **settings.model_dump(),
+    }
+    kept = read_state(work, request)
+    with learnable(_placed(loaded, device, kept), survey) as module:
+        for line in describe_placement(loaded):
+            say(line)
+        train, validation = (
+            FitLoss(loaded, module, survey.rope, windows, short)
+            for windows in (splits.train, splits.validation)
+        )
+        began -= kept.get("seconds", 0.0)
+        budget = math.inf if minutes is None else 60 * minutes
+        if kept:
+            state = FitState.from_state_dict(kept["fit"])
+        else:
+            with progress("starts") as advance:
+                state = begin(train, validation, settings, until=began + budget / STARTING, advance=advance)
+        with progress("fit") as advance:
+            for now in proceed(train, validation, settings, state):
+                advance(now.steps, now.planned_steps(settings))
+                if work is not None and is_first_process() and len(now.history) > len(state.history):
+                    seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
+                    terms = {"asked": request, "seconds": seconds, "dtype": dtype}
+                    write_state(work, terms | {"fit": now.state_dict()})
+                state = now
+                if not now.finished and budget < math.inf and _late(began + budget):
+                    state = stopped(validation, now)
+                    break
+        seconds = time.perf_counter() - began
+        record = request | {
+            **({} if minutes is None else {"minutes": minutes, "stopped": not state.finished}),
+            "start": state.first.start,
+            "found": {"start": state.best.start, "step": state.best.step},
+            "decided_by": {
+                "windows": len(splits.validation),
+                "before": state.first.loss,
+                "after": state.best.loss,
+            },
+            "held_out": _outcome(FitLoss(loaded, module, survey.rope, splits.test), splits.sources, state),
+            "history": list(state.history),
+            "forward_tokens": state.forward_tokens,
+            "seconds": round(seconds, 1),
+            "env": environment(loaded),
+        }
+    scaling = Vector.from_flat(state.best.vector).scaling(target / window)
+    return Fitted(plan_scaling(survey, source.name, source.revision, scaling, target), record)
+
+
+def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
+    """The loss of windows that decided nothing: before, after, and through the model's own window."""
+    window = test.rope.original_max_position_embeddings
+    before, after = (test.token_losses(Vector.from_flat(end.vector)) for end in (state.first, state.best))
+    test.module.vector = Vector.unscaled(test.rope)
+    own = perplexity(test.model, None, list(test.ids), window=window, stride=window // 2, split=True)
+    gain = LossCurve(tuple(before - after), tuple(sources)).between(0, test.ids.shape[1]).loss
+    return {
+        "windows": len(test.ids),
+        "documents": len(gain.clusters),
+        "before": before.mean().item(),
+        "after": after.mean().item(),
+        "gain": gain.value,
+        "gain_interval": None if gain.missing else list(gain.interval()),
+        "short_before": before[:, : window - 1].mean().item(),
+        "short_after": after[:, : window - 1].mean().item(),
+        "own_window": torch.stack(list(own.nll)).mean().item(),
     }
 
 
-def _run(
-    bench: FitBench,
-    settings: FitSettings,
-    request: dict[str, Any],
-    work: Path | None,
-    progress: Progress,
-    began: float,
-    budget: float,
-) -> tuple[Course, float]:
-    """The course to its end, or that of a budget in seconds, and those it took since it began, in all calls.
-
-    Raises:
-        RopepatchError: The work folder holds another fit.
-    """
-    file = None if work is None else work / STATE
-    if file is not None and file.exists():
-        state = read_json(file)
-        hint = "remove it, or choose another --out"
-        check_resumed(f"{file} is of another fit", state.get("asked", {}), request, hint=hint)
-        course, began = Course.from_dict(state["course"]), began - state["seconds"]
+def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:
+    """The model on its device, in the precision in which the fit began."""
+    if kept:
+        float32 = kept["dtype"] == str(torch.float32)
     else:
-        with progress("starts") as advance:
-            until = began + budget / STARTING
-            course = begin(bench.train, bench.held_out, settings, until=until, advance=advance)
-    if settings.search != "descent":
-        return _searched(bench, settings, course, progress), time.perf_counter() - began
-    with progress("fit") as advance:
-        for now in proceed(bench.train, bench.held_out, settings, course):
-            advance(now.taken, steps_in_all(settings, now))
-            if file is not None and is_first_process() and len(now.history) > len(course.history):
-                seconds = time.perf_counter() - began
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(file) as partial:
-                    state = {
-                        "asked": request,
-                        "course": now.to_dict(),
-                        "seconds": seconds,
-                        "dtype": str(bench.model.dtype),
-                    }
-                    write_json(partial, state, indent=None)
-            course = now
-            if not now.finished and budget < math.inf and _late(began + budget):
-                course = stopped(bench.held_out, now)
-                break
-    return course, time.perf_counter() - began
+        choose = partial(prefers_float32, device=device)
+        (float32,) = distribute([model], choose, key=lambda model: device, split=True)
+    return (model.float() if float32 else model).to(device)
 
 
 def _late(end: float) -> bool:
@@ -328,22 +281,39 @@ def _late(end: float) -> bool:
     return late
 
 
-def _searched(bench: FitBench, settings: FitSettings, course: Course, progress: Progress) -> Course:
-    """The best that a search finds for the forward tokens of the descent."""
-    train = bench.train
-    budget = steps_in_all(settings, course) * train.cost(batch_of(train)) * (1 + BACKWARD)
-    starts = [course.first.point, *starts_of(train, settings).values()]
-    windows = draw_windows(train.num_windows, max(batch_of(train), SEARCHED), 0, settings.seed)
-    spent = train.spent
-    latest: deque[Vector] = deque(maxlen=JUDGED)
-    with progress(settings.search) as advance:
-        for improvement in run_search(
-            settings.search, train, starts, budget=spent + budget, seed=settings.seed, windows=windows
-        ):
-            latest.append(improvement.vector)
-            advance(improvement.spent - spent, budget)
-    for vector in latest:
-        loss = bench.held_out.by_window(vector).mean().item()
-        if loss < course.best.loss:
-            course = replace(course, best=JudgedVector(vector.numbers(), loss, settings.search))
-    return replace(course, spent=train.spent + bench.held_out.spent, finished=True)
+# The state of a fit
+
+
+def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
+    """What a work folder keeps of a fit; empty where it keeps nothing.
+
+    Raises:
+        RopepatchError: It keeps another fit, or cannot be read.
+    """
+    if work is None or not (file := work / STATE).exists():
+        return {}
+    hint = "remove it, or choose another --out"
+    try:
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+    except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
+        raise RopepatchError(f"{file} cannot be read: {type(error).__name__}", hint=hint) from error
+    check_resumed(f"{file} is of another fit", state["asked"], request, hint=hint)
+    return state
+
+
+def write_state(work: Path, state: dict[str, Any]) -> None:
+    """Keep the state of a fit in a work folder, whole or not at all."""
+    work.mkdir(parents=True, exist_ok=True)
+    with whole_file(work / STATE) as partial:
+        torch.save(state, partial)
+
+
+def remove_finished(work: Path) -> None:
+    """Remove what a fit left that was killed when it had come to its end; there is nothing to resume."""
+    with suppress(
+        OSError, EOFError, RuntimeError, UnpicklingError, LookupError, TypeError
+    ):  # somebody else's
+        names = [path.name for path in work.iterdir()]
+        if not names or (names == [STATE] and torch.load(work / STATE, weights_only=True)["fit"]["finished"]):
+            logger.warning("removing %s, which a process left that was killed", work)
+            shutil.rmtree(work)

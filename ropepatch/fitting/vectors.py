@@ -1,4 +1,4 @@
-"""What is fitted, a divisor per rotary pair and an attention factor as logarithms; its shapes and starts.
+"""What is fitted, a divisor per rotary pair and an attention factor as logarithms, and where a fit starts.
 
 Shapes: P rotary pairs.
 """
@@ -6,7 +6,7 @@ Shapes: P rotary pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import seed_of
 
-SMOOTH_WAVES = 6  # cosines over the pairs of which a smooth vector is made
 SPREAD = 0.5  # of the noise on the slowest pair of a mixture, in logarithms; it falls to 0 at the fastest
 STOPPED = 5.0  # the largest log-divisor that a mixture is made from
 WARMEST = 0.15  # the largest log attention factor of a mixture
@@ -29,7 +28,7 @@ LARGEST = 12.0
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """A point of the space that is searched.
+    """The logarithms of a divisor per rotary pair and of an attention factor.
 
     Args:
         log_divisors: ln(theta_i / theta'_i), float32 [P], fastest pair first.
@@ -48,22 +47,23 @@ class Vector:
 
     @classmethod
     def unscaled(cls, rope: Rope) -> Vector:
-        """The vector that leaves a rope as it is."""
+        """The vector of the baseline."""
         return cls(torch.zeros(rope.num_pairs), torch.zeros(()))
 
     def flat(self) -> Tensor:
         """Both in one tensor [P + 1]: the divisors, then the attention factor."""
         return torch.cat([self.log_divisors, self.log_attention[None]])
 
-    def numbers(self) -> tuple[float, ...]:
-        """The numbers of `flat`, JSON-ready."""
-        return tuple(self.flat().tolist())
-
     @classmethod
-    def from_flat(cls, values: Tensor | Sequence[float]) -> Vector:
-        """The inverse of `flat` and of `numbers`."""
-        values = torch.as_tensor(values)
+    def from_flat(cls, values: Tensor) -> Vector:
+        """The inverse of `flat`."""
         return cls(values[:-1], values[-1])
+
+    def keep_fastest(self, pairs: int) -> Vector:
+        """The same, its so many fastest pairs with their own frequencies, within `LARGEST`."""
+        slow = self.log_divisors[pairs:]
+        divisors = torch.cat([torch.zeros(pairs), slow]).clamp(-LARGEST, LARGEST)
+        return Vector(divisors, self.log_attention)
 
     def scaling(self, factor: float) -> CustomDivisors:
         """The method that says the same, to 8 digits.
@@ -73,47 +73,6 @@ class Vector:
         """
         ratios, a = self.log_divisors.detach().double().exp(), math.exp(self.log_attention.item())
         return CustomDivisors.rounded(ratios, a, factor=factor, digits=8)
-
-
-def monotone(log_divisors: Tensor) -> Tensor:
-    """The nearest divisors that do not fall from faster to slower pairs: isotonic regression.
-
-    By pooling of adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955).
-    """
-    pools: list[tuple[float, int]] = []  # mean and size
-    for value in log_divisors.tolist():
-        mean, size = value, 1
-        while pools and pools[-1][0] > mean:
-            before, count = pools.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        pools.append((mean, size))
-    return torch.tensor([mean for mean, size in pools for _ in range(size)], dtype=log_divisors.dtype)
-
-
-def smooth(log_divisors: Tensor) -> Tensor:
-    """The nearest divisors whose logarithm is a sum of a few slow cosines over the pairs (a DCT-II)."""
-    pairs = len(log_divisors)
-    middle = torch.arange(pairs, dtype=torch.float64) + 0.5
-    waves = torch.stack(
-        [torch.cos(math.pi * wave * middle / pairs) for wave in range(min(SMOOTH_WAVES, pairs))]
-    )
-    waves = waves / waves.norm(dim=1, keepdim=True)
-    nearest: Tensor = waves.T @ (waves @ log_divisors.double())
-    return nearest.to(log_divisors.dtype)
-
-
-SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "free": lambda log_divisors: log_divisors,
-    "monotone": monotone,
-    "smooth": smooth,
-}
-
-
-def project(vector: Vector, shape: str, keep: int) -> Vector:
-    """The nearest vector of a shape; its ``keep`` fastest pairs keep their frequencies."""
-    rest = SHAPES[shape](vector.log_divisors[keep:])
-    divisors = torch.cat([torch.zeros(keep), rest]).clamp(-LARGEST, LARGEST)
-    return Vector(divisors, vector.log_attention)
 
 
 def published(rope: Rope, factor: float) -> dict[str, Vector]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
 from ropepatch.evaluation.results import results_json
+from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
-from ropepatch.evaluation.tasks import check_text
-from ropepatch.fitting.choosing import (
-    ALL,
-    EVERY_MAP,
-    WINDOWS,
-    fit_beside,
-    participants,
-    ranking_suite,
-)
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
+from ropepatch.extension.planning import plan
+from ropepatch.fitting import fitting
+from ropepatch.fitting.fitting import Fitted
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.evaluation import check_places, measured
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.pipeline.results import Results
@@ -31,6 +31,7 @@ from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stde
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
+from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import Length
 
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from ropepatch.fitting.fitting import Fitted
-
+ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
+WINDOWS = 24  # of text
 COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 
 
@@ -192,3 +193,114 @@ def compare(
 ) -> Choice:
     """Rank scalings on a model, as `choose` does with a list of methods, whose options these are."""
     return choose(model, to=to, methods=methods, **options)
+
+
+# Who takes part, and what is measured
+
+
+def candidates() -> tuple[str, ...]:
+    """The methods of the registry that take part by themselves: static ones that need no parameters.
+
+    A method that follows the length is held at the target where it is measured, and there it is its static
+    twin, which takes part; let go, it contradicts the keys in the cache.
+    """
+    return tuple(name for name in formulas() if name != "none")  # the baseline
+
+
+def participants(
+    model: str | Path, names: Iterable[str], *, to: int, revision: str | None = None
+) -> tuple[list[Method], dict[str, str]]:
+    """The methods of a comparison, each once, and what `all` and `maps` leave out, with the reason.
+
+    Raises:
+        RopepatchError: The model does not allow a method that is named, or none at all.
+    """
+    groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
+    methods: dict[str, Method] = {}
+    errors: dict[str, RopepatchError] = {}
+    for name in names:
+        for candidate in groups.get(name, [name]):
+            try:
+                plan(model, to=to, method=candidate, revision=revision)
+            except RopepatchError as error:
+                if name not in groups:
+                    raise
+                errors[candidate] = error
+            else:
+                methods[candidate] = Method(name=candidate)
+    if errors and not methods:
+        raise next(iter(errors.values()))
+    return list(methods.values()), {name: str(error) for name, error in errors.items()}
+
+
+def fit_beside(
+    suite: Suite, folder: Path, *, revision: str | None, device: str, progress: Progress
+) -> tuple[Method, Fitted]:
+    """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
+
+    Args:
+        suite: What `ranking_suite` makes.
+        folder: Where `fit.json` is written, and the state of the fit is kept.
+        revision: The revision of a Hub id.
+        device: Where the model is put.
+        progress: As in `measure`.
+
+    Returns:
+        The method, labelled `fit`, and the fit itself.
+
+    Raises:
+        RopepatchError: Too little text, several processes, or what `ropepatch.fit` refuses.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RopepatchError(
+            "a fit runs in one process", hint="`ropepatch fit` before, and its file in the list"
+        )
+    task, (model,), (to,) = suite.tasks[0], suite.models, suite.to
+    assert isinstance(task, PerplexityTask)
+    assert task.windows is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    fitted = fitting.fit(
+        model,
+        to=to,
+        text=task.text,
+        field=task.field,
+        split=task.split,
+        spare=task.windows,
+        revision=revision,
+        device=device,
+        work=folder / "work",
+        progress=progress,
+    )
+    file = folder / f"{FIT}.json"
+    file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
+    return Method(name=str(fitted.save(file))), fitted
+
+
+def ranking_suite(
+    model: str,
+    methods: Sequence[Method],
+    *,
+    to: int,
+    haystacks: int | None = None,
+    keys: int | None = None,
+    revision: str | None = None,
+    **reading: Any,
+) -> tuple[Suite, RopepatchError | None]:
+    """The suite of a ranking: the loss over windows of the target, as in `PerplexityTask`, and retrieval.
+
+    Returns:
+        The suite, and the reason for leaving retrieval out where the tokenizer cannot write the keys or no
+        length has room for them.
+    """
+    tasks: list[Task] = [PerplexityTask(**{"windows": WINDOWS} | reading)]
+    reason = None
+    if haystacks != 0:
+        source = find_source(model, revision, weights=True)
+        trained = survey_checkpoint(source).rope.original_max_position_embeddings
+        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(source.folder)
+        try:
+            retrieval.limited(1).prepare(model, tokenizer, trained=trained, to=to)
+            tasks.append(retrieval)
+        except RopepatchError as error:
+            reason = error
+    return Suite(models=(model,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason

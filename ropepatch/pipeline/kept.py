@@ -32,5 +32,5 @@ def kept(request: Request, *, dry_run: bool) -> str:
 def kept_by_fit(work: Path) -> str:
     """What an interrupted `fit` leaves in its work folder."""
     if (work / fitting.STATE).is_file():
-        return f"{work} keeps the descent; the same command goes on from it"
+        return f"{work} keeps the descent; the same command resumes it"
     return "nothing is kept; the same command starts anew"

@@ -34,8 +34,8 @@ from ropepatch.training.recipe import Recipe
 from ropepatch.training.recipe_sections import Fit
 from ropepatch.training.supply import RecipeReader
 
-# In the work folder; the state is of `ropepatch.fit`, the last a folder of `ropepatch.choose`.
-START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", "fit.json", "measured"
+# In the work folder; the last is a folder of `ropepatch.choose`.
+START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", fitting.STATE, "measured"
 EVIDENCE = ("fit", "ranking")  # in records: what the choice of the method rests on
 
 Search = Callable[

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.files import read_json, write_json
-from ropepatch.fitting.learnable import LearnableRope
+from ropepatch.fitting.loss import LearnableRope
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.rotary import base_model, float32_on_cpu
 from ropepatch.scaling.rope import Frequencies, Rope, divisors

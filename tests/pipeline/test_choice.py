@@ -14,10 +14,10 @@ from ropepatch.cli import app
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
-from ropepatch.fitting.choosing import fit_beside, ranking_suite
 from ropepatch.model.source import find_source
-from ropepatch.pipeline.choice import choose
+from ropepatch.pipeline.choice import choose, fit_beside, ranking_suite
 from ropepatch.pipeline.results import Results
+from ropepatch.pipeline.running import bar
 from ropepatch.scaling.file import FIT
 
 
@@ -37,7 +37,7 @@ def fits(monkeypatch):
 @pytest.fixture
 def two(monkeypatch):
     """Two candidates, for speed."""
-    monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.pipeline.choice.candidates", lambda: ("linear", "yarn"))
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_compare_refuses_an_unknown_method_before_it_fits(compared, fits):
 
 def test_compare_takes_a_scaling_file_for_a_method(compared, fits, tmp_path):
     suite, _ = ranking_suite("tiny", [], to=1024, haystacks=0)
-    method, _ = fit_beside(suite, tmp_path)
+    method, _ = fit_beside(suite, tmp_path, revision=None, device="cpu", progress=bar)
     words = ("--methods", f"yarn,{method.name}")
     ((measured, _),), printed = compared([BASE, of("yarn", 2.0), of(FIT, 1.0)], *words)
     assert [method.label for method in measured.methods] == ["yarn", FIT]

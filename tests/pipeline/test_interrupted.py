@@ -40,9 +40,9 @@ def interrupt(monkeypatch):
         (
             FIT,
             fitting,
-            "write_json",
+            "write_state",
             1,
-            "fitted.json.fit keeps the descent; the same command goes on from it",
+            "fitted.json.fit keeps the descent; the same command resumes it",
         ),
         (
             EXTEND,

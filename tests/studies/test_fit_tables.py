@@ -56,22 +56,16 @@ def test_a_share_is_of_what_is_above_the_least_possible_loss_and_of_an_excess_be
     assert above.share.value == pytest.approx(0.3 / 0.6)
 
 
-def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share_and_is_no_search():
+def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share():
     later, best = (
         row(TABLES.BOUND, nats, [0.5, 0.5, 0.5], seed=seed)
         for seed, nats in ((0, [1.2, 2.2, 3.2]), (1, [1.1, 2.1, 3.1]))
     )
     (found,) = TABLES.summaries([*ROWS, later, best])
-    assert found.learned == "descent"
+    assert fit_study.BOUND == TABLES.BOUND
     assert found.bound == pytest.approx(0.1 / 0.5)
     assert "| 40% [" in TABLES.table([found])
     assert "] | 20% |" in TABLES.table([found])
-
-
-def test_a_search_is_a_row_of_its_own():
-    assert fit_study.BOUND == TABLES.BOUND
-    rows = [*ROWS, row("evolution", [1.2, 2.4, 3.4], [0.5, 0.5, 0.5], seed=0)]
-    assert [found.learned for found in TABLES.summaries(rows)] == ["descent", "evolution"]
 
 
 def results(name):
@@ -80,9 +74,6 @@ def results(name):
 
 def test_the_page_is_the_result_file():
     found = list(TABLES.summaries(results("fit")["rows"]))
-    check_block("learned", TABLES.table([one for one in found if one.learned == "descent"]), PAGE)
-    cells = {(one.model, one.text, one.factor) for one in found if one.learned != "descent"}
-    searched = [one for one in found if (one.model, one.text, one.factor) in cells]
-    check_block("searches", TABLES.search_table(searched) if searched else "", PAGE)
+    check_block("learned", TABLES.table(found), PAGE)
     check_block("other-means", TABLES.means_table(results("other-means")["rows"]), PAGE)
     check_block("starts", TABLES.starts_table(results("fit-starts")), PAGE)

@@ -5,8 +5,8 @@
 For every checkpoint, text, factor and seed a vector is fitted on the first 70 % of the documents and read,
 like every published training-free method, on 24 windows of the last 15 %. The excess is the loss over the
 whole target, less that of the baseline on the same tokens through its own window, half a window at a time.
-Searches are given the forward tokens of the descent. `--bound` descends further, from the best of every seed
-on the test windows themselves: how much lower a vector could be there. Rows in the file are kept.
+`--bound` descends further, from the vector of every seed, on the test windows themselves: how much lower a
+vector could be there. Rows in the file are kept.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
-from ropepatch.fitting import Objective, published
-from ropepatch.fitting.course import Descent, batch_of, step
-from ropepatch.fitting.examples import text_examples
-from ropepatch.fitting.fitting import fit
-from ropepatch.fitting.problem import Problem, reading
-from ropepatch.fitting.settings import FitSettings
+from ropepatch.fitting import fit, published
+from ropepatch.fitting.descent import Descent, FitSettings, batch_of, step
+from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey, survey_checkpoint
@@ -56,8 +53,7 @@ def main() -> None:
     parser.add_argument("--text", action="append", default=[], metavar="NAME=PATH", help="none for tiny")
     parser.add_argument("--factors", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--searches", nargs="*", default=[], help="with the forward tokens of the descent")
-    parser.add_argument("--bound", action="store_true", help="go on from what was found")
+    parser.add_argument("--bound", action="store_true", help="descend further on the test windows")
     parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
     texts = dict(one.split("=", 1) for one in arguments.text) or {"tales": None}
@@ -66,7 +62,7 @@ def main() -> None:
         for text, path in texts.items():
             for factor in arguments.factors:
                 cell = Cell(model, text, path, factor, arguments.steps)
-                labels = ["descent", *arguments.searches, *([BOUND] if arguments.bound else [])]
+                labels = ["descent", *([BOUND] if arguments.bound else [])]
                 for row in cell.rows(arguments.seeds, labels, rows):
                     rows.append(row)
                     print(_said(row), file=sys.stderr, flush=True)
@@ -125,7 +121,7 @@ class Cell:
                     learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
                     scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
                 else:
-                    fitted = self._fitted(label, seed, learned)
+                    fitted = fit(self.model, to=self.to, text=learned, seed=seed, steps=self.steps)
                     scaling = fitted.scaling
                     row |= {key: fitted.record[key] for key in OF_A_FIT}
                 if seed is not None:
@@ -154,12 +150,6 @@ class Cell:
         ]
         return [name for name in published(self.rope, float(self.factor)) if name != "none"] + following
 
-    def _fitted(self, search: str, seed: int, text: Path | None) -> Any:
-        objective = Objective(needles=1.0, text=0.0) if search == "longrope2" and text is None else None
-        return fit(
-            self.model, to=self.to, text=text, search=search, seed=seed, steps=self.steps, objective=objective
-        )
-
     def _bound(self, model: Any, pieces: Sequence[torch.Tensor], learned: dict[str, Any]) -> CustomDivisors:
         """The best on the test windows of a descent on these very windows, from what was learned."""
         found = survey(model.config.to_dict(), model)
@@ -170,15 +160,14 @@ class Cell:
         )
         start = Vector.of(scaling.frequencies(found.rope), found.rope)
         settings = FitSettings(steps=BOUND_STEPS)
-        with reading(model, found) as module:
-            examples = text_examples(pieces, settings.objective, self.window)
-            problem = Problem(model, module, found.rope, float(self.factor), examples)
+        with learnable(model, found) as module:
+            loss = FitLoss(model, module, found.rope, pieces)
             state, tried = Descent.at(start), [start]
             for taken in range(1, BOUND_STEPS + 1):
-                state = step(problem, state, batch=batch_of(problem), settings=settings)
+                state = step(loss, state, batch=batch_of(loss), settings=settings)
                 if taken % JUDGED_EVERY == 0:
-                    tried.append(state.averaged)
-            best = min(tried, key=lambda vector: problem.by_window(vector).mean().item())
+                    tried.append(Vector.from_flat(state.mean))
+            best = min(tried, key=lambda vector: loss.by_window(vector).mean().item())
         return best.scaling(float(self.factor))
 
     def texts(

@@ -39,9 +39,7 @@ class Summary:
         own: The baseline through its own window, nats per token.
         published: The published method that reads the test windows best.
         published_excess: Its loss less `own`.
-        learned: The search.
-        seeds: Of it.
-        excess: Its loss less `own`, mean over the seeds.
+        excess: The loss of the learned vector less `own`, mean over the seeds.
         by_seed: The same for each seed.
         behind: Its loss less that of `published`.
         share: Of the published excess, what is left; of the loss above the least possible one where that is
@@ -57,8 +55,6 @@ class Summary:
     own: float
     published: str
     published_excess: float
-    learned: str
-    seeds: int
     excess: float
     by_seed: tuple[float, ...]
     behind: Mean
@@ -69,7 +65,7 @@ class Summary:
 
 
 def summaries(rows: Sequence[dict[str, Any]]) -> Iterator[Summary]:
-    """A summary per checkpoint, text, factor and search."""
+    """A summary per checkpoint, text and factor."""
     order = sorted(rows, key=lambda row: (row["model"], row["text"], row["factor"]))
     for (model, text, factor), cell in groupby(
         order, key=lambda row: (row["model"], row["text"], row["factor"])
@@ -79,10 +75,8 @@ def summaries(rows: Sequence[dict[str, Any]]) -> Iterator[Summary]:
         best = min(known, key=lambda row: _mean(row["nats"]))
         bound = min((_mean(row["nats"]) for row in of_cell if row["label"] == BOUND), default=None)
         documents = next((row["documents"] for row in of_cell if "documents" in row), None)
-        for label in dict.fromkeys(row["label"] for row in of_cell if row["seed"] is not None):
-            if label != BOUND:
-                fits = [row for row in of_cell if row["label"] == label]
-                yield _summary(model, text, factor, best, label, fits, bound, documents)
+        fits = [row for row in of_cell if row["label"] == "descent"]
+        yield _summary(model, text, factor, best, fits, bound, documents)
 
 
 def _summary(
@@ -90,7 +84,6 @@ def _summary(
     text: str,
     factor: int,
     best: dict[str, Any],
-    label: str,
     fits: list[dict[str, Any]],
     bound: float | None,
     documents: list[int] | None,
@@ -112,8 +105,6 @@ def _summary(
         own=_mean(own),
         published=best["label"],
         published_excess=_mean(over),
-        learned=label,
-        seeds=len(fits),
         excess=_mean(left),
         by_seed=tuple(_mean(_less(row["nats"], own)) for row in fits),
         behind=_by_document(behind, documents),
@@ -143,20 +134,6 @@ def table(found: Sequence[Summary]) -> str:
             f"| {one.model}, {one.text} | {one.factor} | {one.published} | {one.published_excess:.4f} "
             f"| {seeds} | {share} | {bound} | {learned} | {one.forward_tokens / 1e6:.1f} M |"
         )
-    return "\n".join(lines)
-
-
-def search_table(found: Sequence[Summary]) -> str:
-    """The searches at equal forward tokens, as Markdown."""
-    lines = [
-        "| checkpoint, text | factor | search | forward tokens | excess | seeds |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {one.model}, {one.text} | {one.factor} | {one.learned} | {one.forward_tokens / 1e6:.2f} M "
-        f"| {one.excess:.4f} ({', '.join(f'{value:.4f}' for value in one.by_seed)}) | {one.seeds} |"
-        for one in found
-    ]
     return "\n".join(lines)
 
 
@@ -259,9 +236,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = json.loads(arguments.results.read_text(encoding="utf-8"))["rows"]
     found = list(summaries(rows))
-    print(table([one for one in found if one.learned == "descent"]))
-    print()
-    print(search_table(found))
+    print(table(found))
     if arguments.figures:
         save_figure(plot_divisors(curves(rows, arguments.checkpoints)), arguments.figures / "fit-divisors")
 

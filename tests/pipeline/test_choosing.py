@@ -12,8 +12,9 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
-from ropepatch.fitting.choosing import candidates, fit_beside, participants, ranking_suite
-from ropepatch.fitting.examples import read_material
+from ropepatch.fitting.examples import read_splits
+from ropepatch.pipeline.choice import candidates, fit_beside, participants, ranking_suite
+from ropepatch.pipeline.running import bar
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
@@ -56,7 +57,7 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
 
 
 def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):
-    monkeypatch.setattr("ropepatch.fitting.choosing.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.pipeline.choice.candidates", lambda: ("linear", "yarn"))
 
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")
@@ -113,18 +114,18 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, None)
-    fit_beside(suite, tmp_path)
+    fit_beside(suite, tmp_path, revision=None, device="cpu", progress=bar)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
-    fitted = read_material(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
+    fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
     assert len(ranked) == windows
-    careless = read_material(tokenizer, str(text), length=512, **read | {"spare": 0})
+    careless = read_splits(tokenizer, str(text), length=512, **read | {"spare": 0})
     assert windows_of(ranked) <= windows_of(careless.windows)
 
 
 def test_the_tales_that_rank_are_none_of_those_that_the_fit_reads(tiny):
     _, tokenizer = tiny
-    fitted = read_material(tokenizer, None, field="text", split="test", length=64, spare=24)
+    fitted = read_splits(tokenizer, None, field="text", split="test", length=64, spare=24)
     ranked = [tale.ids for tale in held_out_tales(tokenizer, length=64, count=24)]
     assert len(windows_of(fitted.windows)) > 200
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))

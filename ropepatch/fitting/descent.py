@@ -1,0 +1,355 @@
+"""The descent of a fit: many starts, a race of a few, one long descent; the validation windows decide.
+
+Shapes: P rotary pairs.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.running import distribute, rank_and_ranks
+from ropepatch.fitting.loss import BACKWARD, FitLoss
+from ropepatch.fitting.vectors import Vector, mixtures, named, published
+from ropepatch.scaling.rope import rotations
+from ropepatch.settings import Count, Settings, Text, Weight, Whole, seed_of
+
+MIXTURES = 160  # random starts beside the published ones
+SCREENED = 16  # starts that are tried again on more text
+BATCH_TOKENS = 4096  # of a step; one window at least
+CANDIDATES = 4  # starts that take some steps before the best goes on
+RACE = 5  # of all steps, one in so many
+CHECKS = 15  # how often the validation windows are read on the way
+PATIENCE = 8  # checks without a new best, after which it stops
+
+LEARNING_RATE = 0.08  # in logarithms: a step moves the divisor of a slow pair by up to 8 %
+ATTENTION_SCALE = 0.3  # of its step against those of the divisors: it moves every logit by its square
+BETAS = (0.9, 0.99)
+WARMUP = 5  # steps
+LEAST = 0.02  # of the learning rate, at the end
+AVERAGED = 0.93  # decay of the running mean of the vectors
+
+Advance = Callable[[int, int | None], None]
+
+
+class FitSettings(Settings):
+    """The settings that decide the outcome of a fit; `ropepatch.fit` says what each means."""
+
+    steps: Count = 100
+    init: Text = "auto"
+    short: Weight = 1.0
+    keep: Whole = 0
+    seed: Whole = 0
+
+    @property
+    def race(self) -> int:
+        """Steps of a race; fewer than in all."""
+        return self.steps // RACE
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """One descent after a step.
+
+    Args:
+        step: Steps taken.
+        vector: [P + 1], in the order of `Vector.flat`.
+        mean: The running mean of the vectors [P + 1]: what is validated and kept.
+        adam: The state of the optimizer.
+        loss: Of the last step's windows; None before the first, and where it is not finite.
+    """
+
+    step: int
+    vector: Tensor
+    mean: Tensor
+    adam: Mapping[str, Tensor]
+    loss: float | None = None
+
+    @classmethod
+    def at(cls, start: Vector) -> Descent:
+        """Before the first step."""
+        flat, zeros = start.flat(), torch.zeros_like(start.flat())
+        return cls(0, flat, flat, {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros})
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """A vector and its loss on the validation windows.
+
+    Args:
+        vector: [P + 1], in the order of `Vector.flat`.
+        loss: On the validation windows.
+        start: The start it came from.
+        step: After so many steps.
+    """
+
+    vector: Tensor
+    loss: float
+    start: str
+    step: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class FitState:
+    """Where a fit stands.
+
+    Args:
+        candidates: The descents by the names of their starts, the best start first.
+        first: The best of the published or named methods.
+        best: The best of all so far.
+        num_candidates: How many descents there were.
+        forward_tokens: Read so far.
+        steps: Taken so far, by all candidates.
+        checks_without_improvement: Since there was a new best.
+        history: A row per check.
+        finished: Whether it is over.
+    """
+
+    candidates: dict[str, Descent]
+    first: Validated
+    best: Validated
+    num_candidates: int
+    forward_tokens: int = 0
+    steps: int = 0
+    checks_without_improvement: int = 0
+    history: tuple[dict[str, Any], ...] = ()
+    finished: bool = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers, for `torch.save`."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> FitState:
+        """The inverse of `state_dict`."""
+        candidates = {name: Descent(**descent) for name, descent in state["candidates"].items()}
+        ends = {name: Validated(**state[name]) for name in ("first", "best")}
+        return cls(**dict(state) | ends | {"candidates": candidates})
+
+    def planned_steps(self, settings: FitSettings) -> int:
+        """Steps of the long descent and of those that lose the race."""
+        return settings.steps + (self.num_candidates - 1) * settings.race
+
+    def decided(self) -> FitState:
+        """With the winner of the race alone."""
+        if len(self.candidates) == 1:
+            return self
+        last = {row["start"]: row["held_out"] for row in self.history}
+        winner = min(self.candidates, key=last.__getitem__)
+        return replace(self, candidates={winner: self.candidates[winner]}, checks_without_improvement=0)
+
+    def validated(self, name: str, validation: FitLoss) -> FitState:
+        """With the running mean of a candidate validated."""
+        descent = self.candidates[name]
+        loss = _validated(validation, Vector.from_flat(descent.mean))
+        row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": loss}
+        best, checks = self.best, self.checks_without_improvement + 1
+        if loss < best.loss:
+            best, checks = Validated(descent.mean, loss, name, descent.step), 0
+        history = (*self.history, row)
+        return replace(self, history=history, best=best, checks_without_improvement=checks)
+
+
+def batch_of(train: FitLoss) -> int:
+    """Windows of a step."""
+    return max(1, BATCH_TOKENS // train.ids.shape[1])
+
+
+# Starts
+
+
+def starts_of(train: FitLoss, settings: FitSettings) -> dict[str, Vector]:
+    """The methods that are named, or all published ones."""
+    if settings.init == "auto":
+        starts = published(train.rope, train.factor)
+    else:
+        names = [name.strip() for name in settings.init.split(",")]
+        starts = {name: named(name, train.rope, train.factor) for name in names}
+    return {name: start.keep_fastest(settings.keep) for name, start in starts.items()}
+
+
+def screened(
+    train: FitLoss,
+    starts: dict[str, Vector],
+    settings: FitSettings,
+    *,
+    until: float = math.inf,
+    advance: Advance = lambda done, total: None,
+) -> list[str]:
+    """The names of the starts by their loss on the text to learn from, the best first.
+
+    All are tried on as much as half a step reads, and the best on as much as two. Processes share the starts.
+
+    Args:
+        train: What scores them.
+        starts: The starts; after the time that is given, those that are not yet tried are left out.
+        settings: The seed of the windows.
+        until: That time, by `time.perf_counter`.
+        advance: Called with how many windows are read, and how many there are.
+    """
+    generator = torch.Generator().manual_seed(seed_of("screen", settings.seed) % 2**63)
+    windows = torch.randperm(len(train.ids), generator=generator).tolist()
+    order, done = list(starts), 0
+    few, many = max(1, batch_of(train) // 2), 2 * batch_of(train)
+    total = few * len(order) + many * min(SCREENED, len(order))
+    for count, places in ((few, SCREENED), (many, None)):
+        spent, first = train.spent, done
+
+        def score(name: str, count: int = count, first: int = first) -> float | None:
+            nonlocal done
+            if done > first and time.perf_counter() > until:
+                return None
+            found, done = train.score(starts[name], windows[:count]), done + count * rank_and_ranks(True)[1]
+            advance(min(done, total), total)
+            return found
+
+        found = zip(order, distribute(order, score, key=str, split=True), strict=True)
+        scores = {name: loss for name, loss in found if loss is not None}
+        train.spent = spent + len(scores) * train.cost(count)
+        finite = [name for name in scores if math.isfinite(scores[name])]
+        order = sorted(finite, key=scores.__getitem__)[:places]
+    return order
+
+
+def begin(
+    train: FitLoss,
+    validation: FitLoss,
+    settings: FitSettings,
+    *,
+    until: float = math.inf,
+    advance: Advance = lambda done, total: None,
+) -> FitState:
+    """The state before the first step; `screened` says what `until` and `advance` are.
+
+    Raises:
+        RopepatchError: An unknown method among those that are named, or no loss that is finite.
+    """
+    methods = starts_of(train, settings)
+    starts = dict(methods)
+    if settings.init == "auto":
+        more = mixtures(methods, count=MIXTURES, seed=settings.seed)
+        starts |= {name: start.keep_fastest(settings.keep) for name, start in more.items()}
+    order = screened(train, starts, settings, until=until, advance=advance)
+    racing = order[: CANDIDATES if settings.race else 1]
+    if not racing:
+        raise RopepatchError(
+            "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
+        )
+    tried = {
+        name: Validated(starts[name].flat(), _validated(validation, starts[name]), name)
+        for name in dict.fromkeys([*methods, *racing])
+    }
+    first = min((tried[name] for name in methods), key=lambda start: start.loss)
+    best = min(tried.values(), key=lambda start: start.loss)
+    candidates = {name: Descent.at(starts[name]) for name in racing}
+    return FitState(candidates, first, best, len(racing), train.spent + validation.spent)
+
+
+def _validated(validation: FitLoss, vector: Vector) -> float:
+    """The loss on the validation windows; one that is not finite is the worst there is."""
+    loss = validation.by_window(vector).mean().item()
+    return loss if math.isfinite(loss) else sys.float_info.max
+
+
+# Steps
+
+
+def proceed(
+    train: FitLoss, validation: FitLoss, settings: FitSettings, state: FitState
+) -> Iterator[FitState]:
+    """The state after each further step, until it is over.
+
+    The starts race, each on a process of its own if there are many; then the one whose descent has the lowest
+    validation loss goes on alone.
+    """
+    batch, every = batch_of(train), max(1, settings.steps // CHECKS)
+    earlier = state.forward_tokens - train.spent - validation.spent
+    race = settings.race if state.num_candidates > 1 else 0
+    move = partial(step, train, batch=batch, settings=settings)
+    while not state.finished:
+        if all(descent.step >= race for descent in state.candidates.values()):
+            state = state.decided()
+        candidates, spent = state.candidates, train.spent
+        last = min(descent.step for descent in candidates.values())
+        names = [name for name, descent in candidates.items() if descent.step == last]
+        moved = distribute([candidates[name] for name in names], move, key=_digits, split=True)
+        train.spent = spent + len(names) * train.cost(batch) * (1 + BACKWARD)
+        for name, descent in zip(names, moved, strict=True):
+            candidates = state.candidates | {name: descent}
+            state = replace(state, candidates=candidates, steps=state.steps + 1)
+            if descent.step % every == 0 or descent.step in (race, settings.steps):
+                state = state.validated(name, validation)
+        over = len(state.candidates) == 1 and (
+            last + 1 >= settings.steps or state.checks_without_improvement >= PATIENCE
+        )
+        tokens = earlier + train.spent + validation.spent
+        state = replace(state, forward_tokens=tokens, finished=over)
+        yield state
+
+
+def stopped(validation: FitLoss, state: FitState) -> FitState:
+    """A state that goes no further, with its last vectors validated."""
+    before = validation.spent
+    known = {(row["start"], row["step"]) for row in state.history}
+    for name, descent in state.candidates.items():
+        if descent.step and (name, descent.step) not in known:
+            state = state.validated(name, validation)
+    return replace(state, forward_tokens=state.forward_tokens + validation.spent - before)
+
+
+def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -> Descent:
+    """The state after one more step of gradient descent.
+
+    Adam (arXiv:1412.6980) with a cosine to `LEAST` of its rate. The windows follow from the seed and the
+    number of the step, so that a descent resumes from any state. Pairs that rotate r > 1 times inside L move
+    by steps smaller by sqrt(r): the loss has more valleys along them.
+
+    Args:
+        train: What is minimised.
+        state: Where the descent stands.
+        batch: Windows of the step.
+        settings: How many steps there are in all, pairs that are kept, and the seed.
+    """
+    turns = rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings)
+    scale = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
+    values = (state.vector / scale).requires_grad_()
+    decayed = 0.5 * (1 + math.cos(math.pi * state.step / settings.steps))
+    rate = LEARNING_RATE * (min(1.0, (state.step + 1) / WARMUP) * max(LEAST, decayed))
+    optimizer = torch.optim.Adam([values], lr=rate, betas=BETAS)
+    optimizer.state[values] = {name: tensor.clone() for name, tensor in state.adam.items()}
+    windows = draw_windows(len(train.ids), batch, state.step, settings.seed)
+    loss, gradient = train.gradient(Vector.from_flat(values.detach() * scale), windows)
+    sound = math.isfinite(loss) and bool(gradient.isfinite().all())
+    values.grad = gradient * scale if sound else torch.zeros_like(gradient)
+    optimizer.step()
+    vector = Vector.from_flat(values.detach() * scale).keep_fastest(settings.keep).flat()
+    return Descent(
+        step=state.step + 1,
+        vector=vector,
+        mean=state.mean.lerp(vector, 1 - AVERAGED),
+        adam=dict(optimizer.state[values]),
+        loss=loss if sound else None,
+    )
+
+
+def draw_windows(available: int, batch: int, step: int, seed: int) -> list[int]:
+    """The windows of a step: all of them in one random order before any comes again, in another."""
+    indices = range(step * batch, (step + 1) * batch)
+    orders = {}
+    for lap in {index // available for index in indices}:
+        generator = torch.Generator().manual_seed(seed_of("windows", seed, lap) % 2**63)
+        orders[lap] = torch.randperm(available, generator=generator).tolist()
+    return [orders[index // available][index % available] for index in indices]
+
+
+def _digits(descent: Descent) -> str:
+    return str(descent.vector.tolist())

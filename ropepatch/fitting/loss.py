@@ -1,0 +1,216 @@
+"""The loss of a model as a function of a vector, with its gradient, and what each pass costs.
+
+Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ropepatch.data.texts import digest
+from ropepatch.evaluation.running import distribute
+from ropepatch.fitting.vectors import Vector
+from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
+from ropepatch.model.rotary import RotarySite, RotarySubstitute, rotating_by, scaled_twin
+from ropepatch.model.survey import Survey
+from ropepatch.scaling.rope import Frequencies, Rope
+
+CHUNK = 2048  # positions whose logits are held at a time
+AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
+ACTIVATIONS = 4 << 30  # bytes of them that are held
+VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
+BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
+
+
+class LearnableRope(RotarySubstitute):
+    """The stock forward, without the `no_grad` around it, over frequencies that are tensors of a graph.
+
+    The stock class does the work in its own layout and precision, as in
+    `ropepatch.extension.patching.ScaledRope`; its `inv_freq` and `attention_scaling` are computed
+    from `vector` at every call.
+
+    Args:
+        stock: The model's rotary module.
+        site: Where it stands.
+        rope: Its rope, whose frequencies the divisors divide.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(self, stock: nn.Module, site: RotarySite, rope: Rope) -> None:
+        super().__init__(stock)
+        self.site = site
+        self.carried_attention_factor = rope.carried_attention_factor
+        self.__dict__["inv_freq"] = rope.inv_freq()
+        self.vector = Vector.unscaled(rope)
+        unwrapped: Callable[..., Any] = inspect.unwrap(site.rotary_class.forward)
+        self.__dict__["compute"] = unwrapped
+
+    def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
+        inv_freq = self.inv_freq.to(x.device) * torch.exp(-self.vector.log_divisors.to(x.device))
+        factor: Any = self.carried_attention_factor * torch.exp(self.vector.log_attention.to(x.device))
+        table = scaled_twin(self.stock, self.site, Frequencies(inv_freq, factor))
+        return self.__dict__["compute"](table, x, position_ids, *args, **kwargs)
+
+
+@contextmanager
+def learnable(model: PreTrainedModel, survey: Survey) -> Iterator[LearnableRope]:
+    """A model with a learnable rope and frozen weights within the block; afterwards as it was."""
+    site = survey.site
+    module = LearnableRope(model.get_submodule(site.path), site, survey.rope)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.requires_grad_(False)
+    try:
+        with evaluating(model), rotating_by(model, site.path, module):
+            yield module
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+class FitLoss:
+    """The weighted mean loss over windows, in nats per token, as a function of a vector.
+
+    Args:
+        model: The model, its weights frozen.
+        module: The rotary module in it.
+        rope: The rope of the model.
+        windows: The windows, all of one length.
+        short: The weight of a token within the trained context, against 1 beyond it.
+
+    Attributes:
+        ids: [N, T] int64.
+        weights: [T - 1] float32, of the tokens from the second on; their mean is 1.
+        factor: s, the length of a window over the trained context.
+        spent: Forward tokens so far.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        module: LearnableRope,
+        rope: Rope,
+        windows: Sequence[Tensor],
+        short: float = 1.0,
+    ) -> None:
+        self.model, self.module, self.rope, self.spent = model, module, rope, 0
+        self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
+        length, trained = self.ids.shape[1], rope.original_max_position_embeddings
+        weights = torch.full((length - 1,), 1 / (length - 1))
+        weights[: trained - 1] *= short
+        self.weights, self.factor = weights / weights.mean(), length / trained
+        self._decoder = decoder_of(model)
+
+    def cost(self, windows: int) -> int:
+        """Forward tokens of `score` on so many windows."""
+        return windows * self.ids.shape[1]
+
+    def score(self, vector: Vector, windows: Sequence[int]) -> float:
+        """The loss over some windows, from forward passes alone."""
+        with torch.no_grad():
+            return self._mean(vector, windows)
+
+    def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
+        """The loss and its gradient [P + 1], in the order of `Vector.flat`."""
+        flat = vector.flat().detach().requires_grad_()
+        # Loss scaling: the weights of single tokens are so small that float16 would round them to 0.
+        loss_scale = 2.0 ** (len(windows) * self.ids.shape[1]).bit_length()
+        loss = self._mean(Vector.from_flat(flat), windows, loss_scale)
+        assert flat.grad is not None
+        return loss, flat.grad / loss_scale
+
+    def by_window(self, vector: Vector) -> Tensor:
+        """The loss of every window on its own, float64 [N]; their mean is the loss over all."""
+        weights = self._spread(len(self.ids))
+        losses = self.token_losses(vector).double() * weights.double()
+        return losses.sum(dim=1) * len(weights) / weights.double().sum()
+
+    def token_losses(self, vector: Vector) -> Tensor:
+        """The loss [N, T - 1] of every token, float32 on the CPU; processes share the work."""
+        self.spent += self.ids.numel()
+
+        def read(ids: Tensor) -> Tensor:
+            with torch.no_grad():
+                return self._read(vector, ids).cpu()
+
+        return torch.cat(distribute(_batches(self.ids), read, key=digest, split=True))
+
+    def _spread(self, rows: int) -> Tensor:
+        return self.weights.expand(rows, -1).clone()
+
+    def _mean(self, vector: Vector, windows: Sequence[int], loss_scale: float = 0.0) -> float:
+        """The loss; after a backward pass of it, scaled, if the scale is above 0."""
+        backward, total = loss_scale > 0, 0.0
+        weights = self.weights * (1 / self._spread(len(windows)).sum().item())
+        for ids in _batches(self.ids[torch.tensor(windows, dtype=torch.long)]):
+            with recomputing(self.model, ids.numel()) if backward else nullcontext():
+                losses = self._read(vector, ids, loss_scale * weights if backward else None)
+            total += (losses.cpu().double() * weights).sum().item()
+            self.spent += ids.numel() * (1 + BACKWARD * backward)
+        return total
+
+    def _read(self, vector: Vector, ids: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Losses [B, T - 1], detached; with weights [T - 1], after the backward pass of their weighted sum.
+
+        The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
+        ever held; the gradient reaches the decoder in one piece.
+        """
+        self.module.vector = vector
+        ids = ids.to(input_device(self.model))
+        if self._decoder is None:
+            logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
+            return _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights)
+        whole: list[Tensor] = []
+
+        def cut(hidden: Tensor) -> Tensor:
+            whole.append(hidden)
+            return hidden.detach().requires_grad_(weights is not None)
+
+        losses = []
+        with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
+            for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // len(ids))):
+                losses.append(_backward(logits_at(positions), ids, positions, weights))
+        if weights is not None:
+            torch.autograd.backward(whole[0], leaves[0].grad)
+        return torch.cat(losses, dim=1)
+
+
+def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
+    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass."""
+    losses = token_losses(logits, ids[:, positions + 1])
+    if weights is not None:
+        (losses * weights[positions].to(losses.device)).sum().backward()  # type: ignore[no-untyped-call]
+    return losses.detach()
+
+
+def _batches(ids: Tensor) -> list[Tensor]:
+    return list(torch.split(ids, max(1, AT_ONCE // ids.shape[1])))
+
+
+@contextmanager
+def recomputing(model: PreTrainedModel, tokens: int) -> Iterator[None]:
+    """Hold only the input of each layer within the block, if so many tokens leave more than `ACTIVATIONS`.
+
+    A backward pass then takes a forward pass more. The model is in eval mode, in which transformers' own
+    switch does nothing.
+    """
+    config: Any = model.config.get_text_config()
+    held = VALUES * config.hidden_size * config.num_hidden_layers * tokens * model.dtype.itemsize
+    with ExitStack() as stack:
+        if held > ACTIVATIONS:
+            for layer in model.modules():
+                if isinstance(layer, GradientCheckpointingLayer):
+                    again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+                    stack.enter_context(shadowed(layer, again))
+        yield
