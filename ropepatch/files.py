@@ -107,7 +107,7 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
 @contextmanager
 def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
     """Yield a temporary sibling path, locked; remove it on exit unless it was renamed."""
-    _remove_leftovers(path)
+    remove_leftovers(path)
     with ExitStack() as held:
         is_ours = False
         while not is_ours:  # another process can take it for a leftover before it is locked
@@ -118,7 +118,7 @@ def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
         yield partial
 
 
-def _remove_leftovers(path: Path) -> None:
+def remove_leftovers(path: Path) -> None:
     """Remove what killed processes left of a file or folder they were writing, with a warning."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
         with suppress(OSError), ExitStack() as held:

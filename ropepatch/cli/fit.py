@@ -88,7 +88,7 @@ def fit(
     No weight changes. Windows of the text that nothing is learned from validate, so that on them the outcome
     is no worse than the best published method. The same command resumes an interrupted fit.
     """
-    from ropepatch.files import absent
+    from ropepatch.files import absent, remove_leftovers
     from ropepatch.fitting import fit as learn
     from ropepatch.fitting.fitting import remove_finished
     from ropepatch.pipeline.inputs import in_tokens
@@ -100,6 +100,7 @@ def fit(
     try:
         place = absent(out)
     except RopepatchError:
+        remove_leftovers(out)
         remove_finished(out.with_name(f"{out.name}.fit"))
         raise
     _check_place(place, model, revision, link_weights=link_weights)
