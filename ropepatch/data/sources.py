@@ -1,4 +1,4 @@
-"""Documents of files, folders, saved datasets and the Hub, read as they are asked for."""
+"""Streaming of documents from files, folders, saved datasets and the Hub."""
 
 from __future__ import annotations
 
@@ -36,29 +36,28 @@ Document = str | list[int]
 
 
 def stream_documents(source: str | Path, *, field: str = "text", split: str = "test") -> Iterator[Document]:
-    """The documents of a source, texts or token ids, each read when it is asked for.
+    """Stream the documents of a source, texts or token ids.
 
-    Sources are, and what is on this machine goes before the Hub:
+    Sources are, those on this machine before the Hub:
 
     - a text file, split at every ``<|endoftext|>``, white space around documents dropped;
     - a ``.jsonl`` or ``.json`` file of one object per line; either kind of file may be gzipped (``.gz``);
     - a folder of ``*.txt`` and ``*.jsonl``, in sorted order, at any depth;
-    - what `datasets` wrote with ``save_to_disk``, or a ``.parquet`` or ``.arrow`` file;
+    - a dataset that ``save_to_disk`` wrote, or a ``.parquet`` or ``.arrow`` file;
     - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
 
     Memory holds one document (of `datasets`, one batch of rows) at a time. Blank documents are dropped.
 
     Args:
         source: A path, or a string that is a path or an id; a ``Path`` is never an id.
-        field: The field of an object or row that holds a text or a list of token ids; where it is absent
+        field: The field of an object or row that holds a text or a list of token ids; without it
             ``input_ids`` is read.
         split: The split to read, of a dataset with splits.
 
     Raises:
-        RopepatchError: At once: no such source, split or package, no documents, or a fault in the first. When
-            it is reached: a row without the field, a value that is neither text nor token ids, a line that is
-            no JSON object or not UTF-8, named by file and line; a file that cannot be read, or a Hub that no
-            longer answers.
+        RopepatchError: At once: no such source, split or package, no documents, or a fault in the first.
+            While reading, named by file and line: a row without the field, a value that is neither text nor
+            token ids, a line that is no JSON object or not UTF-8; a file or a Hub that cannot be read.
     """
     documents = (
         document
@@ -92,7 +91,7 @@ def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
 
 
 def _local(source: str | Path) -> Path | None:
-    """The path of a source that is on this machine; None for what can only be an id of the Hub."""
+    """The path of a source that is on this machine; None for an id of the Hub."""
     if source == "":  # the folder we are in, as a path
         raise RopepatchError("the source is an empty name", hint=EXPECTED)
     path = Path(source).expanduser()
@@ -146,18 +145,19 @@ def _read_objects(file: Path, field: str) -> Iterator[Document]:
     for number, line in _lines(file):
         if not line.strip():
             continue
-        place = f"{file}, line {number}"
+        line_name = f"{file}, line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise RopepatchError(
-                f"{place} is not JSON: {error}", hint='each line must be an object such as {"text": "..."}'
+                f"{line_name} is not JSON: {error}",
+                hint='each line must be an object such as {"text": "..."}',
             ) from error
         if not isinstance(row, dict):
             raise RopepatchError(
-                f"{place} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
+                f"{line_name} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
             )
-        yield _document(row, field, place)
+        yield _document(row, field, line_name)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -185,11 +185,11 @@ def _too_long(file: Path) -> RopepatchError:
     )
 
 
-def _document(row: Mapping[str, Any], field: str, place: str) -> Document:
+def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
     name = field if field in row else TOKEN_IDS
     if name not in row:
         raise RopepatchError(
-            f"{place} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
+            f"{row_name} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
         )
     value = row[name]
     if isinstance(value, str) and not HALF_A_PAIR.search(value):
@@ -197,7 +197,7 @@ def _document(row: Mapping[str, Any], field: str, place: str) -> Document:
     if isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value):
         return value
     raise RopepatchError(
-        f"{place}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
+        f"{row_name}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
         hint="name the field that holds the texts",
     )
 
@@ -229,7 +229,7 @@ def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator
 
 
 def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Document]:
-    columns = dataset.column_names or []  # None where only the rows tell
+    columns = dataset.column_names or []  # None if they are not known
     for wanted in (field, TOKEN_IDS):
         if wanted in columns:
             dataset = dataset.select_columns([wanted])
@@ -249,7 +249,7 @@ def _datasets() -> Any:
 
 @contextmanager
 def _explaining(what: str, hint: str) -> Iterator[None]:
-    """Say in one line what cannot be done, and why."""
+    """Raise any error as one line: what failed, and why."""
     try:
         yield
     except RopepatchError:

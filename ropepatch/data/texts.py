@@ -1,4 +1,4 @@
-"""Documents to token ids, to windows of them, and to a hash that says which they were.
+"""Tokenisation of documents, windows of their tokens, and a hash of them.
 
 Shapes: T tokens of a document.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CHARACTERS = 2**20  # of the texts that the tokenizer is given at one time; it splits them in parallel
 PIECE = 2**18  # characters of a long text that it is given at one time, at some hundred bytes for each
 LINE, WORD = re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # where a long text is cut
-ANCHOR = "\n"  # goes before a piece: what the tokenizer puts before each text, it puts before this
+ANCHOR = "\n"  # precedes a piece, and takes the space that some tokenizers insert before each text
 LONGEST_PATH = 4096
 
 TextOrIds = str | Sequence[int] | Tensor
@@ -80,9 +80,9 @@ def token_ids(
     """Token ids [T] of each document, on the CPU.
 
     A text is split without special tokens and, with ``bos``, preceded by the tokenizer's
-    beginning-of-sequence token, if it has one; token ids are taken as they are. A long text is cut in pieces
-    at line breaks: all but a few tokens around the cuts are those of the whole. With ``length`` it is read
-    until it has so many.
+    beginning-of-sequence token, if it has one; token ids stay unchanged. A long text is cut in pieces at line
+    breaks: all but a few tokens around the cuts are those of the uncut text. With ``length`` it is read until
+    it has so many.
 
     Raises:
         RopepatchError: A bare text in place of documents, a text without a tokenizer, or one that has no
@@ -213,17 +213,14 @@ def tokenise(
     characters: int = CHARACTERS,
     length: int | None = None,
 ) -> Iterator[Tensor]:
-    """Token ids [T] of one document after the other.
+    """Stream the token ids [T] of documents, as `token_ids`.
 
     Args:
         tokenizer: Splits the texts; None if all documents are token ids.
         documents: Texts or token ids; may be a stream.
         first: The token before each text; None for none.
-        characters: Documents are taken and held until they have so many.
+        characters: Size of the batches in which texts are tokenised, in parallel.
         length: A long text is read until it has so many tokens.
-
-    Raises:
-        RopepatchError: As `token_ids`.
     """
     if isinstance(documents, str):
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
@@ -245,7 +242,7 @@ def tokenise(
 
 
 def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]:
-    """The next documents, until they have so many characters or token ids; each counts one more."""
+    """Take documents until they have so many characters or token ids, plus one each."""
     taken: list[AnyDocument] = []
     while characters > 0 and (document := next(documents, None)) is not None:
         taken.append(document)
@@ -259,15 +256,13 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
     The first must not be the name of a file: any later one is a line of the text, whatever files are here.
     """
     if not isinstance(document, str):
-        try:
-            ids = torch.as_tensor(document).cpu()
-            len(ids)  # a single number has none
-            return ids
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise RopepatchError(
-                f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
-                hint="leave out what is empty",
-            ) from error
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+            if (ids := torch.as_tensor(document).cpu()).ndim:
+                return ids
+        raise RopepatchError(
+            f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
+            hint="leave out what is empty",
+        )
     if tokenizer is None:
         raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
     if half := HALF_A_PAIR.search(document):
@@ -286,7 +281,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
 
 
 def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list[int]]:
-    """Token ids of a long text, a piece at a time, without what the tokenizer puts before each text."""
+    """Token ids of a long text, piece by piece, without the space that some tokenizers insert."""
     (anchor,) = encode(tokenizer, [ANCHOR])
     begin = 0
     while begin < len(text):
@@ -307,7 +302,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[
     """Token ids of each text, without special tokens; without a tokenizer there must be no texts."""
     if tokenizer is None or not texts:
         return []
-    # verbose=False: no warning about texts longer than model_max_length, which are what we are here for.
+    # verbose=False: no warning about texts longer than model_max_length.
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
     return [list(ids) for ids in encoded["input_ids"]]
 

@@ -1,8 +1,8 @@
-"""The tokens of a source: its documents are read and split once, and kept on disk.
+"""Tokenised sources, cached on disk.
 
 An entry of the cache is a folder: ``tokens.bin`` holds the token ids of all documents on end, int32 [N];
-``meta.json`` how long each document is, and how the source was read. An entry that grows keeps its beginning,
-and ``tokens.bin`` is replaced first: so whatever ``meta.json`` is there describes whatever tokens are there.
+``meta.json`` the length of each document, and how the source was read. An entry that grows keeps its
+beginning, and ``tokens.bin`` is replaced first: an older ``meta.json`` describes the newer tokens, too.
 
 Shapes: N tokens, D documents.
 """
@@ -86,7 +86,7 @@ class TokenStore:
 
     @property
     def report(self) -> str:
-        """One line: how much there is, and what was left out."""
+        """One line: the numbers of documents, of tokens, and of short documents left out."""
         there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self.tokens))} tokens"
         if not self.reading.short:
             return there
@@ -130,12 +130,11 @@ def tokenised(
 ) -> TokenStore:
     """The first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
 
-    The source is read no further than that. A text becomes tokens as in `ropepatch.data.texts.windows`:
-    after the beginning-of-sequence token, or the end-of-sequence token if there is no other, or nothing;
-    token ids are taken as they are. What is read is kept. It serves again as long as the same are the
-    tokenizer, the settings of the source, and the files, by their sizes and times, or the revision on the
-    Hub; if the Hub does not say which it has, what was kept last serves. An entry also serves requests for
-    fewer tokens, with what reading anew would give. Of several processes one reads, and the others wait.
+    The source is read no further than that. A text is tokenised as in `ropepatch.data.texts.windows`: after
+    the beginning-of-sequence token, else the end-of-sequence token, else nothing; token ids stay unchanged.
+    The tokens are cached by tokenizer, settings of the source, and sizes and times of its files or its
+    revision on the Hub; if the Hub does not say which it has, the latest entry serves. An entry also serves
+    requests for fewer tokens, with the same tokens as a new one. One of several processes reads, others wait.
 
     Args:
         source: The source; of its settings only the weight does not matter.
@@ -175,7 +174,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         content = json.loads(backend.to_str())
-        content |= {"truncation": None, "padding": None}  # what the last call has left there
+        content |= {"truncation": None, "padding": None}  # state of the last call
         hashed.update(json.dumps(content, sort_keys=True).encode())
         return hashed.hexdigest()
     with TemporaryDirectory() as folder:
@@ -199,7 +198,7 @@ def writing(folder: Path, source: str) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
-            f"cannot keep the tokens of {source} in {folder.parent}: {reason}",
+            f"cannot cache the tokens of {source} in {folder.parent}: {reason}",
             hint="free some space, or set ROPEPATCH_CACHE to a folder on another disk",
         ) from error
 
@@ -212,7 +211,7 @@ def write(
     min_tokens: int = 1,
     tokens: int | None = None,
 ) -> TokenStore:
-    """Write an entry as the documents come; an interrupted one leaves what was there before.
+    """Write an entry as the documents come; if interrupted, the earlier entry stays.
 
     Args:
         folder: The entry; the caller holds its lock.
@@ -271,7 +270,7 @@ def amount(count: int) -> str:
 def _mapped(folder: Path) -> TokenStore:
     meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
     ends = torch.tensor(meta.pop("lengths"), dtype=torch.long).cumsum(0)
-    # Copied when written to, which nobody does: torch warns of what it must not write to.
+    # Copy on write, since torch warns of read-only memory; nobody writes.
     tokens = np.memmap(folder / TOKENS, dtype=np.int32, mode="c", shape=(int(ends[-1]),))
     starts = torch.cat([torch.zeros(1, dtype=torch.long), ends])
     return TokenStore(folder, torch.from_numpy(tokens), starts, Reading(**meta))
@@ -304,7 +303,7 @@ def _check_vocabulary(ids: Tensor, vocabulary: int, source: str) -> None:
 
 
 def _identity(source: str) -> tuple[str, str | None]:
-    """The name of a source, and what changes when the source does; None if the Hub does not say."""
+    """The name and the revision of a source; None if the Hub does not say."""
     files = local_files(source)
     if files is not None:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -70,6 +70,12 @@ def test_a_text_without_a_tokenizer_and_one_text_in_place_of_a_list_are_errors(t
         cut(tokenizer, "abc")
 
 
+@pytest.mark.parametrize("wrong", [None, 5, {"a": 1}, [None], torch.tensor(5)])
+def test_what_is_neither_text_nor_token_ids_is_refused_by_its_number(tokenizer, wrong):
+    with pytest.raises(RopepatchError, match=r"documents\[1\] must be a text or a list of token ids, got"):
+        token_ids(tokenizer, ["a", wrong])
+
+
 # first_documents
 
 

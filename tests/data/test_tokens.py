@@ -439,7 +439,7 @@ def test_a_disk_that_takes_no_more_is_one_error_and_leaves_the_entry_before(text
     before = keep(file, cache, tokens=1000)
     with (
         largest_file(10**6),
-        pytest.raises(RopepatchError, match=r"cannot keep the tokens of .* in .*: File") as e,
+        pytest.raises(RopepatchError, match=r"cannot cache the tokens of .* in .*: File") as e,
     ):
         keep(file, cache)
     assert "ROPEPATCH_CACHE" in (e.value.hint or "")
@@ -451,7 +451,7 @@ def test_a_full_disk_and_a_cache_that_cannot_be_a_folder_are_one_error_each(text
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(RopepatchError, match="cannot keep the tokens"):
+    with pytest.raises(RopepatchError, match="cannot cache the tokens"):
         keep(text, text / "cache")
     monkeypatch.setattr(tokens, "write", full)
     with pytest.raises(RopepatchError, match="No space left on device"):

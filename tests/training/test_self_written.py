@@ -117,7 +117,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, tiny, monkeypatch):
 
     monkeypatch.setattr(module, "write", full)
     with pytest.raises(
-        RopepatchError, match=r"cannot keep the tokens of what the model writes itself in .*No space"
+        RopepatchError, match=r"cannot cache the tokens of what the model writes itself in .*No space"
     ):
         write_tiny(tmp_path, tiny[1], 40)
 
