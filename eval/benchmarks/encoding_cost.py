@@ -10,18 +10,13 @@ Float32, with as many key-value heads as heads: repeating grouped ones costs not
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import subprocess
-import sys
-import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import environment, resident_mib, spread, table, write
+from reporting import ends, in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -75,30 +70,25 @@ def measure_time(tokens: int, rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds of each encoding and, for each kind, the spread of its ratio to the stock rope."""
     model = make_model()
     ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
-    seconds = {kind: {name: list[float]() for name in NAMES} for kind in KINDS}
-    order = random.Random(SEED)
-    for index in range(rounds + 1):
-        for name in order.sample(NAMES, len(NAMES)):
-            with within(model, name):
-                for kind, run in KINDS.items():
-                    begin = time.perf_counter()
-                    run(model, ids)
-                    if index:  # the first round warms up
-                        seconds[kind][name].append(time.perf_counter() - begin)
-        print(f"{tokens} tokens: round {index} of {rounds}", file=sys.stderr, flush=True)
-    return {
-        kind: {
+
+    def swapped(name: str, run: Any) -> None:
+        with within(model, name):
+            run(model, ids)
+
+    found = {}
+    for kind, run in KINDS.items():
+        seconds, _ = in_turn({name: partial(swapped, name, run) for name in NAMES}, rounds, seed=SEED)
+        found[kind] = {
             name: {
                 "milliseconds": spread([1e3 * value for value in values]),
-                "ratio": spread([a / b for a, b in zip(values, found[STOCK], strict=True)]),
+                "ratio": ratio(seconds, name, STOCK),
             }
-            for name, values in found.items()
+            for name, values in seconds.items()
         }
-        for kind, found in seconds.items()
-    }
+    return found
 
 
-def measure_memory(name: str, tokens: int) -> float:
+def measure_memory(name: str, tokens: str) -> float:
     """MiB at the peak of a training step, above the loaded model; in a process of its own."""
     torch.set_num_threads(1)
     model = make_model()
@@ -106,33 +96,27 @@ def measure_memory(name: str, tokens: int) -> float:
     with within(model, name):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak so far is forgotten
         held = resident_mib("VmRSS")
-        step(model, torch.randint(SHAPE["vocab_size"], (1, tokens)))
+        step(model, torch.randint(SHAPE["vocab_size"], (1, int(tokens))))
         return resident_mib("VmHWM") - held
 
 
-def memory_of(name: str, tokens: int) -> float:
-    command = [sys.executable, __file__, "--measure", name, "--tokens", str(tokens)]
-    return float(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
-
-
-def benchmark(lengths: list[int], rounds: int) -> dict[str, Any]:
+def benchmark(rounds: int, tokens: list[int]) -> dict[str, Any]:
     torch.set_num_threads(1)
     cells = []
-    for tokens in lengths:
-        memory = {name: memory_of(name, tokens) for name in NAMES}
-        times = measure_time(tokens, rounds)
+    for length in tokens:
+        memory = {name: in_own_process(name, str(length)) for name in NAMES}
+        times = measure_time(length, rounds)
         for name in NAMES:
             cells.append(
                 {
                     "encoding": name,
-                    "tokens": tokens,
+                    "tokens": length,
                     **{kind: times[kind][name] for kind in KINDS},
                     "mib": round(memory[name], 1),
                     "memory_ratio": round(memory[name] / memory[STOCK], 3),
                 }
             )
     return {
-        "benchmark": "encoding_cost",
         "model": {"model_type": "llama", **SHAPE},
         "n": rounds,
         "seed": SEED,
@@ -140,7 +124,6 @@ def benchmark(lengths: list[int], rounds: int) -> dict[str, Any]:
         "device": "cpu",
         "threads": torch.get_num_threads(),
         "cells": cells,
-        "environment": environment(),
     }
 
 
@@ -149,31 +132,13 @@ def render(result: dict[str, Any]) -> str:
     for cell in result["cells"]:
         times = []
         for kind in KINDS:
-            ratio = cell[kind]["ratio"]
+            of_stock = cell[kind]["ratio"]
             times.append(f"{cell[kind]['milliseconds']['median']:.0f}")
-            times.append(f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})")
+            times.append(ends(of_stock, ".2f"))
         memory = f"{cell['mib']:.0f}", f"{cell['memory_ratio']:.2f}"
         rows.append((cell["encoding"], str(cell["tokens"]), *times, *memory))
     return table(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--measure", metavar="ENCODING", help="print the memory of one encoding alone")
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure_memory(arguments.measure, arguments.tokens[0])))
-        return
-    result = benchmark(arguments.tokens, arguments.rounds)
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
-
-
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS, tokens=TOKENS)

@@ -12,18 +12,11 @@ less what it holds when the model is loaded.
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import environment, resident_mib, spread, table, write
+from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -112,27 +105,17 @@ def sliding_floor(model: Any, documents: list[Tensor], window: int, stride: int)
 
 def compare(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
     """Seconds and ratios of "published", "ours" and "floor" over the rounds."""
-    order = random.Random(SEED)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    results: dict[str, Any] = {}
-    for _ in range(rounds):
-        for name in order.sample(list(runs), len(runs)):
-            begin = time.perf_counter()
-            results[name] = runs[name]()
-            seconds[name].append(time.perf_counter() - begin)
+    seconds, results = in_turn(runs, rounds, warm_up=0, seed=SEED)
     pairs = zip(results["published"], results["ours"], strict=True)
     difference = max(abs(published - ours) for published, ours in pairs)
     if not difference <= AGREEMENT:
         raise SystemExit(f"the two procedures differ by {difference:.2e} nats per token: not the same work")
 
-    def ratio(above: str, below: str) -> dict[str, float]:
-        return spread([a / b for a, b in zip(seconds[above], seconds[below], strict=True)])
-
     return {
         "rounds": rounds,
         "seconds": {name: spread(values) for name, values in seconds.items()},
-        "published / ours": ratio("published", "ours"),
-        "ours / floor": ratio("ours", "floor"),
+        "published / ours": ratio(seconds, "published", "ours"),
+        "ours / floor": ratio(seconds, "ours", "floor"),
         "largest difference in nats per token": float(f"{difference:.3g}"),
     }
 
@@ -189,17 +172,13 @@ def measure_memory(procedure: str, name: str) -> dict[str, float]:
 def compare_memory() -> dict[str, Any]:
     found: dict[str, Any] = {"model": SHAPE, "dtype": "float32"}
     for name, (sliding, length) in MEMORY.items():
-        both = {}
-        for procedure in ("published", "ours"):
-            command = [sys.executable, __file__, "--measure", procedure, name]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-            both[procedure] = json.loads(done.stdout)
+        both = {procedure: in_own_process(procedure, name) for procedure in ("published", "ours")}
         difference = abs(both["published"]["nats"] - both["ours"]["nats"])
         if not difference <= AGREEMENT:
             raise SystemExit(f"{name}: the two differ by {difference:.2e} nats per token: not the same work")
-        ratio = both["ours"]["net_mib"] / both["published"]["net_mib"]
+        net = both["ours"]["net_mib"] / both["published"]["net_mib"]
         shape = {"protocol": label(sliding), "tokens": length}
-        found[name] = {**shape, **both, "ours / published": float(f"{ratio:.4g}")}
+        found[name] = {**shape, **both, "ours / published": float(f"{net:.4g}")}
     return found
 
 
@@ -209,8 +188,8 @@ def render(result: dict[str, Any]) -> str:
         found = result[name]
         seconds = found["seconds"]
         rows.append((name, f"{seconds['published']['median']:.2f}", f"{seconds['ours']['median']:.2f}"))
-        for ratio in (found["published / ours"], found["ours / floor"]):
-            rows[-1] += (f"{ratio['median']:.2f}", f"{ratio['q1']:.2f}-{ratio['q3']:.2f}")
+        for times in (found["published / ours"], found["ours / floor"]):
+            rows[-1] += (f"{times['median']:.2f}", f"{times['q1']:.2f}-{times['q3']:.2f}")
     memory = [("memory above the loaded model", "published MiB", "ours MiB", "ours / published")]
     for name in MEMORY:
         found = result["memory"][name]
@@ -220,20 +199,11 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join([table(rows), table(memory), targets])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--measure", nargs=2, metavar=("PROCEDURE", "PROTOCOL"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure_memory(*arguments.measure)))
-        return
+def benchmark(rounds: int) -> dict[str, Any]:
     memory = compare_memory()
     with torch.inference_mode():
-        times = time_both(arguments.rounds)
-    result = {
-        "benchmark": "perplexity_speed",
+        times = time_both(rounds)
+    return {
         "target": TARGET,
         "agreement_nats": AGREEMENT,
         "seed": SEED,
@@ -242,12 +212,8 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         **times,
         "memory": memory,
-        "environment": environment(),
     }
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS)
