@@ -7,8 +7,7 @@ How each is computed stands in `modeling_attention_map`, under the same name and
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, replace
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -16,20 +15,13 @@ from torch import Tensor
 
 from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.errors import RopepatchError
-from ropepatch.settings.parameters import (
-    AboveOne,
-    Checked,
-    Positive,
-    WholeFromOne,
-    find_kind,
-    refuse_parameters,
-)
+from ropepatch.settings import AboveOne, Amount, Count, Named, Registry
 
 if TYPE_CHECKING:
     Whole = int
     Divisor = float
 else:
-    Whole = WholeFromOne | None
+    Whole = Count | None
     Divisor = AboveOne | None
 
 FITTED: Any = None  # a parameter that follows from L and N
@@ -37,8 +29,7 @@ TRAINED = 0.6  # rho, the share of L whose distances a model knows well
 MODIFIERS = "log_n", "attention_factor"  # parameters of every map, which change no distance
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionMap(Checked, ABC):
+class AttentionMap(Named):
     """One published way to keep every distance within those that were trained.
 
     Parameters that are None follow from L and N; `fitted` fills them in.
@@ -51,13 +42,11 @@ class AttentionMap(Checked, ABC):
 
     listed_by = "ropepatch methods"
     kind: ClassVar[str] = "attention map"
-    formula: ClassVar[str]  # one line, for tables
-    paper: ClassVar[str]
     control: ClassVar[bool] = False  # to be measured beside others, and never chosen
     saved_as: ClassVar[str] = "code beside it"
     length_dependent: ClassVar[bool] = False
     log_n: bool = False
-    attention_factor: Positive = 1.0
+    attention_factor: Amount = 1.0
 
     def fitted(self, window: int, target: int) -> Self:
         """The map with all its parameters, for a model of L = `window` tokens and N = `target`.
@@ -67,8 +56,8 @@ class AttentionMap(Checked, ABC):
         """
         derived = self.derived(window, max(window, target))
         mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
-        whole = replace(self, **mine)
-        whole.check(window)
+        whole = self.model_copy(update=mine)
+        whole.check_window(window)
         reach = whole.reach(window)
         if reach is not None and reach < target:
             raise RopepatchError(
@@ -83,7 +72,7 @@ class AttentionMap(Checked, ABC):
         """The parameters for L and N, by name."""
 
     @abstractmethod
-    def check(self, window: int) -> None:
+    def check_window(self, window: int) -> None:
         """Refuse parameters that make no map of a window."""
 
     def reach(self, window: int) -> int | None:
@@ -103,10 +92,6 @@ class AttentionMap(Checked, ABC):
             table = torch.where(band.holds(queries, keys), apart.double(), table)
         return table
 
-    def parameters(self) -> dict[str, Any]:
-        """The parameters by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     def described(self) -> str:
         """The parameters, for a line."""
         given = {name: value for name, value in self.parameters().items() if value not in (None, False, 1.0)}
@@ -116,17 +101,15 @@ class AttentionMap(Checked, ABC):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Windowed(AttentionMap):
     """A map that leaves distances below a window W unchanged."""
 
     window: Whole = FITTED
 
-    def check(self, window: int) -> None:
+    def check_window(self, window: int) -> None:
         self._require(self.window < window, "window", f"below {window}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReRoPE(_Windowed):
     """No distance is above the window (Su 2023).
 
@@ -142,7 +125,6 @@ class ReRoPE(_Windowed):
         return {"window": max(1, window // 2)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeakyReRoPE(_Windowed):
     """From the window on distances grow 1/k as fast (Su 2023).
 
@@ -168,7 +150,6 @@ class LeakyReRoPE(_Windowed):
         return math.floor(self.window + self.divisor * (window - self.window) + 1e-9)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SelfExtend(_Windowed):
     """From the window on positions count in groups (Jin et al. 2024).
 
@@ -190,7 +171,7 @@ class SelfExtend(_Windowed):
             return {"window": own, "group": 1}
         room = TRAINED * window - own
         group = math.ceil((target - own) / (room if room > 0 else window - own))
-        while replace(self, window=own, group=group).reach(window) < target:
+        while self.model_copy(update={"window": own, "group": group}).reach(window) < target:
             group += 1
         return {"window": own, "group": group}
 
@@ -198,7 +179,6 @@ class SelfExtend(_Windowed):
         return (window - self.window + self.window // self.group) * self.group
 
 
-@dataclass(frozen=True, kw_only=True)
 class DualChunk(AttentionMap):
     """Keys count within their chunk, queries from the end of the chunk before theirs (An et al. 2024).
 
@@ -216,12 +196,11 @@ class DualChunk(AttentionMap):
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"clip": max(1, 3 * window // 4), "chunk": max(1, 5 * window // 8)}
 
-    def check(self, window: int) -> None:
+    def check_window(self, window: int) -> None:
         self._require(self.clip < window, "clip", f"below {window}")
         self._require(self.chunk <= self.clip, "chunk", f"at most {self.clip}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaMPE(AttentionMap):
     """Positions between a near and a far end are read as M of them; made for one N (Zhang et al. 2025).
 
@@ -248,7 +227,7 @@ class LaMPE(AttentionMap):
             "tail": max(1, window // 20),
         }
 
-    def check(self, window: int) -> None:
+    def check_window(self, window: int) -> None:
         self._require(self.mapped < window, "mapped", f"below {window}")
         self._require(2 * self.head <= self.length, "head", f"at most {self.length // 2}")
         self._require(self.head + self.tail < self.length, "tail", f"below {self.length - self.head}")
@@ -260,7 +239,6 @@ class LaMPE(AttentionMap):
         return self.length if longest < window else 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lambda(_Windowed):
     """Only the window and the first tokens are seen; what any other map gains on it, far context brought.
 
@@ -273,13 +251,12 @@ class Lambda(_Windowed):
     control = True
     formula = "D below W; W for n < k; else unseen"
     paper = "arXiv:2308.16137"
-    sinks: WholeFromOne = 4
+    sinks: Count = 4
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
         return {"window": max(1, 3 * window // 4)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class String(AttentionMap):
     """Far positions are shifted over the ones that were seldom trained (An et al. 2024, STRING).
 
@@ -299,7 +276,7 @@ class String(AttentionMap):
         own = self.window or max(1, window // 32)
         return {"shift": max(1, min(max(target // 3, target - window + own), window)), "window": own}
 
-    def check(self, window: int) -> None:
+    def check_window(self, window: int) -> None:
         self._require(self.shift <= window, "shift", f"at most {window}")
         self._require(self.window <= self.shift, "window", f"at most {self.shift}")
 
@@ -307,18 +284,18 @@ class String(AttentionMap):
         return window + self.shift - self.window
 
 
-MAPS: dict[str, type[AttentionMap]] = {
-    kind.name: kind for kind in (ReRoPE, LeakyReRoPE, SelfExtend, DualChunk, LaMPE, Lambda, String)
-}
-OTHER_NAMES = {"selfextend": "self-extend", "chunkllama": "dca", "dual-chunk": "dca", "lm-infinite": "lambda"}
+MAPS: Registry[AttentionMap] = Registry(
+    "map",
+    (ReRoPE, LeakyReRoPE, SelfExtend, DualChunk, LaMPE, Lambda, String),
+    other_names={
+        "selfextend": "self-extend",
+        "chunkllama": "dca",
+        "dual-chunk": "dca",
+        "lm-infinite": "lambda",
+    },
+)
 
 
 def make_map(name: str, /, **parameters: Any) -> AttentionMap:
-    """The map of that name with these parameters; those that are left out follow from L and N.
-
-    Raises:
-        RopepatchError: On an unknown map or parameter, or one outside its domain.
-    """
-    kind = find_kind(name, MAPS, "map", OTHER_NAMES)
-    refuse_parameters(name, [field.name for field in fields(kind)], parameters)
-    return kind(**parameters)
+    """The map of that name with these parameters; those that are left out follow from L and N."""
+    return MAPS.make(name, **parameters)

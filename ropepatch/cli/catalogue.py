@@ -15,7 +15,6 @@ Entry = dict[str, Any]
 def compiled() -> dict[str, dict[str, Any]]:
     """The catalogue from the registries and the recipes themselves, which needs torch and transformers."""
     from ropepatch.attention import MAPS
-    from ropepatch.attention.maps import OTHER_NAMES
     from ropepatch.cli.descriptions import describe_encoding, describe_method, describe_recipe
     from ropepatch.encodings import ENCODINGS
     from ropepatch.scaling import METHODS
@@ -24,7 +23,7 @@ def compiled() -> dict[str, dict[str, Any]]:
 
     return {
         "methods": {name: describe_method(kind) for name, kind in (METHODS | MAPS).items()},
-        "other names of methods": METHODS.other_names | OTHER_NAMES,
+        "other names of methods": METHODS.other_names | MAPS.other_names,
         "encodings": {name: describe_encoding(kind) for name, kind in ENCODINGS.items()},
         "other names of encodings": ENCODINGS.other_names,
         "recipes": {name: describe_recipe(name, read_recipe(name)) for name in shipped_names(RECIPES)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ropepatch.attention import MAPS, AttentionMap
-from ropepatch.attention.maps import OTHER_NAMES
 from ropepatch.scaling import METHODS, Scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.settings import find_named
@@ -18,7 +17,7 @@ def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
         RopepatchError: If there is none; with the nearest name and the list.
     """
     kinds: dict[str, type[Scaling] | type[AttentionMap]] = {**METHODS, **MAPS}
-    return find_named(name, kinds, "method", METHODS.other_names | OTHER_NAMES)
+    return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)
 
 
 def check_method(method: str, parameters: Collection[str]) -> None:

@@ -127,13 +127,13 @@ def test_below_its_window_a_map_is_the_identity(name, below):
         ("self-extend", {"window": 300}, "window must be below 256"),
         ("self-extend", {"group": 2}, "up to 448 tokens, not 1,024"),
         ("leaky-rerope", {"divisor": 2.0}, "up to 384 tokens"),
-        ("leaky-rerope", {"divisor": 1.0}, "divisor must be above 1"),
+        ("leaky-rerope", {"divisor": 1.0}, "divisor must be a number above 1"),
         ("dca", {"clip": 256}, "clip must be below 256"),
         ("dca", {"chunk": 200}, "chunk must be at most 192"),
         ("lampe", {"mapped": 256}, "mapped must be below 256"),
         ("lampe", {"head": 600}, "head must be at most 512"),
         ("lampe", {"length": 512}, "up to 512 tokens"),
-        ("lambda", {"sinks": 0}, "sinks must be at least 1"),
+        ("lambda", {"sinks": 0}, "sinks must be a whole number above 0"),
     ],
 )
 def test_what_makes_no_map_of_this_window_is_refused(name, parameters, message):
