@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING
@@ -144,15 +144,15 @@ class LossCurve:
 
     def __str__(self) -> str:
         rows = [("length", "documents", "tokens", "nats/token", "perplexity")]
-        for length in self._doublings():
-            read = self.at(length)
+        for length, read in self._doublings():
             counts = (f"{length}", f"{read.num_documents}", f"{read.num_tokens}")
             rows.append((*counts, f"{read.mean:.4f}", f"{read.value:.2f}"))
         return aligned(rows)
 
-    def _doublings(self) -> list[int]:
+    def _doublings(self) -> Iterator[tuple[int, Perplexity]]:
         longest = self._longest()
-        return sorted({2**k for k in range(4, longest.bit_length())} | {longest})
+        for length in sorted({2**k for k in range(4, longest.bit_length())} | {longest}):
+            yield length, self.at(length)
 
     def to_pandas(self) -> DataFrame:
         """A row for every doubling of the length, in tokens, up to the longest row.
@@ -160,16 +160,15 @@ class LossCurve:
         Raises:
             RopepatchError: If pandas is not installed.
         """
-        read = {length: self.at(length) for length in self._doublings()}
         return data_frame(
             {
                 "length": length,
-                "documents": part.num_documents,
-                "tokens": part.num_tokens,
-                "nats": part.mean,
-                "perplexity": part.value,
+                "documents": read.num_documents,
+                "tokens": read.num_tokens,
+                "nats": read.mean,
+                "perplexity": read.value,
             }
-            for length, part in read.items()
+            for length, read in self._doublings()
         )
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -58,16 +58,9 @@ class Ranked:
     def columns(self) -> dict[str, Any]:
         """One number in every column; intervals have a lower and an upper end."""
         columns: dict[str, Any] = {"label": self.label}
-        means = {
-            "nats_per_token": self.loss,
-            "loss_gain": self.loss_gain,
-            "short_context_nats_per_token": self.short_context_loss,
-            "short_context_cost": self.short_context_cost,
-            "log_prob": self.log_prob,
-            "log_prob_gain": self.log_prob_gain,
-            "found": self.found,
-        }
-        for name, mean in means.items():
+        for field in fields(self)[1:-1]:  # the means
+            mean: Mean | None = getattr(self, field.name)
+            name = field.name.removesuffix("loss") + "nats_per_token" * field.name.endswith("loss")
             low, high = mean.interval() if mean is not None else (math.nan, math.nan)
             columns[name] = None if mean is None else finite(mean.value)
             columns |= {f"{name}_low": finite(low), f"{name}_high": finite(high)}
