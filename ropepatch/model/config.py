@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import check_stock
 from ropepatch.model.stock import stock_code
-from ropepatch.settings.parameters import LARGEST
+from ropepatch.settings import LARGEST
 
 # What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset({

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from ropepatch.attention import MAPS
 from ropepatch.files import read_text
@@ -38,7 +38,7 @@ def maps() -> dict[str, dict[str, Any]]:
 
 
 def _described(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
+    types = {key: field.annotation for key, field in kind.model_fields.items()}
     defaults = {key: value for key, value in kind.defaults().items() if key not in ("log_n", *LEFT_OUT)}
     return {
         "formula": kind.formula,
@@ -46,7 +46,7 @@ def _described(kind: Any) -> dict[str, Any]:
         "saved_as": kind.saved_as,
         "words": (kind.__doc__ or "").partition("\n")[0],
         "parameters": {key: BASE if value is ... else value for key, value in defaults.items()},
-        "choices": {name: get_args(hints[name]) for name in defaults if get_origin(hints[name]) is Literal},
+        "choices": {key: get_args(types[key]) for key in defaults if get_origin(types[key]) is Literal},
     }
 
 
