@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropepatch.doctor.weights import readable
+from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.model.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
             "(save: merged in the recipe)",
             meant=tuple(edit for name, value in changes.items() for edit in base.at(name).set(value)) or None,
         )
-    weights = readable(base)  # those that are not here cannot be compared
+    weights, _ = look_at_weights(base)  # those that are not here cannot be compared
     if weights and "base_weights" in record and fingerprint(weights) != record["base_weights"]:
         problem = f"the base {base.name} has other weights than it was trained on"
         yield key.finding("adapter-base-changed", problem, NAME_IT)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ropepatch.doctor.adapters import adapter_findings, base_name, no_base
 from ropepatch.doctor.effects import with_effects
 from ropepatch.doctor.maps import loaded_map, map_findings
-from ropepatch.doctor.weights import not_finite, readable, weight_findings
+from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
@@ -84,17 +84,15 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     case = read_case(source.name, source.folder)
     whole = measure or source.revision is None  # else only config.json is here
     maps = settled(case, map_findings) if whole else []
-    findings = by_severity([*check(case), *maps, *unreadable_files(case), *weight_findings(case)])
-    weights = readable(case)
+    weights, of_weights = look_at_weights(case)
+    findings = [*check(case), *maps, *unreadable_files(case), *of_weights]
     if measure and weights:
-        findings = by_severity(
-            [*findings, *not_finite(weights), *(loaded_map(case, weights) if not maps else ())]
-        )
+        findings += [*not_finite(weights), *(() if maps else loaded_map(case, weights))]
     if measure:
-        findings = by_severity(with_effects(case, findings, weights, repaired(case)))
+        findings = with_effects(case, findings, weights, repaired(case))
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
     code = [CODE] if (case.folder / CODE).is_file() else []
-    return Diagnosis(case, findings, (*case.files, *case.unreadable, *code, *names))
+    return Diagnosis(case, by_severity(findings), (*case.files, *case.unreadable, *code, *names))
 
 
 def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
@@ -103,7 +101,7 @@ def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
         base = read_case(name, find_source(name, revision, weights=False).folder)
         findings = [*adapter_findings(case, base)]
         if measure:
-            findings = with_effects(base, findings, readable(base), base)
+            findings = with_effects(base, findings, look_at_weights(base)[0], base)
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         findings = [no_base(case, error)]
     findings = [*unreadable_files(case), *findings]

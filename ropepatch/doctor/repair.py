@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ropepatch.doctor.diagnosis import Diagnosis
-from ropepatch.doctor.weights import readable
+from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.files import absent, new_folder, read_json, write_json
@@ -49,7 +49,7 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     if "verified" in record and (CONFIG in changed or without):
         changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
     files = [file for file in sorted(case.folder.iterdir()) if _is_carried(file)]
-    weights = readable(case)
+    weights, _ = look_at_weights(case)
     for file in files:
         if not weights or file not in weights.files or file.name == INDEX:
             check_inside(file, case.folder)

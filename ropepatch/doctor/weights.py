@@ -36,19 +36,19 @@ SAMPLES = 1 << 27  # of all tensors, of which a mixture of experts may have 50,0
 FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
 
 
-def weight_findings(case: Case) -> list[Finding]:
-    """What is wrong with the weights of a checkpoint; no finding where there are none."""
+def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
+    """The weights of a checkpoint, None where they are missing or damaged, and what their headers say."""
     sets = weight_sets(case.folder)
     try:
         weights = read_headers(case.folder)
     except RopepatchError as error:
-        return [*_unread(case, [*sets, ""][0], error)]
+        return None, [*_unread(case, [*sets, ""][0], error)]
     findings = [*_misfit(case, weights)] or [*_saved_frequencies(case, weights)]
     if len(sets) == 2:
         problem = f"transformers loads {sets[0]} and not the files of {sets[1]}, which are here too"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
         findings.append(Key(INDEX, ()).finding("weights-twice", problem, remedy))
-    return findings
+    return weights, findings
 
 
 def _unread(case: Case, first: str, error: RopepatchError) -> Iterator[Finding]:
@@ -68,14 +68,6 @@ def _unread(case: Case, first: str, error: RopepatchError) -> Iterator[Finding]:
         yield Key(INDEX, ()).finding("index-wrong", f"{shards[0]} without {INDEX}", "copy it too")
     elif pickles:
         yield Key(pickles[0], ()).finding("weights-pickled", problem, remedy)
-
-
-def readable(case: Case) -> Weights | None:
-    """The weights of a checkpoint, None where they are missing or damaged."""
-    try:
-        return read_headers(case.folder)
-    except RopepatchError:
-        return None
 
 
 def not_finite(weights: Weights) -> Iterator[Finding]:
