@@ -71,13 +71,11 @@ def measure_time(tokens: int, rounds: int) -> dict[str, dict[str, Any]]:
     model = make_model()
     ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
 
-    def swapped(name: str, run: Any) -> None:
-        with within(model, name):
-            run(model, ids)
-
     found = {}
     for kind, run in KINDS.items():
-        seconds, _ = in_turn({name: partial(swapped, name, run) for name in NAMES}, rounds, seed=SEED)
+        seconds, _ = in_turn(
+            dict.fromkeys(NAMES, partial(run, model, ids)), rounds, within=partial(within, model), seed=SEED
+        )
         found[kind] = {
             name: {
                 "milliseconds": spread([1e3 * value for value in values]),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -67,9 +68,21 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def in_turn(
-    runs: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: int = 1, seed: int = 0
+    runs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    *,
+    within: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext(),
+    warm_up: int = 1,
+    seed: int = 0,
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Run all in every round, in shuffled order, after `warm_up` rounds that do not count.
+    """Run all in every round, in shuffled order, each within a context of its own that is not timed.
+
+    Args:
+        runs: By name.
+        rounds: How many count.
+        within: The context of a name.
+        warm_up: Rounds before, which do not count.
+        seed: Of the order.
 
     Returns:
         The seconds of each by round, and what each returned last.
@@ -78,10 +91,12 @@ def in_turn(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(warm_up + rounds):
         for name in order.sample(list(runs), len(runs)):
-            begin = time.perf_counter()
-            last[name] = runs[name]()
+            with within(name):
+                begin = time.perf_counter()
+                last[name] = runs[name]()
+                taken = time.perf_counter() - begin
             if index >= warm_up:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(taken)
     return seconds, last
 
 
