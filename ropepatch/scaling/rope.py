@@ -112,7 +112,7 @@ class Rope(Settings):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the model already departs from b^(-2i/d)."""
+        """True for a model that already departs from b^(-2i/d)."""
         return self.carried is not None
 
     def exponents(self) -> Tensor:

@@ -288,7 +288,7 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
 
     Args:
         error: The errors.
-        kind: The settings, or the dataclass, that were asked for.
+        kind: The settings, or the dataclass, to be made.
         content: The input.
     """
     # Unknown keys come first, which say most; pydantic's dataclasses put missing ones before them.

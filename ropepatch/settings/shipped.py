@@ -17,11 +17,7 @@ def shipped_names(folder: str) -> list[str]:
 
 
 def find_shipped(name: str, folder: str, what: str) -> Path:
-    """The YAML file of a name in a folder of them, or one by its own path.
-
-    Raises:
-        RopepatchError: Nothing of that name comes with ropepatch; ``what`` says what it should be.
-    """
+    """The YAML file of a name in a folder of them, or one by its own path; ``what`` names its kind."""
     if name.endswith(ENDINGS):
         return Path(name)
     refuse_unknown([name], shipped_names(folder), what)

@@ -1,6 +1,8 @@
 """A model's frequencies before any scaling."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -50,5 +52,8 @@ def test_numbers_of_no_rope_are_refused(numbers, message):
 def test_numbers_of_other_libraries_become_pythons():
     carried = np.array([1.0, 0.5], np.float32)
     rope = Rope(np.int64(4), np.float32(1e4), np.int64(64), carried, np.float64(1.5))
-    assert rope == Rope(4, 1e4, 64, (1.0, 0.5), 1.5)
+    assert (
+        rope == Rope(4, 1e4, 64, (1.0, 0.5), 1.5) == pickle.loads(pickle.dumps(rope)) == copy.deepcopy(rope)
+    )
+    assert hash(rope) == hash(Rope(4, 1e4, 64, (1.0, 0.5), 1.5)) != hash(Rope(4, 1e4, 64))
     assert [type(value) for value in vars(rope).values()] == [int, float, int, tuple, float]

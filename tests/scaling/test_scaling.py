@@ -1,6 +1,8 @@
 """Every formula against two oracles that share no code with it, golden values, properties, wrong twins."""
 
+import copy
 import math
+import pickle
 import re
 from functools import partial
 from pathlib import Path
@@ -538,5 +540,6 @@ def test_an_instance_is_frozen_and_comes_back_from_its_print(name):
     assert METHODS.find(name).name == name
     assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling != example(name, 4, 8.0)
     assert hash(scaling) == hash(example(name, 4))
+    assert pickle.loads(pickle.dumps(scaling)) == copy.deepcopy(scaling) == scaling
     with pytest.raises(ValidationError, match="frozen"):
         scaling.factor = 8.0
