@@ -58,21 +58,13 @@ class FitSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """One descent after a step.
-
-    Args:
-        step: Steps taken.
-        vector: [P + 1], in the order of `Vector.flat`.
-        mean: The running mean of the vectors [P + 1]: what is validated and kept.
-        adam: The state of the optimizer.
-        loss: Of the last step's windows; None before the first, and where it is not finite.
-    """
+    """One descent after a step; vectors are [P + 1], in the order of `Vector.flat`."""
 
     step: int
     vector: Tensor
-    mean: Tensor
+    mean: Tensor  # of the vectors so far, running: what is validated
     adam: Mapping[str, Tensor]
-    loss: float | None = None
+    loss: float | None = None  # of the last step's windows; None before the first, and where not finite
 
     @classmethod
     def at(cls, start: Vector) -> Descent:
@@ -83,14 +75,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Validated:
-    """A vector and its loss on the validation windows.
-
-    Args:
-        vector: [P + 1], in the order of `Vector.flat`.
-        loss: On the validation windows.
-        start: The start it came from.
-        step: After so many steps.
-    """
+    """A vector [P + 1] after some steps from a start, and its loss on the validation windows."""
 
     vector: Tensor
     loss: float
@@ -100,28 +85,16 @@ class Validated:
 
 @dataclass(frozen=True, eq=False)
 class FitState:
-    """Where a fit stands.
+    """A fit between two steps."""
 
-    Args:
-        candidates: The descents by the names of their starts, the best start first.
-        first: The best of the published or named methods.
-        best: The best of all so far.
-        num_candidates: How many descents there were.
-        forward_tokens: Read so far.
-        steps: Taken so far, by all candidates.
-        checks_without_improvement: Since there was a new best.
-        history: A row per check.
-        finished: Whether it is over.
-    """
-
-    candidates: dict[str, Descent]
-    first: Validated
+    candidates: dict[str, Descent]  # by the names of their starts, the best start first
+    first: Validated  # the best of the published or named methods
     best: Validated
-    num_candidates: int
+    num_candidates: int  # at first
     forward_tokens: int = 0
-    steps: int = 0
+    steps: int = 0  # of all candidates
     checks_without_improvement: int = 0
-    history: tuple[dict[str, Any], ...] = ()
+    history: tuple[dict[str, Any], ...] = ()  # a row per check
     finished: bool = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,14 +160,9 @@ def screened(
 ) -> list[str]:
     """The names of the starts by their loss on the text to learn from, the best first.
 
-    All are tried on as much as half a step reads, and the best on as much as two. Processes share the starts.
-
-    Args:
-        train: What scores them.
-        starts: The starts; after the time that is given, those that are not yet tried are left out.
-        settings: The seed of the windows.
-        until: That time, by `time.perf_counter`.
-        advance: Called with how many windows are read, and how many there are.
+    All are tried on as much as half a step reads, and the best on as much as two; `until` a time by
+    `time.perf_counter`, after which the rest is left out. Processes share the starts. `advance` is called
+    with the number of windows read and that of all.
     """
     generator = torch.Generator().manual_seed(seed_of("screen", settings.seed) % 2**63)
     windows = torch.randperm(len(train.ids), generator=generator).tolist()
@@ -311,13 +279,7 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
 
     Adam (arXiv:1412.6980) with a cosine to `LEAST` of its rate. The windows follow from the seed and the
     number of the step, so that a descent resumes from any state. Pairs that rotate r > 1 times inside L move
-    by steps smaller by sqrt(r): the loss has more valleys along them.
-
-    Args:
-        train: What is minimised.
-        state: Where the descent stands.
-        batch: Windows of the step.
-        settings: How many steps there are in all, pairs that are kept, and the seed.
+    by steps smaller by sqrt(r): the loss has more valleys along them. `batch` windows are read.
     """
     turns = rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings)
     scale = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])

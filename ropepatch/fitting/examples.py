@@ -41,7 +41,7 @@ class Splits:
 
     @property
     def windows(self) -> list[Tensor]:
-        """All of them."""
+        """Training, validation and test together."""
         return [*self.train, *self.validation, *self.test]
 
     @property

@@ -276,7 +276,7 @@ def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:
 
 
 def _late(end: float) -> bool:
-    """Whether it is later than that on the first process."""
+    """Compare a time with the clock of the first process."""
     (late,) = distribute([end], lambda end: time.perf_counter() > end, key=lambda end: "", split=True)
     return late
 
@@ -285,7 +285,7 @@ def _late(end: float) -> bool:
 
 
 def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
-    """What a work folder keeps of a fit; empty where it keeps nothing.
+    """The state of a fit that a work folder keeps; empty where it keeps none.
 
     Raises:
         RopepatchError: It keeps another fit, or cannot be read.

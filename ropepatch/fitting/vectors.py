@@ -1,4 +1,4 @@
-"""What is fitted, a divisor per rotary pair and an attention factor as logarithms, and where a fit starts.
+"""The vector that is fitted, a divisor per rotary pair and an attention factor as logarithms, and its starts.
 
 Shapes: P rotary pairs.
 """
@@ -22,7 +22,7 @@ from ropepatch.settings import seed_of
 SPREAD = 0.5  # of the noise on the slowest pair of a mixture, in logarithms; it falls to 0 at the fastest
 STOPPED = 5.0  # the largest log-divisor that a mixture is made from
 WARMEST = 0.15  # the largest log attention factor of a mixture
-# Beyond it a pair stands still: at a divisor of e^12 the fastest pair turns 6 times in a million tokens.
+# Beyond it a pair stands still: at a divisor of e^12 the fastest pair rotates 6 times in a million tokens.
 LARGEST = 12.0
 
 

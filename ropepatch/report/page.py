@@ -6,24 +6,22 @@ import importlib.metadata
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import jinja2
 from markupsafe import Markup
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons
+from ropepatch.evaluation.comparisons import by_place, comparisons
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.table import Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
 from ropepatch.report.plots.pictures import (
-    Picture,
     looks_of,
     pictures_of_changes,
     pictures_of_results,
@@ -42,33 +40,6 @@ NAMES = {"ink": INK, "quiet": QUIET, "faint": FAINT, "grid": GRID, "plain": PLAI
     f"series-{number}": colour for number, colour in enumerate(COLOURS)
 }
 VARIABLES = {colour: f"var(--{name}, {colour})" for name, colour in NAMES.items()}
-
-
-class InlineFigure(NamedTuple):
-    """A figure as HTML, what stands below it, and under which head it is folded away."""
-
-    svg: str
-    caption: str
-    folded: str
-
-
-class ReportPart(NamedTuple):
-    """One comparison."""
-
-    title: str
-    method: str
-    figures: list[InlineFigure]
-    tables: list[Table]
-
-
-class Section(NamedTuple):
-    """One model and target."""
-
-    title: str
-    verdict: list[str]
-    measured: str
-    parts: list[ReportPart]
-    changes: list[InlineFigure]
 
 
 def write_report(
@@ -102,40 +73,31 @@ def write_report(
 
 def _page(results: Sequence[Result], title: str | None, command: str | None) -> str:
     places, look, numbers = by_place(comparisons(results)), looks_of(results), count(1)
-
-    def part(group: Comparison, groups: Sequence[Comparison]) -> ReportPart:
-        task = task_of(group.task)
-        heading = ": ".join(filter(None, [task.title or group.task, variant(group, groups)]))
-        figures = _drawn(pictures_of_results(group, look), numbers)
-        return ReportPart(heading, task.method(group.parameters), figures, tables_of(group))
-
-    sections = [
-        Section(
-            f"{model} to {short_length(target)}",
-            Verdict.on(groups).lines,
-            measured(groups),
-            [part(group, groups) for group in groups],
-            _drawn(pictures_of_changes(rescalings(groups, look)), numbers),
-        )
-        for (model, target), groups in places.items()
-    ]
     models, targets = (dict.fromkeys(parts) for parts in zip(*places, strict=True))
-    return (
-        _environment()
-        .get_template("template.html")
-        .render(
-            title=title or f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
-            origin=origin(results),
-            command=command,
-            date=datetime.now(UTC).strftime("%Y-%m-%d"),
-            sections=sections,
-            summary=summary_table([*places.values()]),
-            provenance=[
-                (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
-                for r in results
-            ],
-            version=importlib.metadata.version("ropepatch"),
-        )
+    summary = summary_table([*places.values()])
+    template = _environment().get_template("template.html")
+    return template.render(
+        title=title or f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
+        origin=origin(results),
+        command=command,
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        places=[
+            (f"{model} to {short_length(target)}", groups, Verdict.on(groups).lines)
+            for (model, target), groups in places.items()
+        ],
+        summary=summary if len(summary.heads) > summary.labels else None,
+        provenance=[
+            (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
+            for r in results
+        ],
+        version=importlib.metadata.version("ropepatch"),
+        measured=measured,
+        task_of=task_of,
+        variant=variant,
+        tables_of=tables_of,
+        pictures_of=lambda group: pictures_of_results(group, look),
+        changes_of=lambda groups: pictures_of_changes(rescalings(groups, look)),
+        svg=lambda picture: inline_svg(picture.figure, f"f{next(numbers)}-", picture.caption),
     )
 
 
@@ -157,23 +119,10 @@ def _unbroken(value: object) -> object:
     return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
-# Figures
-
-
-def _drawn(pictures: Sequence[Picture], numbers: Iterator[int]) -> list[InlineFigure]:
-    """Pictures as parts of the page, every id in them its own."""
-    return [
-        InlineFigure(inline_svg(p.figure, f"f{next(numbers)}-", p.caption), p.caption, p.of) for p in pictures
-    ]
-
-
 def inline_svg(figure: Figure, prefix: str, label: str) -> str:
     """A figure as an ``svg`` element: text as text, colours that the page sets, nothing to load.
 
-    Args:
-        figure: What is drawn.
-        prefix: What begins every id in it, so that several fit into one page.
-        label: What it shows, for those who cannot see it.
+    The prefix begins every id in it, so that several fit into one page; the label is for screen readers.
     """
     file = io.StringIO()
     with house_style(), warnings.catch_warnings():

@@ -19,7 +19,7 @@ Form = Callable[[Row], Cell]
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
-    """All tables of a comparison: by length, by stretch of positions, by kind, or by task of lm-eval."""
+    """Tables of a comparison: by length, by stretch of positions, by kind, or by task of lm-eval."""
     tables: list[Table] = []
     several = len(comparison.parameters.get("kinds") or ()) > 1
     for measure, keys in comparison.kinds_of_rows():
@@ -52,10 +52,9 @@ def results_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def summary_table(places: Sequence[Sequence[Comparison]]) -> Table:
-    """Every model, target and method in one row, with each measure at the greatest length.
+    """A row for every model, target and method, with each measure at the greatest length.
 
-    Args:
-        places: The comparisons of each model and target.
+    The comparisons are grouped by model and target.
     """
     lines: list[tuple[list[Cell], dict[tuple[str, str], Cell]]] = []
     for groups in places:
@@ -223,12 +222,7 @@ def _mean_cell(mean: Mean | None, text: Callable[[float], str]) -> Cell:
 
 
 def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
-    """The scalings, best first, and the floor of the text where it is known.
-
-    Args:
-        ranking: The ranking of the results.
-        results: What was measured.
-    """
+    """The scalings of a ranking of results, best first, and the floor of the text where it is known."""
     loss = next(result for result in results if result.of("loss", "length"))
     to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
     heads = ["", f"nats/token to {to}", "loss gain over baseline", f"nats/token to {trained}"]

@@ -64,7 +64,7 @@ def _joined(comparison: Comparison) -> Table:
 
 
 def _setup(group: Comparison) -> str:
-    """What was measured, in a few words."""
+    """The measurement in a few words."""
     of = group.parameters
     if "pieces" in of:
         sliding = f", stride {of['stride']}" if of.get("stride") else ""

@@ -1,4 +1,4 @@
-"""What results say in sentences: what was measured, what follows and what makes it doubtful."""
+"""Sentences about results: the measurement, the verdict and its warnings, and where they come from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,9 @@ VERSIONS = ("ropepatch", "transformers", "torch")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from results, in sentences; terminal, notebook, report and card show its lines alike.
+    """Advice that follows from results; terminal, notebook and report show its lines alike."""
 
-    Args:
-        warnings: What makes it doubtful, which stands before it.
-        advice: What was found, and what to do.
-    """
-
-    warnings: Sequence[str]
+    warnings: Sequence[str]  # what makes it doubtful, before it
     advice: Sequence[str] = ()
 
     @classmethod
@@ -64,7 +59,7 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
 
 
 def _gains(group: Comparison) -> Iterator[str]:
-    """What every adaptation changed, document by document."""
+    """Gains of every adaptation over its start, paired by document."""
     for name, result in group.results.items():
         if not result.adapted or (before := training_free(group.results, result)) is None:
             continue
@@ -78,7 +73,7 @@ def _gains(group: Comparison) -> Iterator[str]:
 
 
 def measured(groups: Sequence[Comparison]) -> str:
-    """Which model was measured, and under what."""
+    """The model and the methods that were measured."""
     target = f"{groups[0].target:,}"
     results = {name: result for group in groups for name, result in group.results.items()}
     adapted = [name for name, result in results.items() if result.adapted]
@@ -97,7 +92,7 @@ def measured(groups: Sequence[Comparison]) -> str:
 
 
 def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
-    """What sets a comparison apart from the others of its task; empty where nothing does."""
+    """Parameters that set a comparison apart from the others of its task; empty where none does."""
     others = [other.parameters for other in groups if other.task == group.task]
     derived = task_of(group.task).derived
     return ", ".join(
@@ -110,7 +105,7 @@ def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
 
 
 def origin(results: Sequence[Result]) -> list[str]:
-    """Where the results come from: versions, device, data type, and how much text was read."""
+    """Origins of the results: versions, device, data type, and how much text was read."""
     lines = [
         ", ".join(f"{name} {version}" for name, version in result.env.items() if name in VERSIONS)
         + f"; {result.env.get('device', 'unknown device')}, {result.env.get('dtype', '')}".rstrip(", ")

@@ -42,6 +42,11 @@ RETRIEVAL = Retrieval(
 ROPE = Rope(16, 10_000.0, 256)
 
 
+def change_of(rope: Rope, scaling) -> plots.Rescaling:
+    target = round(scaling.factor * rope.original_max_position_embeddings)
+    return plots.Rescaling(scaling.name, rope, scaling.frequencies(rope, target), scaling.factor, target)
+
+
 def labelled(axes) -> dict:
     """The lines of data by label; not those that lead to names."""
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
@@ -248,7 +253,7 @@ def test_cells_too_small_for_numbers_are_explained_by_a_key():
 
 def test_wavelengths_are_two_pi_over_the_frequencies():
     made = make_scaling("yarn", factor=8.0)
-    axes = plots.plot_wavelengths(plots.Rescaling.of(ROPE, made)).axes[0]
+    axes = plots.plot_wavelengths(change_of(ROPE, made)).axes[0]
     lines = labelled(axes)
     for name, inv_freq in (("before", ROPE.inv_freq()), ("after yarn", made.frequencies(ROPE).inv_freq)):
         wanted = [2 * math.pi / value for value in inv_freq.tolist()]
@@ -257,7 +262,7 @@ def test_wavelengths_are_two_pi_over_the_frequencies():
 
 
 def test_window_and_target_are_lines():
-    axes = plots.plot_wavelengths(plots.Rescaling.of(ROPE, make_scaling("linear", factor=8.0))).axes[0]
+    axes = plots.plot_wavelengths(change_of(ROPE, make_scaling("linear", factor=8.0))).axes[0]
     assert {"trained 256", "target 2k"} <= names(axes).keys()
     levels = [list(line.get_ydata()) for line in axes.lines]
     assert [256, 256] in levels
@@ -266,7 +271,7 @@ def test_window_and_target_are_lines():
 
 def test_the_bands_of_a_scaling_are_shaded():
     rope = Rope(128, 10_000.0, 4096)
-    figure = plots.plot_wavelengths(plots.Rescaling.of(rope, make_scaling("yarn", factor=8.0)))
+    figure = plots.plot_wavelengths(change_of(rope, make_scaling("yarn", factor=8.0)))
     shaded = [(round(p.get_x(), 1), round(p.get_x() + p.get_width(), 1)) for p in figure.axes[0].patches]
     assert shaded == [(-0.5, 20.5), (20.5, 45.5), (45.5, 63.5)]  # YaRN's pairs 21 and 46 of LLaMA-2
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -274,7 +279,7 @@ def test_the_bands_of_a_scaling_are_shaded():
 
 
 def test_pairs_that_stop_are_marked_at_the_top():
-    axes = plots.plot_wavelengths(plots.Rescaling.of(ROPE, make_scaling("p-rope", factor=8.0))).axes[0]
+    axes = plots.plot_wavelengths(change_of(ROPE, make_scaling("p-rope", factor=8.0))).axes[0]
     after = labelled(axes)["after p-rope"].get_ydata()
     stopped = [pair for pair, tokens in enumerate(after) if math.isnan(tokens)]
     assert stopped
@@ -334,7 +339,7 @@ def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_k
 
 def test_of_a_scaling_the_pair_is_drawn_that_sees_farthest_of_those_that_did_not_turn_fully():
     ntk = make_scaling("ntk", factor=4.0)
-    figure = plots.plot_effective_distances([(plots.Rescaling.of(ROPE, ntk), Look(COLOURS[1]))])
+    figure = plots.plot_effective_distances([(change_of(ROPE, ntk), Look(COLOURS[1]))])
     theta = 10_000.0 ** -(np.arange(8) / 8)
     slow = 256 * theta < 2 * np.pi
     assert 1 < slow.sum() < 8
@@ -359,7 +364,7 @@ def test_a_long_target_is_drawn_by_its_ends_and_some_between():
 
 
 def test_the_trained_context_parts_the_colours_which_all_panels_share():
-    changes = [mapped("self-extend", 256, 1024), plots.Rescaling.of(ROPE, make_scaling("yarn", factor=4.0))]
+    changes = [mapped("self-extend", 256, 1024), change_of(ROPE, make_scaling("yarn", factor=4.0))]
     figure = plots.plot_effective_distances([(change, Look(COLOURS[0])) for change in changes])
     images = [image for axes in figure.axes for image in axes.images]
     assert {image.get_clim() for image in images} == {(0, 1024)}

@@ -1,4 +1,4 @@
-"""At which distances tokens are read, under an attention map or a scaling of the rope."""
+"""Distances at which tokens are read, under an attention map or a scaling of the rope."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OVERSHOOT = 2.0  # times L, where the curves end
 def read_at(change: Rescaling | None, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the greatest distance [Q, T] at which queries read keys; NaN where a key is unseen.
 
-    Under a map they are the same for all rotary pairs. A scaling turns every pair as if tokens stood D /
-    divisor apart: these are the two of the pairs that did not turn fully within L. None is a model as it is.
+    Under a map they are the same for all rotary pairs. A scaling rotates every pair as if tokens stood D /
+    divisor apart: these are the two of the pairs that did not rotate fully within L. None is the baseline.
     """
     if change is not None and change.distances is not None:
         table = change.distances.read_at(queries, keys)
@@ -42,8 +42,7 @@ def read_at(change: Rescaling | None, queries: Tensor, keys: Tensor) -> tuple[Te
 def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figure:
     """The distance at which every pair of tokens is read, and below it that of the last token's keys.
 
-    Args:
-        changes: What is drawn, beside the baseline; of one L and one target.
+    The changes are of one L and one target; the baseline is drawn beside them.
     """
     window, target = changes[0][0].rope.original_max_position_embeddings, changes[0][0].target
     drawn: list[tuple[str, Look, Rescaling | None]] = [(BASELINE, Look(PLAIN), None)]

@@ -41,7 +41,7 @@ def plot_retrieval(retrievals: Mapping[str, Retrieval], *, trained: int) -> Figu
 
 
 def plot_found(comparison: Comparison, by: str) -> Figure:
-    """The same of results, by ``depth`` or by ``kind``."""
+    """The share of answers found of results, by length and ``depth`` or ``kind``."""
     title = f"{shown(comparison.model)}: answers found"
     return _maps(comparison.rows("found", "length", by), comparison.trained, title, by=by)
 
@@ -116,5 +116,5 @@ def _map(
 
 
 def _alpha(share: float) -> float:
-    """How much of the colour stands for a share: a trace of it for 0."""
+    """The opacity that stands for a share: a trace of it for 0."""
     return 0.05 + 0.95 * share

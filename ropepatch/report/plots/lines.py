@@ -42,25 +42,14 @@ class Line(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a figure of lines has around them.
+    """The axes around lines."""
 
-    Args:
-        title: What stands above it, with the unit of the values.
-        label: What stands below it.
-        trained: The trained context in tokens, marked.
-        ticks: Lengths that may have a tick.
-        span: The ends of the axis of tokens.
-        worse: What is worse leaves the picture upwards, 1, or downwards, -1; 0 draws all, from 0 on.
-        value: A value as text, where its line has left the picture.
-        marker: On every point.
-    """
-
-    title: str
-    label: str
-    trained: int
-    ticks: Sequence[float]
-    span: tuple[float, float]
-    worse: int = 1
+    title: str  # with the unit of the values
+    label: str  # of the axis of tokens
+    trained: int  # the trained context in tokens, marked
+    ticks: Sequence[float]  # lengths that may have a tick
+    span: tuple[float, float]  # of the axis of tokens
+    worse: int = 1  # leaves the picture upwards; -1: downwards; 0: all is drawn, from 0 on
     value: Callable[[float], str] = lambda nats: f"{nats:.2f}".replace("-", "−")
     marker: str | None = None
 
@@ -116,7 +105,7 @@ def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
 
 def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
-    """What the context beyond the trained one brings, in nats per token; below 0 it does harm."""
+    """The gain from the context beyond the trained one, in nats per token; below 0 it does harm."""
     title = "gained from the context beyond the trained one, nats per token"
     figure = _stretches(comparison, look, "gain", title, -1)
     figure.axes[0].axhline(0, color=FAINT, linewidth=0.9, zorder=0.9)

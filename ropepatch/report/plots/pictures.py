@@ -1,4 +1,4 @@
-"""All the figures that some results and plans allow, with a name and a caption each."""
+"""Figures that results and plans allow, with a name and a caption each."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
 
 def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
-    """What plans of one model for one target do to distances and to the rope, by names as of `figures`."""
+    """Figures of the changes of plans of one model and target, named as by `figures`."""
     drawn: dict[str, Figure] = {}
     _add(drawn, pictures_of_changes(_planned(plans)))
     return drawn
 
 
 def plot_plan(plan: Plan) -> Figure:
-    """What a plan changes: the tokens per rotation of every rotary pair, or the distances of its map."""
+    """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its map."""
     ((change, look),) = _planned([plan])
     return plot_effective_distances([(change, look)]) if change.distances else plot_wavelengths(change, look)
 
@@ -127,7 +127,7 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
 
 
 def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Changes:
-    """What the scalings of some comparisons did, each once, as far as the results say it."""
+    """Changes under the scalings of some comparisons, each once, as far as the results record them."""
     named = {name: result for group in groups for name, result in group.results.items()}
     return [
         (change, look[name])
@@ -138,7 +138,7 @@ def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Change
 
 
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
-    """What the rows of a comparison allow."""
+    """Figures that the rows of a comparison allow."""
     adapted = any(result.adapted for result in comparison.results.values())
     then = " before the adaptation" * adapted  # when the trained context was that
     trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
@@ -152,7 +152,7 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
 
 
 def pictures_of_changes(changes: Changes) -> list[Picture]:
-    """At which distances tokens are read, a picture for every trained context; the pairs of every scaling."""
+    """Distances at which tokens are read, a figure for every trained context; the pairs of each scaling."""
     windows: dict[int, list[tuple[Rescaling, Look]]] = {}
     for change, look in changes:
         windows.setdefault(change.rope.original_max_position_embeddings, []).append((change, look))

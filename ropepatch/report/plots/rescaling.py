@@ -1,4 +1,4 @@
-"""What a scaling or an attention map does to a rope: its rotary pairs, and the distances it turns by."""
+"""Changes that a scaling or an attention map makes to rotary pairs and to distances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from ropepatch.evaluation.results import Result
     from ropepatch.extension.planning import Plan
-    from ropepatch.scaling import Scaling
 
 SHADES = {  # by fate: the more a pair is slowed down, the darker
     "kept": (INK, 0.0),
@@ -46,48 +45,24 @@ BLUE = Look(COLOURS[0])
 
 @dataclass(frozen=True)
 class Rescaling:
-    """What becomes of a rope, or of the distances it turns by.
+    """The change of a rope, or of the distances by which it rotates."""
 
-    Attributes:
-        name: The method.
-        rope: The rope before.
-        after: The frequencies and the attention factor after it.
-        factor: By how much the context grows, s.
-        target: The context to reach, in tokens.
-        distances: The attention map, which leaves the frequencies as they are; None of a scaling.
-    """
-
-    name: str
-    rope: Rope
+    name: str  # of the method
+    rope: Rope  # before
     after: Frequencies
-    factor: float
-    target: int
-    distances: AttentionMap | None = None
-
-    @classmethod
-    def of(cls, rope: Rope, scaling: Scaling, target: int | None = None) -> Rescaling:
-        """What a scaling does.
-
-        Args:
-            rope: The rope before.
-            scaling: What is done to it.
-            target: The context to reach, in tokens; factor x L if None.
-
-        Raises:
-            RopepatchError: If the scaling is undefined on the rope.
-        """
-        reach = target or round(scaling.factor * rope.original_max_position_embeddings)
-        return cls(scaling.name, rope, scaling.frequencies(rope, reach), scaling.factor, reach)
+    factor: float  # by which the context grows, s
+    target: int  # tokens
+    distances: AttentionMap | None = None  # of a map, which leaves the frequencies alone
 
     @classmethod
     def planned(cls, plan: Plan) -> Rescaling:
-        """What a plan does."""
+        """The change of a plan."""
         factor, target = plan.scaling.factor, plan.target
         return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.distances)
 
     @classmethod
     def measured(cls, result: Result) -> Rescaling | None:
-        """What the scaling of a result did; None if it has none, or does not say."""
+        """The change under a result; None if it has no scaling, or does not record its frequencies."""
         model, scaling = result.model, result.scaling
         if scaling is None or "inv_freq" not in scaling or "inv_freq" not in model:
             return None

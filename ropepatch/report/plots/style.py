@@ -64,7 +64,7 @@ STYLE: Any = {
 
 
 class Look(NamedTuple):
-    """How a model is drawn, in every figure alike."""
+    """Colour and dash of a model, in every figure alike."""
 
     colour: str
     dash: Any = "-"
@@ -78,7 +78,7 @@ def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, L
 
     Args:
         labels: Names that begin with that of a method, and others.
-        unscaled: Those of models as they are: grey.
+        unscaled: Those of baselines: grey.
     """
     plain = set(unscaled)
     chosen = {label: Look(PLAIN) for label in dict.fromkeys(labels)}
@@ -155,7 +155,7 @@ def name_lines(
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Places from 0 to 1 that are at least `gap` apart, in the order of the wanted ones and near them.
 
-    Where there is no room for all, they go on beyond 1.
+    Without room for all, they continue beyond 1.
     """
     order = sorted(range(len(wanted)), key=lambda k: wanted[k])
     # Neighbours that push each other aside share the mean of where they would start.
