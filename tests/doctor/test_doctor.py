@@ -471,9 +471,10 @@ def test_a_contradiction_is_repaired_by_the_record_and_a_consistent_change_stays
 
 
 def test_ropes_by_layer_type_of_a_model_without_rope_are_no_traceback():
-    ropes = {"full_attention": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}
-    findings = check(case_of(Files({"model_type": "clip", "rope_parameters": ropes})))
-    assert {"only-new-keys", "original-missing"} <= {one.code for one in findings}
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    raw = {"model_type": "clip", "rope_parameters": {"full_attention": rope, "sliding_attention": rope}}
+    (finding,) = check(case_of(Files(raw)))
+    assert (finding.code, finding.fixable) == ("only-new-keys", False)
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
