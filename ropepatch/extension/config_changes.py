@@ -9,8 +9,7 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.forms import SavedRope, saved_ropes
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
-from ropepatch.model.config import load_text_config
-from ropepatch.model.legacy import legacy_keys
+from ropepatch.model.config import legacy_keys, load_text_config
 from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, other_tables, stock_table
 from ropepatch.model.survey import Survey
 from ropepatch.scaling import Scaling

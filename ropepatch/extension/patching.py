@@ -28,9 +28,8 @@ from ropepatch.model.rotary import (
     own_configs,
     scaled_twin,
 )
-from ropepatch.model.softmax import softmax_scales
 from ropepatch.model.source import find_source, stated_by_card
-from ropepatch.model.survey import Survey, survey
+from ropepatch.model.survey import Survey, softmax_scales, survey
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling import Scaling
 from ropepatch.settings import Length

@@ -14,7 +14,7 @@ from rich.table import Table
 from ropepatch.attention import MAPS, make_map
 from ropepatch.errors import printable
 from ropepatch.model.architectures import IN_LLAMA_CPP
-from ropepatch.model.legacy import LEGACY_KEYS
+from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.scaling.bands import bands
 from ropepatch.scaling.rope import Rope

@@ -1,4 +1,4 @@
-"""config.json as transformers reads it, and the model that it describes, without memory for weights."""
+"""config.json as transformers reads it, its older and newer keys, and the model it describes."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import NEOX_KEYS
 from ropepatch.model.checkpoint import check_stock
 from ropepatch.model.stock import stock_code
 from ropepatch.settings import LARGEST
 
-# What belongs to a scaling; every other key of rope_parameters is the model's own and is carried over.
+# The keys of a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset({
     "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
     "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
 })  # fmt: skip
+# The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
+LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 SIZES = ("max_position_embeddings", "original_max_position_embeddings", "factor")
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
 def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
-    """The configuration object of a config.json.
+    """Build the configuration object of a config.json.
 
     Args:
         raw: The content of config.json.
-        own: The class of the configuration, of a model in memory; None for that of transformers.
-
-    Raises:
-        RopepatchError: If transformers has no such architecture or does not accept the configuration.
+        own: The class of a user's own model in memory; None for that of transformers.
     """
-    model_type = raw.get("model_type")
     check_stock(raw)
     if own is not None:
         with stock_code("read the model's configuration"):
             return own.from_dict(_decode_floats(raw))
+    model_type = raw.get("model_type")
     if not is_known(model_type):
         if raw.get("auto_map"):
             raise RopepatchError(
@@ -68,16 +68,12 @@ def is_known(model_type: object) -> TypeGuard[str]:
 
 
 def load_text_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
-    """The configuration of the language model in a config.json; see `load_config`."""
+    """Build the configuration of the language model; see `load_config`."""
     return text_config(load_config(raw, own))
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a configuration that describes the language model.
-
-    Raises:
-        RopepatchError: If it has a part for text that transformers does not read.
-    """
+    """Select the part of a configuration that describes the language model."""
     part: Any = config.get_text_config(decoder=True)
     if isinstance(part, dict):
         raise RopepatchError(
@@ -89,7 +85,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _decode_floats(value: Any) -> Any:
-    """A deep copy in which transformers' {"__float__": "Infinity"} is the number."""
+    """Copy a value deeply, with transformers' {"__float__": "Infinity"} as the number."""
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
@@ -98,7 +94,7 @@ def _decode_floats(value: Any) -> Any:
 
 
 def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model without memory for its weights (on the meta device)."""
+    """Build the model on the meta device, without memory for its weights."""
     kind: Any = config.model_type
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise RopepatchError(
@@ -120,11 +116,7 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def check_rope_types(config: PreTrainedConfig) -> None:
-    """Refuse a rope type that transformers does not know, and sizes out of range, before it fails on them.
-
-    Raises:
-        RopepatchError: Naming the type and the known ones, or the key.
-    """
+    """Refuse a rope type that transformers does not know, and sizes out of range, before it fails on them."""
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
@@ -141,3 +133,51 @@ def check_rope_types(config: PreTrainedConfig) -> None:
                 f"unknown rope_type {kind!r} in config.json",
                 hint=f"transformers knows {', '.join(sorted(known))}; `su` is today's longrope",
             )
+
+
+def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Write flat `rope_parameters` in the older keys, top-level `rope_theta` and `rope_scaling`.
+
+    transformers 4 and mlx-lm read nothing else; transformers 5 lets them override `rope_parameters`, so the
+    two must agree. `rope_scaling` is None for the default type.
+    """
+    kind = parameters["rope_type"]
+    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"} | {"type": kind}
+    keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": None if kind == "default" else scaling}
+    renamed = raw.get("model_type") in NEOX_KEYS
+    if renamed or "rotary_emb_base" in raw:
+        keys["rotary_emb_base"] = parameters["rope_theta"]
+    if "partial_rotary_factor" in parameters:
+        keys["rotary_pct" if renamed else "partial_rotary_factor"] = parameters["partial_rotary_factor"]
+    return keys
+
+
+def check_agreement(raw: dict[str, Any]) -> None:
+    """Refuse a config.json whose older and newer keys differ."""
+    parameters = raw.get("rope_parameters")
+    if not isinstance(parameters, dict):
+        return
+    scaling = raw.get("rope_scaling")
+    older = {"rope_theta": raw.get("rope_theta")} | (scaling if isinstance(scaling, dict) else {})
+    newer = _with_rope_type(parameters)
+    if not any(isinstance(value, dict) for value in parameters.values()):
+        for key, value in _with_rope_type(older).items():
+            hint = "readers differ in which they follow: make them agree or drop one"
+            _check_equal(key, value, "in the older keys", newer.get(key), hint)
+    key = "original_max_position_embeddings"
+    hint = "it is the window the model was pretrained with: make them agree or drop one"
+    _check_equal(key, raw.get(key), "at the top level", parameters.get(key), hint)
+
+
+def _check_equal(key: str, older: Any, where: str, newer: Any, hint: str) -> None:
+    if None not in (older, newer) and older != newer:
+        raise RopepatchError(
+            f"config.json contradicts itself: {key} is {older!r} {where} and {newer!r} in rope_parameters",
+            hint=hint,
+        )
+
+
+def _with_rope_type(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Rename `type` to `rope_type`."""
+    kind = parameters.get("rope_type", parameters.get("type"))
+    return {key: value for key, value in parameters.items() if key != "type"} | {"rope_type": kind}

@@ -1,6 +1,6 @@
-"""Where a model keeps its rope, read off its structure; the same code for every architecture.
+"""The rotary module of a model: found and read by its structure, replaced and restored.
 
-Where a release of transformers breaks ropepatch, it is mended here.
+The code is the same for every architecture. Where a release of transformers breaks ropepatch, fix it here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RotarySite:
     Args:
         path: Its name in `model.named_modules()`.
         rotary_class: The stock class.
-        layer_type: Where the rope differs by layer type, the type that is scaled; None for one rope.
+        layer_type: The layer type that is scaled, where the rope differs by layer type; None for one rope.
     """
 
     path: str
@@ -45,27 +45,21 @@ class RotarySite:
     layer_type: str | None
 
     def attribute(self, name: str) -> str:
-        """The attribute under which the stock module keeps `inv_freq` or `attention_scaling`."""
+        """The stock module's name of `inv_freq` or `attention_scaling`."""
         return name if self.layer_type is None else f"{self.layer_type}_{name}"
 
     def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
-        """The ones of the layers that are scaled, out of all `rope_parameters`."""
-        flat: dict[str, Any] = (
-            rope_parameters if self.layer_type is None else rope_parameters[self.layer_type]
-        )
-        return flat
+        """Select the rope_parameters of the scaled layer type."""
+        selected: dict[str, Any] = rope_parameters[self.layer_type] if self.layer_type else rope_parameters
+        return selected
 
     def replaced(self, rope_parameters: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
-        """All `rope_parameters` with `flat` in the place of the ones of the layers that are scaled."""
+        """Replace the rope_parameters of the scaled layer type by `flat`."""
         return flat if self.layer_type is None else rope_parameters | {self.layer_type: flat}
 
 
 def find_rotary(model: nn.Module) -> RotarySite:
-    """The one rotary module of a model.
-
-    Raises:
-        RopepatchError: If there is none, there are several, or its interface is not LLaMA's; with the reason.
-    """
+    """Find the one rotary module of a model; an error says why there is none with LLaMA's interface."""
     if substitute := find_substitute(model, RotarySubstitute):
         raise RopepatchError(substitute[1].state, hint=substitute[1].way_back)
     config: Any = model.config
@@ -92,11 +86,11 @@ def find_rotary(model: nn.Module) -> RotarySite:
 
 
 class OwnConfigs:
-    """A model's own copies of its configurations, which other models may hold as well, while it is changed.
+    """Copies of a model's configurations, which other models may share, for the time it is changed.
 
     Args:
-        model: Every module of it that holds a configuration is given the copy.
-        ours: The values that are changed, by name; what a user changes meanwhile in others stays.
+        model: Every module of it that holds a configuration gets the copy.
+        ours: The names of the values that are changed; a user's changes of others persist.
     """
 
     def __init__(self, model: nn.Module, ours: Iterable[str]) -> None:
@@ -109,7 +103,7 @@ class OwnConfigs:
         self.pairs = [(config, copies[key], dict(vars(copies[key]))) for key, config in shared.items()]
 
     def put_back(self, model: nn.Module) -> None:
-        """The same objects again, in every module that holds a copy."""
+        """Restore the shared objects in every module that holds a copy."""
         for held_by, name, config in _configs(model):
             held_by[name] = next((shared for shared, own, _ in self.pairs if own is config), config)
         for shared, own, before in self.pairs:
@@ -120,7 +114,7 @@ class OwnConfigs:
 
 
 def _configs(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, PreTrainedConfig]]:
-    """Every attribute of a module that is a configuration: all attributes, its name and the configuration."""
+    """Yield every configuration that a module holds: the module's attributes, the name and the value."""
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, PreTrainedConfig):
@@ -129,7 +123,7 @@ def _configs(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, PreTrained
 
 @contextmanager
 def own_configs(model: nn.Module, *ours: str) -> Iterator[OwnConfigs]:
-    """`OwnConfigs` of a model, which stay where the block ends well and are put back where it fails."""
+    """Give a model `OwnConfigs`, which are put back if the block fails."""
     configs = OwnConfigs(model, ours)
     try:
         yield configs
@@ -139,7 +133,7 @@ def own_configs(model: nn.Module, *ours: str) -> Iterator[OwnConfigs]:
 
 
 class RotarySubstitute(nn.Module):
-    """Stands in the place of a model's rotary module, moves with the model, and can be taken out again.
+    """A module instead of a model's rotary module, which moves with the model and can be removed.
 
     The stock module is not registered: `model.to(bfloat16)` would round its frequencies by up to 0.4%, which
     at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation would reset them.
@@ -147,10 +141,10 @@ class RotarySubstitute(nn.Module):
     """
 
     state: ClassVar[str] = "the rotary module of this model is replaced"  # why it is not replaced again
-    way_back: ClassVar[str] = "take out what stands in its place first"
+    way_back: ClassVar[str] = "remove its replacement first"
 
     stock: nn.Module
-    configs: OwnConfigs  # where it comes with changes of the configuration
+    configs: OwnConfigs  # if it changes the configuration
 
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()
@@ -159,7 +153,7 @@ class RotarySubstitute(nn.Module):
         self.device = next(stock.buffers()).device
 
     def follow(self, device: torch.device) -> None:
-        """Bring the stock module's tables to where the model is; from the meta device they come back."""
+        """Move the stock module's tables to the model's device; from the meta device they come back."""
         self.device = device
         for name, table in self.tables.items():
             setattr(self.stock, name, table.to(device))
@@ -174,7 +168,7 @@ Substitute = TypeVar("Substitute", bound=RotarySubstitute)
 
 
 def find_substitute(model: nn.Module, kind: type[Substitute]) -> tuple[str, Substitute] | None:
-    """What stands in the place of a model's rotary module, if it is of that kind, and where."""
+    """Find the substitute of a class and its path."""
     for path, module in model.named_modules():
         if isinstance(module, kind):
             return path, module
@@ -191,7 +185,7 @@ class Substitution(ABC, Generic[Substitute]):
 
     @property
     def in_force(self) -> bool:
-        """Whether it has not been taken out."""
+        """Whether it has not been removed."""
         return self.model.get_submodule(self.path) is self._substitute
 
     def remove(self) -> None:
@@ -204,7 +198,7 @@ class Substitution(ABC, Generic[Substitute]):
 
     @abstractmethod
     def _undo(self) -> None:
-        """Undo what was changed beside the rotary module and the configuration."""
+        """Undo changes beside the rotary module and the configuration."""
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +213,7 @@ class Substitution(ABC, Generic[Substitute]):
 
 @contextmanager
 def rotating_by(model: nn.Module, path: str, rotary: nn.Module) -> Iterator[None]:
-    """Another module in the place of the rotary one within the block; afterwards the same one is back."""
+    """Replace the rotary module within the block."""
     stock = model.get_submodule(path)
     model.set_submodule(path, rotary)
     try:
@@ -230,20 +224,16 @@ def rotating_by(model: nn.Module, path: str, rotary: nn.Module) -> Iterator[None
 
 @contextmanager
 def float32_on_cpu() -> Iterator[None]:
-    """Tables are computed on the CPU whatever default device the user has set, for this thread.
+    """Compute on the CPU within the block, whatever default device the user has set, in this thread.
 
-    The default dtype is the process's and stays as it is: what is computed within says float32 itself.
+    The default dtype is the process's and stays: code within the block states float32 itself.
     """
     with torch.device("cpu"):
         yield
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside PEFT, torch.compile or data-parallel wrappers.
-
-    Raises:
-        RopepatchError: If there is none.
-    """
+    """Unwrap the transformers model inside PEFT, torch.compile or data-parallel wrappers."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
@@ -252,15 +242,15 @@ def base_model(model: nn.Module) -> PreTrainedModel:
 
 
 def is_stock(model: nn.Module) -> bool:
-    """Whether transformers has the model's classes, so that a checkpoint of it loads without others."""
+    """Whether transformers has the model's classes, so that a checkpoint of it loads without code."""
     base = base_model(model)
-    # a class that torch makes of a stock one, as fully_shard does, is none of the user's
+    # torch makes classes of stock ones, as fully_shard does
     first = next(kind for kind in type(base).__mro__ if not kind.__module__.startswith("torch."))
     return all(kind.__module__.startswith("transformers.") for kind in (first, type(base.config)))
 
 
 def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
-    """The frequencies and attention factors of the layer types that are not scaled."""
+    """Compute the frequencies and attention factors of the layer types that are not scaled."""
     if site.layer_type is None:
         return {}
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
@@ -272,7 +262,7 @@ def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[f
 
 
 def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
-    """What the stock rotary module computes from a configuration when it is built."""
+    """Compute the frequencies of a configuration by building its stock rotary module."""
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
         with torch.device("meta"):
             pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
@@ -286,7 +276,7 @@ def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
 
 
 def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Module:
-    """A shallow copy of a stock rotary module whose forward computes with other frequencies."""
+    """Copy a stock rotary module, with other frequencies in its forward."""
     twin: Any = copy.copy(stock)
     # Under any other type the stock forward may recompute its frequencies.
     twin.rope_type = "default" if site.layer_type is None else {**stock.rope_type, site.layer_type: "default"}
@@ -316,11 +306,7 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
-    """The rope a configuration describes; of a model that is already scaled, with the frequencies it carries.
-
-    Raises:
-        RopepatchError: If the rope follows the sequence length, or its numbers make no rope.
-    """
+    """Read the rope of a configuration; of an already scaled one, with the frequencies it carries."""
     parameters = site.of(config.rope_parameters)
     if parameters.get("llama_4_scaling_beta"):
         reason = "its query temperature reads the same rope_parameters (llama_4_scaling_beta)"
@@ -345,7 +331,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every value in a dictionary, of lists and inner dictionaries each one, with its key."""
+    """Yield every number and text in nested dictionaries and lists, with its key."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _leaves(value)
@@ -354,7 +340,7 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
-    """L: the tokens the model reads now; Qwen's YaRN and Vicuna leave max_position_embeddings behind."""
+    """L in tokens now; Qwen's YaRN and Vicuna leave it above max_position_embeddings."""
     window = getattr(config, "max_position_embeddings", None)
     if not isinstance(window, int):
         raise RopepatchError(
@@ -370,9 +356,9 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
 
 
 def stated_window(window: int, factor: float, max_sequence_length: object) -> int | None:
-    """The window of a linear checkpoint, if its `max_sequence_length` says it.
+    """The window of a linear checkpoint if `max_sequence_length` states it, else None.
 
-    Its max_position_embeddings is that window (deepseek-coder), or the one before scaling (Vicuna, LongChat).
+    max_position_embeddings is that window (deepseek-coder), or the one before scaling (Vicuna, LongChat).
     """
     stated = max_sequence_length if type(max_sequence_length) is int else 0
     return stated if window <= stated <= factor * window else None

@@ -1,19 +1,24 @@
-"""What a configuration says of a model's rope."""
+"""A survey of config.json: the rope it describes, and the softmax scale tied to it in DeepSeek's YaRN.
+
+There `mscale` and `mscale_all_dim` scale cos and sin by a ratio, and the scale of the softmax, hence also of
+the dimensions that do not rotate, by (0.1 mscale_all_dim ln s + 1)^2. The modules tell which models do so.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import blueprint, check_rope_types, load_config, text_config
-from ropepatch.model.legacy import check_agreement
+from ropepatch.model.config import blueprint, check_agreement, check_rope_types, load_config, text_config
 from ropepatch.model.rotary import (
     RotarySite,
     base_model,
@@ -23,23 +28,24 @@ from ropepatch.model.rotary import (
     is_stock,
     read_rope,
 )
-from ropepatch.model.softmax import ties_softmax
+from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Rope
 
+PROBE = {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0, "original_max_position_embeddings": 64}
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a configuration says of a model's rope.
+    """The rope of a model by its configuration.
 
     Args:
         raw: The content of config.json.
         section: The part of it that describes the language model, of a model with several parts.
         config: That part (or all), as transformers reads it.
-        site: Where the rotary module is.
+        site: The rotary module.
         rope: The rope now.
-        own_config: The class of the configuration, of a model in memory with code of its own.
+        own_config: The configuration class of a model in memory with code of its own.
     """
 
     raw: dict[str, Any] = field(compare=False)
@@ -51,11 +57,11 @@ class Survey:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What config.json itself says of the language model; see `stated_in`."""
+        """The description of the language model in config.json; see `stated_in`."""
         return self.stated_in(self.raw)
 
     def stated_in(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The description of the language model in a config.json: in full where that leaves its part out."""
+        """The description of the language model in a config.json; in full where its part is left out."""
         if self.section is None:
             return raw
         part = raw.get(self.section)
@@ -84,11 +90,7 @@ class Survey:
 
 @float32_on_cpu()
 def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
-    """Survey a config.json, through its model where that is loaded, with the classes that it has.
-
-    Raises:
-        RopepatchError: If the configuration contradicts itself, or its architecture is not supported.
-    """
+    """Survey a config.json, by its model and that model's classes where it is in memory."""
     own = None if model is None or is_stock(model) else type(base_model(model).config)
     whole = load_config(raw, own)
     config = text_config(whole)
@@ -110,3 +112,31 @@ def survey_checkpoint(checkpoint: Checkpoint, *, swapped: bool = False) -> Surve
     raw = checkpoint.stock_raw if swapped else checkpoint.raw
     check_agreement(raw)
     return survey(raw)
+
+
+def softmax_scales(
+    config: PreTrainedConfig, rope_parameters: dict[str, Any], kind: type[PreTrainedModel] | None = None
+) -> dict[str, float]:
+    """Compute the softmax scale of every attention module of a stock model, by the module's name.
+
+    Args:
+        config: The whole configuration.
+        rope_parameters: All of them, instead of the configuration's own.
+        kind: The class of the model; None for the one that AutoModelForCausalLM builds.
+    """
+    config = copy.deepcopy(config)
+    text_config(config).rope_parameters = rope_parameters
+    with stock_code(f"build {config.model_type}"), torch.device("meta"):
+        model = blueprint(config) if kind is None else kind(config)
+    scales = ((name, getattr(module, "scaling", None)) for name, module in model.named_modules())
+    return {name: scale for name, scale in scales if isinstance(scale, float)}
+
+
+def ties_softmax(config: PreTrainedConfig, site: RotarySite) -> bool:
+    """Whether `mscale_all_dim` changes the softmax scale of an architecture; it is built twice to see."""
+    own = text_config(config).rope_parameters
+    probe = {"rope_theta": site.of(own)["rope_theta"]} | PROBE
+    without, with_it = (
+        softmax_scales(config, site.replaced(own, probe | {"mscale_all_dim": k})) for k in (0.0, 1.0)
+    )
+    return without != with_it

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.model.architectures import STATE_THETA
-from ropepatch.model.legacy import legacy_keys
+from ropepatch.model.config import legacy_keys
 
 Config = dict[str, Any]
 Choose = Callable[[Sequence[Any]], Any]  # one of several

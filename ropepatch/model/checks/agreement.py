@@ -20,8 +20,7 @@ from ropepatch.model.checks.case import (
 from ropepatch.model.checks.codes import Severity
 from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, Finding, Key, set_all, shown
 from ropepatch.model.checks.values import configured
-from ropepatch.model.config import SCALING_KEYS, is_known
-from ropepatch.model.legacy import legacy_keys
+from ropepatch.model.config import SCALING_KEYS, is_known, legacy_keys
 
 LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
 LLAMA_3_THETA = 500_000.0

@@ -9,7 +9,7 @@ import yaml
 
 from ropepatch.attention import MAPS
 from ropepatch.extension.record_parts import Adaptation
-from ropepatch.model.legacy import LEGACY_KEYS
+from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, link, text
 from ropepatch.publishing.card.names import shown_command
