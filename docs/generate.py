@@ -89,7 +89,7 @@ def measured(name: str, sources: Mapping[str, tuple[str, str, str]]) -> Iterator
 # One section per entry of a registry
 
 RESULTS = {  # by caption: the page and the block of a table, and the study it is from
-    "methods": {"tiny, training-free": ("eval/README.md", "training-free", "README.md")},
+    "methods": {"tiny, training-free": ("eval/studies/README.md", "training-free", "studies/README.md")},
     "maps": {"Four checkpoints": ("docs/guides/attention-maps.md", "maps-measured", "studies/maps/maps.md")},
     "encodings": {
         "Loss above the floor, trained on 128 tokens": (

@@ -32,6 +32,8 @@ from ropepatch.report.plots import figures, save_figure
 
 RESULTS = ROOT / "eval" / "results"
 PROTOCOL = ROOT / "eval" / "README.md"
+MEASURED = ROOT / "eval" / "studies" / "README.md"
+COSTS = ROOT / "eval" / "benchmarks" / "README.md"
 
 
 # Programs that are not here: of their lines what they start of ropepatch is parsed.
@@ -168,7 +170,7 @@ def test_every_generated_block_of_the_documents_is_held_against_its_source():
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in (*DOCUMENTS, PROTOCOL, TINY / "README.md"):
+    for document in (*DOCUMENTS, PROTOCOL, MEASURED, COSTS, TINY / "README.md"):
         for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
             drawn = document.parent.name == "docs" and link.startswith("figures/")  # by docs/generate.py
             assert drawn or (document.parent / link).exists(), f"{document}: {link}"
@@ -210,7 +212,7 @@ def test_the_babyllama_table_is_its_result_file():
         for same in zip(*by_length, strict=True)
     ]
     table = markdown(["tokens", *(result["label"] for result in results)], rows)
-    check_block("babyllama", "\n".join([*lines, table]), PROTOCOL)
+    check_block("babyllama", "\n".join([*lines, table]), MEASURED)
 
 
 def test_the_llama_cpp_table_is_its_result_file():
@@ -226,7 +228,7 @@ def test_the_llama_cpp_table_is_its_result_file():
         assert row["agrees"]
         both = " | ".join(f"{row[key]:.4f}" for key in ("perplexity_ours", "perplexity_llama_cpp"))
         lines.append(f"| `{name}` | {both} | {row['largest_logit_difference']:.1e} |")
-    check_block("llama-cpp", "\n".join(lines), PROTOCOL)
+    check_block("llama-cpp", "\n".join(lines), MEASURED)
 
 
 def test_the_figure_of_the_guide_is_drawn_from_the_results(tmp_path):
@@ -277,7 +279,7 @@ def test_the_adaptation_tables_are_the_result_file(adaptation):
         "text of 1024 to 2048, 256 tokens at a time."
     )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    check_block("adaptation", f"{table}\n\n{text}", PROTOCOL)
+    check_block("adaptation", f"{table}\n\n{text}", MEASURED)
 
 
 def keys_of(run: dict) -> Mean:
@@ -334,7 +336,7 @@ def test_the_training_free_tables_are_the_result_file(training_free):
     absent = ", ".join(f"`{name}`" for name in NEED_MORE if name not in training_free["given"])
     given = ", ".join(f"`{name}` with {values}" for name, values in training_free["given"].items())
     notes = f"Given parameters: {given}. Not measured, because they need lists that a search finds: {absent}."
-    check_block("training-free", "\n\n".join([*tables, notes]), PROTOCOL)
+    check_block("training-free", "\n\n".join([*tables, notes]), MEASURED)
     chosen = ["none", "linear", "ntk", "ntk-by-parts", "llama3", "yarn"]
     check_block("training-free", method_table(training_free, "4", chosen))
 
