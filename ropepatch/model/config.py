@@ -19,12 +19,19 @@ from ropepatch.model.checkpoint import check_stock
 from ropepatch.model.stock import stock_code
 from ropepatch.settings import LARGEST
 
+REQUIRED = {  # the keys that each type of a scaled rope needs
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
 # The keys of a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset({
-    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
-    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
-    "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
-})  # fmt: skip
+    "rope_type", "type", "rope_theta", "original_max_position_embeddings", "attention_factor", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale",
+}).union(*REQUIRED.values())  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 SIZES = ("max_position_embeddings", "original_max_position_embeddings", "factor")

@@ -20,11 +20,10 @@ from ropepatch.model.checks.case import (
 from ropepatch.model.checks.codes import Severity
 from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, Finding, Key, set_all, shown
 from ropepatch.model.checks.values import configured
-from ropepatch.model.config import SCALING_KEYS, is_known, legacy_keys
+from ropepatch.model.config import SCALING_KEYS, WITH_ORIGINAL, is_known, legacy_keys
 
 LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
 LLAMA_3_THETA = 500_000.0
-WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
 LOOK_IT_UP = "write the base that the model was pretrained with; its card or the original config.json says it"
 
 

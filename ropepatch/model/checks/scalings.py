@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 
 from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
-from ropepatch.model.checks.agreement import WITH_ORIGINAL
 from ropepatch.model.checks.case import LEFT_BEHIND, ORIGINAL, Case, Stated, number, positive
 from ropepatch.model.checks.codes import Severity
 from ropepatch.model.checks.findings import DROP, Finding, set_all, shown
-from ropepatch.model.checks.values import REQUIRED
+from ropepatch.model.config import REQUIRED, WITH_ORIGINAL
 from ropepatch.model.rotary import SEQUENCE, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.searched import longrope_attention_factor

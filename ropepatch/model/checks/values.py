@@ -14,18 +14,11 @@ from ropepatch.model.checkpoint import kind_of
 from ropepatch.model.checks.case import ORIGINAL, THETA_KEYS, WINDOW_KEYS, Case, Stated, number, positive
 from ropepatch.model.checks.codes import Severity
 from ropepatch.model.checks.findings import CONFIG, Finding, Key, set_all, shown
-from ropepatch.model.config import SCALING_KEYS, is_known, load_text_config
+from ropepatch.model.config import REQUIRED, SCALING_KEYS, is_known, load_text_config
 
 KNOWN_TYPES = {
     *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
     *("axial", "ntk_alpha", "mrope", "xdrope"),  # of single architectures
-}
-REQUIRED = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
 }
 OTHER_KEYS = {
     *("attn_factor", "extrapolation_factor", "finetuned", "alpha", "mixed_b", "partial_rotary_factor"),
