@@ -218,6 +218,9 @@ class Settings(BaseModel):
         values = {key: getattr(self, key) for key in type(self).model_fields}
         return type(self)(**values | dict(update or {}))
 
+    def __str__(self) -> str:
+        return repr(self)
+
     def check(self) -> None:
         """Raise a `RopepatchError` where values do not fit together."""
 
@@ -315,7 +318,7 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
         words, hint = f"one of {', '.join(names)}", _nearest_or_all(value, names)
     elif fault == "model_type" and not place:
         hint = f"keys: {', '.join(kind.model_fields)}"
-    elif isinstance(value, str) and "number" in words:
+    elif isinstance(value, str) and "number" in words and value.lstrip("+-.")[:1].isdigit():
         hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
     if issubclass(kind, Named):
         return kind._refusal(place, words, value)

@@ -539,6 +539,7 @@ def test_an_instance_is_frozen_and_comes_back_from_its_print(name):
     scaling = example(name, 4)
     assert METHODS.find(name).name == name
     assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling != example(name, 4, 8.0)
+    assert str(scaling) == repr(scaling)
     assert hash(scaling) == hash(example(name, 4))
     assert pickle.loads(pickle.dumps(scaling)) == copy.deepcopy(scaling) == scaling
     with pytest.raises(ValidationError, match="frozen"):
