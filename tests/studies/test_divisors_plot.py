@@ -1,7 +1,6 @@
 """Figures of what fitting learned show the divisors and losses that they were given."""
 
 import math
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -43,7 +42,9 @@ def words(axes):
 )
 def test_a_pair_stands_at_its_wavelength_over_the_trained_context_and_its_divisor(carried, base):
     """Of head width 8 and base 10000 the pairs turn once in 2 pi 10^i tokens."""
-    (axes,) = plot_divisors([learned(rope=replace(ROPE, carried=carried))], methods=["linear"]).axes
+    (axes,) = plot_divisors(
+        [learned(rope=ROPE.model_copy(update={"carried": carried}))], methods=["linear"]
+    ).axes
     (line,) = found(axes, "small 0")
     assert list(line.get_xdata()) == pytest.approx([2 * math.pi * base**i / 512 for i in range(4)], rel=1e-5)
     assert list(line.get_ydata()) == [1.0, 1.5, 0.7, 6.0]
