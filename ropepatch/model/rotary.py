@@ -324,7 +324,10 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     table = stock_table(config, site)
     window = _window(config, parameters)
     theta = parameters["rope_theta"]
-    plain = Rope(2 * len(table.inv_freq), theta, window)
+    try:
+        plain = Rope(2 * len(table.inv_freq), theta, window)
+    except RopepatchError as error:
+        raise RopepatchError(str(error), hint="correct config.json") from error
     if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
     return Rope(plain.rotary_dim, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
