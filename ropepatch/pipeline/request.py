@@ -20,6 +20,7 @@ from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, relative_length, short_length
+from ropepatch.settings.shipped import name_of
 from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.recipe import Recipe, read_recipe
 
@@ -127,7 +128,7 @@ def read_request(
         text = {"text": None, "field": "text"}
     label = method_label(method)
     named = DISTIL if distil else recipe or ""
-    recipe_name = "recipe" if isinstance(named, Recipe) else Path(named).stem
+    recipe_name = "recipe" if isinstance(named, Recipe) else name_of(str(named))
     parts = filter(None, (Path(name).name, label, short_length(target), recipe_name))
     return Request(
         model=name,

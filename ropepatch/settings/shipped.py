@@ -16,6 +16,11 @@ def shipped_names(folder: str) -> list[str]:
     return sorted(file.stem for file in shipped(folder).glob("*.yaml"))
 
 
+def name_of(named: str) -> str:
+    """The name of a shipped file, or that of a path without its ending."""
+    return Path(named).stem if named.endswith(ENDINGS) else named
+
+
 def find_shipped(name: str, folder: str, what: str) -> Path:
     """The YAML file of a name in a folder of them, or one by its own path; ``what`` names its kind."""
     if name.endswith(ENDINGS):

@@ -17,6 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.running import bar
+from ropepatch.settings.shipped import RECIPES, find_shipped
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +188,17 @@ def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monk
     with pytest.raises(RopepatchError, match="no parameter 'betta'"):
         ropepatch.extend("tiny", to="2x", betta=16.0)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["tiny-2.5", "tiny"])
+def test_the_folder_has_the_whole_name_of_the_recipe(name, tmp_path, monkeypatch):
+    bundled, recipes = find_shipped("tiny", RECIPES, "recipe"), tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / f"{name}.yaml").write_bytes(bundled.read_bytes())
+    monkeypatch.setattr("ropepatch.settings.shipped.shipped", lambda folder: recipes)
+    for given in (name, str(recipes / f"{name}.yaml")):
+        made = ropepatch.extend("tiny", to="1k", recipe=given, dry_run=True, say=print)
+        assert made.folder.name.endswith(f"-1k-{name}")
 
 
 def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, monkeypatch):
