@@ -131,6 +131,8 @@ class Recipe(Settings):
                 hint="data.boundaries: false joins them; or positions: pose",
             )
         check_trainer(self.trainer)
+        if self.trainer.get("bf16") and self.trainer.get("fp16"):
+            raise RopepatchError("trainer.bf16 beside fp16", hint="set one of them")
         if self.lora and self.lora.loraplus_lr_ratio and "optim" in self.trainer:
             raise RopepatchError("trainer.optim beside lora.loraplus_lr_ratio, which has its own: AdamW")
 

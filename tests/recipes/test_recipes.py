@@ -318,6 +318,11 @@ def paths(content, path=()):
         (("lora",), None, "save: adapter, but all weights are trained"),
         (("lora", "target_modules"), "q_proj", "lora.target_modules must be a list of names, or all-linear"),
         (("trainer", "optim"), "sgd", "trainer.optim beside lora.loraplus_lr_ratio"),
+        (
+            ("trainer",),
+            {"max_steps": 3, "learning_rate": 0.1, "bf16": True, "fp16": True},
+            "trainer.bf16 beside fp16",
+        ),
         (("trainer", "save_total_limit"), 1, "trainer.save_total_limit must be 2 or more"),
         (("trainer", "lr_scheduler_type"), "greedy", "must not wait for a measurement"),
         (("trainer", "weight_decay"), "0,1", "trainer.weight_decay must be a number"),
