@@ -327,7 +327,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     try:
         plain = Rope(2 * len(table.inv_freq), theta, window)
     except RopepatchError as error:
-        raise RopepatchError(str(error), hint="correct config.json") from error
+        raise RopepatchError(str(error), hint=error.hint or "correct config.json") from error
     if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
     return Rope(plain.rotary_dim, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
