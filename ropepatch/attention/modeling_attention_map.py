@@ -266,7 +266,9 @@ class Sight(NamedTuple):
         if self.window:
             seen &= n > m - self.window
         theirs, mine = self.documents[:, None, columns], self.documents[:, m]
-        return (seen & (theirs > 0) & ((mine == 0) | (mine == theirs)))[:, None]
+        if not bool((theirs == 1).all()):
+            seen = seen & (theirs > 0) & ((mine == 0) | (mine == theirs))
+        return seen.expand(len(mine), -1, -1)[:, None]
 
 
 def in_blocks(
