@@ -44,6 +44,7 @@ __all__ = [
     "write",
 ]
 
+TAKEN = {"model", "to", "method", "revision"}  # arguments of `plan`, which no parameter is called like
 HINT = "copy it again from where the checkpoint came from; `ropepatch extend` writes it whole"
 
 
@@ -149,7 +150,7 @@ class Record(Part):
         content = upgraded(content)
         record = validated(cls, content, HINT)
         for name in record.parameters:
-            if not name.isidentifier() or iskeyword(name):  # a card prints it as Python
+            if not name.isidentifier() or iskeyword(name) or name in TAKEN:  # a card prints it as Python
                 raise RopepatchError(
                     f"{FILE} names a parameter {name[:60]!r}, expected a plain name", hint=HINT
                 )

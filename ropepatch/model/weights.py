@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,6 +187,11 @@ def checksums(weights: Weights) -> dict[str, str]:
     with ThreadPoolExecutor() as pool:  # hashlib leaves the other threads free
         sums = list(pool.map(sha256, weights.files))
     return {file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)}
+
+
+def changed(weights: Weights, sums: Mapping[str, str]) -> list[str]:
+    """The weight files whose sha256 is another than the one that was kept by their name."""
+    return [name for name, checksum in checksums(weights).items() if sums.get(name) != checksum]
 
 
 def sha256(file: Path) -> str:

@@ -20,14 +20,19 @@ from ropepatch.extension.patching import active, patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
+from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import find_source
+from ropepatch.model.stock import stock_code
+from ropepatch.model.weights import read_header
 from ropepatch.training.recipe_sections import Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
+
+WEIGHTS = "adapter_model.safetensors"
 
 
 def trainable(model: Any, lora: Lora | None) -> nn.Module:
@@ -174,8 +179,26 @@ def load_adapter(
         model = load_model(source)
         patch(model, plan_of_record(record, name, revision))
     _check_rope(model, record)
-    adapted: PeftModel = _peft().PeftModel.from_pretrained(model, str(place)).eval()
-    return adapted, load_tokenizer(source.folder)
+    return _with_adapter(model, place), load_tokenizer(source.folder)
+
+
+def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """A model with the adapter of a folder, all of whose tensors must be there."""
+    peft, hint = _peft(), "copy the adapter again from where it came from"
+    kind = read_json(folder / "adapter_config.json").get("peft_type")
+    if kind != "LORA":
+        raise RopepatchError(f"{folder} holds an adapter of type {kind!r}, expected 'LORA'", hint=hint)
+    held = read_header(folder / WEIGHTS).tensors
+    with stock_code(f"put the adapter {folder} on its base", hint), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # refused below
+        adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
+        expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    if missing := sorted(expected.keys() - held.keys()):
+        raise RopepatchError(
+            f"{folder / WEIGHTS} lacks {len(missing)} of {len(expected)} tensors, for instance {missing[0]}",
+            hint=hint,
+        )
+    return adapted
 
 
 def check_trained_from(record: Record, base: Checkpoint) -> None:

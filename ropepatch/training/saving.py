@@ -19,11 +19,12 @@ from ropepatch.extension.writing import origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
-from ropepatch.training.adapter import without_deprecations
+from ropepatch.training.adapter import WEIGHTS, without_deprecations
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.trainer import HISTORY
 
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
+RECIPE = "recipe.yaml"
 MERGED = 1e-3  # by how much of the largest logit merging may change others, in float32
 
 
@@ -48,13 +49,13 @@ def save_adaptation(
         (folder / ADAPTATION).mkdir()
         shutil.copyfile(trained.parent / HISTORY, folder / ADAPTATION / HISTORY)
         text = yaml.safe_dump(as_read(recipe.to_dict()), sort_keys=False, allow_unicode=True)
-        (folder / ADAPTATION / "recipe.yaml").write_text(text, encoding="utf-8")
+        (folder / ADAPTATION / RECIPE).write_text(text, encoding="utf-8")
 
     if recipe.save == "merged":
         save_trained(plan, model, out, record=record, enclose=enclose)
         return
     with new_folder(absent(out)) as folder:
-        shutil.copyfile(trained / "adapter_model.safetensors", folder / "adapter_model.safetensors")
+        shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
         base = {"base_model_name_or_path": plan.model, "revision": plan.revision}
         write_json(folder / "adapter_config.json", read_json(trained / "adapter_config.json") | base)
         enclose(folder)

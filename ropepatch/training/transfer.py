@@ -5,9 +5,9 @@ Task arithmetic (arXiv:2212.04089): what the adaptation changed is added to what
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,19 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Gate, Record
 from ropepatch.extension.record_parts import Adaptation, Transfer
 from ropepatch.extension.verification import available_bytes
-from ropepatch.extension.writing import check_weights, save_trained
+from ropepatch.extension.writing import check_weights, copy_files, save_trained
 from ropepatch.files import absent
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
 from ropepatch.model.loading import load_model, load_tokenizer
-from ropepatch.model.source import find_source
+from ropepatch.model.source import check_inside, find_source
 from ropepatch.model.survey import survey_checkpoint
-from ropepatch.model.weights import read_headers
-from ropepatch.training.adapter import check_trained_from, load_adapter, plan_of_record
+from ropepatch.model.weights import changed, read_header, read_headers
+from ropepatch.training.adapter import WEIGHTS, check_trained_from, load_adapter, plan_of_record
 from ropepatch.training.recipe_sections import Watch
 from ropepatch.training.rows import held_out
-from ropepatch.training.saving import ADAPTATION
+from ropepatch.training.saving import ADAPTATION, RECIPE
+from ropepatch.training.trainer import HISTORY
 from ropepatch.training.watching import Watcher
 
 PAPER = "arXiv:2212.04089"
@@ -108,6 +109,8 @@ def transfer(
     origin, sibling = (find_source(name, None, weights=True) for name in (base, instruct))
     check_trained_from(own, origin)
     check_siblings(origin, sibling)
+    _check_adapted(Path(adapted), own, origin)
+    history = _history(Path(adapted))
     plan = plan_of_record(own, instruct)
     _check_rope(plan, own, sibling)
     _check_memory(Path(adapted), origin, sibling)
@@ -138,7 +141,7 @@ def transfer(
         ).to_dict(),
     }
     say("saving, and reloading with stock transformers")
-    save_trained(plan, model.cpu(), folder, record=extras, enclose=lambda made: _enclose(Path(adapted), made))
+    save_trained(plan, model.cpu(), folder, record=extras, enclose=partial(copy_files, history))
     return transferred
 
 
@@ -207,6 +210,19 @@ def check_siblings(base: Checkpoint, instruct: Checkpoint) -> None:
         )
 
 
+def _check_adapted(adapted: Path, record: Record, base: Checkpoint) -> None:
+    """Refuse weights that are no longer those that were recorded, or are of another model than the base."""
+    is_adapter = (adapted / "adapter_config.json").is_file()
+    weights = read_header(adapted / WEIGHTS) if is_adapter else read_headers(adapted)
+    if record.checksums and (differing := changed(weights, record.checksums)):
+        raise RopepatchError(
+            f"the weights of {adapted} have changed since they were recorded ({', '.join(differing)[:200]})",
+            hint="copy it again from where it came from",
+        )
+    if not is_adapter:
+        check_siblings(base, Checkpoint(adapted))
+
+
 def _other_tokens(base: PreTrainedTokenizerBase, instruct: PreTrainedTokenizerBase) -> str | None:
     """What a tokenizer does otherwise; tokens that were added, such as those of a chat, may differ."""
     before, now = base.get_vocab(), instruct.get_vocab()
@@ -263,7 +279,9 @@ def _watcher(adaptation: Adaptation, plan: Plan, tokenizer: PreTrainedTokenizerB
     return Watcher(tokenizer, pieces, trained, plan.target, trials=0, split=False)
 
 
-def _enclose(adapted: Path, folder: Path) -> None:
-    """The recipe and the history of the adaptation."""
-    if (adapted / ADAPTATION).is_dir():
-        shutil.copytree(adapted / ADAPTATION, folder / ADAPTATION)
+def _history(adapted: Path) -> dict[str, Path]:
+    """The recipe and the history of the adaptation, by their paths in a checkpoint."""
+    files = {name: adapted / name for name in (f"{ADAPTATION}/{RECIPE}", f"{ADAPTATION}/{HISTORY}")}
+    for file in files.values():
+        check_inside(file, adapted)
+    return {name: file for name, file in files.items() if file.is_file()}

@@ -1,11 +1,13 @@
 """The adaptation of a base is put onto its sibling: what comes out, and what is refused."""
 
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from checkpoint_folders import edit_json
 from run_recipes import record_of, small_recipe
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -33,17 +35,21 @@ def tales(tmp_path_factory):
     return Texts(text=str(file), split="test")
 
 
-@pytest.fixture(scope="module", params=["merged", "adapter"])
-def adapted(tmp_path_factory, request):
-    plan = ropepatch.plan("tiny", to=512, method="yarn")
-    folder = tmp_path_factory.mktemp("adapted") / request.param
-    return adapt(plan, small_recipe(save=request.param, lora=Lora(r=4)), folder).folder
-
-
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory):
-    plan = ropepatch.plan("tiny", to=512, method="yarn")
-    return adapt(plan, small_recipe(lora=Lora(r=4)), tmp_path_factory.mktemp("merged") / "out").folder
+def both(tmp_path_factory):
+    plan, place = ropepatch.plan("tiny", to=512, method="yarn"), tmp_path_factory.mktemp("adapted")
+    recipes = {kind: small_recipe(save=kind, lora=Lora(r=4)) for kind in ("merged", "adapter")}
+    return {kind: adapt(plan, recipe, place / kind).folder for kind, recipe in recipes.items()}
+
+
+@pytest.fixture(params=["merged", "adapter"])
+def adapted(both, request):
+    return both[request.param]
+
+
+@pytest.fixture
+def merged(both):
+    return both["merged"]
 
 
 def sibling(folder, **changes):
@@ -155,6 +161,62 @@ def test_what_is_no_sibling_is_refused_and_nothing_is_written(case, merged, tale
     change(tuned)
     with pytest.raises(RopepatchError, match=message):
         transfer(merged, "tiny", tuned, tmp_path / "out", text=tales)
+    assert not (tmp_path / "out").exists()
+
+
+def with_link(folder, outside):
+    outside.write_text('{"mine": 1}')
+    (folder / "adaptation" / "history.json").unlink()
+    (folder / "adaptation" / "history.json").symlink_to(outside)
+
+
+def with_tensors(folder, keep=lambda name: True, name=WEIGHTS, times=1.0):
+    tensors = {key: times * tensor for key, tensor in load_file(folder / name).items() if keep(key)}
+    save_file(tensors, folder / name, {"format": "pt"})
+
+
+def of_another_model(folder, layers):
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    config.num_hidden_layers = layers
+    if layers > 3:
+        config.intermediate_size *= 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    edit_json(folder / "ropepatch.json", drop=("checksums",))
+
+
+LORA = "adapter_model.safetensors"
+DAMAGED = {
+    "a link": ("merged", lambda folder: with_link(folder, folder.parent / "mine"), "leads out of"),
+    "other weights": ("merged", lambda folder: with_tensors(folder, times=1.5), "have changed since"),
+    "a layer fewer": ("merged", lambda folder: of_another_model(folder, 1), "other shapes"),
+    "another model": ("merged", lambda folder: of_another_model(folder, 4), "other shapes"),
+    "no LoRA": ("adapter", lambda folder: with_tensors(folder, lambda n: "lora" not in n, LORA), "lacks "),
+    "half": ("adapter", lambda folder: with_tensors(folder, lambda n: "q_proj" not in n, LORA), "lacks "),
+    "its weights": ("adapter", lambda folder: (folder / LORA).unlink(), LORA),
+    "junk": ("adapter", lambda folder: (folder / LORA).write_bytes(b"junk"), LORA),
+    "IA3": ("adapter", {"peft_type": "IA3"}, "of type 'IA3'"),
+    "another rank": ("adapter", {"r": 8}, "cannot put the adapter"),
+    "no modules": ("adapter", {"target_modules": ["nope"]}, "cannot put the adapter"),
+    "a bad expression": ("adapter", {"target_modules": "("}, "cannot put the adapter"),
+    "ranks": ("adapter", {"rank_pattern": None}, "cannot put the adapter"),
+    "a revision": (
+        "adapter",
+        lambda folder: edit_json(folder / "ropepatch.json", parameters={"revision": "x"}),
+        "parameter 'revision'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_adaptation_is_refused_and_nothing_is_written(case, both, tales, tmp_path):
+    kind, damage, message = DAMAGED[case]
+    folder = shutil.copytree(both[kind], tmp_path / "adapted")
+    if isinstance(damage, dict):
+        edit_json(folder / "adapter_config.json", **damage)
+    else:
+        damage(folder)
+    with pytest.raises(RopepatchError, match=re.escape(message)):
+        transfer(folder, "tiny", "tiny", tmp_path / "out", text=tales)
     assert not (tmp_path / "out").exists()
 
 
