@@ -66,7 +66,7 @@ def attend(
             keys = key[:, :, columns].mT
             if relative is None:  # as stock eager attention has them
                 return by_head(own, keys).to(wide) * scaling
-            scores = by_head(own.to(wide) * scaling, keys.to(wide))
+            scores = by_head(own.to(wide), keys.to(wide)) * scaling
             biased: Tensor = scores + relative.bias(own, m[:, rows, None] - n[:, None, columns])
             return biased
 
