@@ -20,6 +20,7 @@ from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.planning import plan
 from ropepatch.report.plots import figures_of_plans
 from ropepatch.report.plots.style import house_style
+from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
 from ropepatch.settings import meanings
 
@@ -52,8 +53,7 @@ def draw_figures(folder: Path) -> None:
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
     """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_rows(head, [[cell.replace("|", r"\|") for cell in row] for row in rows])
 
 
 def block(page: str, name: str) -> str:

@@ -11,18 +11,14 @@ what it holds when the model is loaded. Float32, one thread.
 
 from __future__ import annotations
 
-import argparse
-import random
 import statistics
-import subprocess
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from reporting import environment, resident_mib, spread, table, write
+from reporting import ends, in_own_process, in_turn, resident_mib, run_benchmark, spread, table
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -47,7 +43,7 @@ def make_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa")).eval()
 
 
-def within(model: LlamaForCausalLM, name: str, tokens: int) -> AbstractContextManager[Any]:
+def within(model: LlamaForCausalLM, tokens: int, name: str) -> AbstractContextManager[Any]:
     if name == STOCK:
         return nullcontext()
     model.config.max_position_embeddings = int(tokens / BEYOND.get(name, 4))
@@ -77,38 +73,28 @@ def train(model: LlamaForCausalLM, ids: Tensor) -> None:
     model(ids, labels=ids, use_cache=False).loss.backward()
 
 
-def measure_memory(name: str, tokens: int) -> float:
+def measure_memory(name: str, tokens: str) -> float:
     """MiB of a training step in this process, which does nothing else."""
+    torch.set_num_threads(1)
     model = make_model()
-    ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
-    with within(model, name, tokens):
+    ids = torch.randint(SHAPE["vocab_size"], (1, int(tokens)))
+    with within(model, int(tokens), name):
         loaded = resident_mib("VmRSS")
         train(model, ids)
     return resident_mib("VmHWM") - loaded
 
 
-def memory_of(name: str, tokens: int) -> float:
-    command = [sys.executable, __file__, "--measure", name, "--tokens", str(tokens)]
-    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-
-
 def measure(tokens: int, rounds: int) -> list[dict[str, Any]]:
     model = make_model()
     ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
-    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
-    order = random.Random(SEED)
-    for index in range(rounds + 1):
-        for name in order.sample(NAMES, len(NAMES)):
-            with within(model, name, tokens):
-                found = read(model, ids)
-            if index:  # the first round warms up
-                seconds[name].append(found)
-        print(f"{tokens} tokens: round {index} of {rounds}", file=sys.stderr, flush=True)
+    runs = dict.fromkeys(NAMES, partial(read, model, ids))
+    _, found = in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)
     cells = []
-    for name, mine in seconds.items():
-        cell: dict[str, Any] = {"map": name, "tokens": tokens, "training_mib": memory_of(name, tokens)}
+    for name, mine in found.items():
+        cell: dict[str, Any] = {"map": name, "tokens": tokens}
+        cell["training_mib"] = in_own_process(name, str(tokens))
         for kind in mine[0]:
-            pairs = [(one[kind], stock[kind]) for one, stock in zip(mine, seconds[STOCK], strict=True)]
+            pairs = [(one[kind], stock[kind]) for one, stock in zip(mine, found[STOCK], strict=True)]
             cell[kind] = {
                 "milliseconds": spread([1e3 * one for one, _ in pairs]),
                 "ratio": spread([one / stock for one, stock in pairs]),
@@ -117,63 +103,30 @@ def measure(tokens: int, rounds: int) -> list[dict[str, Any]]:
     return cells
 
 
-def benchmark(lengths: list[int], rounds: int) -> dict[str, Any]:
+def benchmark(rounds: int, tokens: list[int]) -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
-        "benchmark": "attention_cost",
         "model": {"model_type": "llama", **SHAPE},
         "n": rounds,
         "seed": SEED,
         "dtype": "float32",
         "device": "cpu",
         "threads": torch.get_num_threads(),
-        "cells": [cell for tokens in lengths for cell in measure(tokens, rounds)],
-        "environment": environment(),
+        "cells": [cell for length in tokens for cell in measure(length, rounds)],
     }
 
 
 def render(result: dict[str, Any]) -> str:
-    rows = [
-        (
-            "map",
-            "tokens",
-            "prefill ms",
-            "of stock",
-            "decode ms",
-            "of stock",
-            "training ms",
-            "of stock",
-            "MiB",
-        ),
-    ]
+    kinds = ("prefill", "decode", "training")
+    heads = (head for kind in kinds for head in (f"{kind} ms", "of stock"))
+    rows = [("map", "tokens", *heads, "MiB")]
     for cell in result["cells"]:
         row = [cell["map"], str(cell["tokens"])]
-        for kind in ("prefill", "decode", "training"):
-            ratio = cell[kind]["ratio"]
-            row.append(f"{cell[kind]['milliseconds']['median']:.1f}")
-            row.append(f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})")
+        for kind in kinds:
+            row += [f"{cell[kind]['milliseconds']['median']:.1f}", ends(cell[kind]["ratio"], ".2f")]
         rows.append((*row, f"{cell['training_mib']:.0f}"))
     return table(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        torch.set_num_threads(1)
-        print(measure_memory(arguments.measure, *arguments.tokens))
-        return
-    result = benchmark(arguments.tokens, arguments.rounds)
-    print(render(result))
-    if arguments.json:
-        write(arguments.json, result)
-
-
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS, tokens=TOKENS)

@@ -74,7 +74,7 @@ def in_turn(
     within: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext(),
     warm_up: int = 1,
     seed: int = 0,
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
+) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
     """Run all in every round, in shuffled order, each within a context of its own that is not timed.
 
     Args:
@@ -85,19 +85,21 @@ def in_turn(
         seed: Of the order.
 
     Returns:
-        The seconds of each by round, and what each returned last.
+        The seconds of each by round, and what it returned.
     """
-    order, last = random.Random(seed), dict[str, Any]()
+    order = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
+    returned: dict[str, list[Any]] = {name: [] for name in runs}
     for index in range(warm_up + rounds):
         for name in order.sample(list(runs), len(runs)):
             with within(name):
                 begin = time.perf_counter()
-                last[name] = runs[name]()
+                found = runs[name]()
                 taken = time.perf_counter() - begin
             if index >= warm_up:
                 seconds[name].append(taken)
-    return seconds, last
+                returned[name].append(found)
+    return seconds, returned
 
 
 def ratio(seconds: Mapping[str, Sequence[float]], ours: str, baseline: str) -> dict[str, float]:
@@ -106,7 +108,7 @@ def ratio(seconds: Mapping[str, Sequence[float]], ours: str, baseline: str) -> d
 
 
 def in_own_process(*arguments: str) -> Any:
-    """What `measure` of this script returns for these arguments, in a process that does nothing else."""
+    """Run `measure` of this script with these arguments, in a process that does nothing else."""
     command = [sys.executable, sys.argv[0], "--measure", *arguments]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 

@@ -70,14 +70,8 @@ class Case:
         if self.name == "tiny":
             return list(enumerate(tale.ids.tolist() for tale in self.tales))
         documents = list(stream_documents(STORIES))
-        return list(
-            cut_windows(
-                self.loaded[1],
-                documents[trained_on(documents) :],
-                length=self.target,
-                count=self.windows,
-            )
-        )
+        held_out = documents[trained_on(documents) :]
+        return cut_windows(self.loaded[1], held_out, length=self.target, count=self.windows)
 
     def losses(self, model: Any, **how: Any) -> Row:
         """Nats and tokens of each document: in all, within the first L tokens, and in the last quarter."""

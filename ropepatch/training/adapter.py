@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import active, patch
+from ropepatch.extension.patching import ADAPTER, active, patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
@@ -167,7 +167,7 @@ def load_adapter(
         )
     place = Path(folder)
     record = records.read(place)
-    if not (place / "adapter_config.json").is_file() or record.base_weights is None:
+    if not holds_adapter(place) or record.base_weights is None:
         raise RopepatchError(
             f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
         )
@@ -182,10 +182,15 @@ def load_adapter(
     return _with_adapter(model, place), load_tokenizer(source.folder)
 
 
+def holds_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter of PEFT."""
+    return (folder / ADAPTER).is_file()
+
+
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """A model with the adapter of a folder, all of whose tensors must be there."""
     peft, hint = _peft(), "copy the adapter again from where it came from"
-    kind = read_json(folder / "adapter_config.json").get("peft_type")
+    kind = read_json(folder / ADAPTER).get("peft_type")
     if kind != "LORA":
         raise RopepatchError(f"{folder} holds an adapter of type {kind!r}, expected 'LORA'", hint=hint)
     held = read_header(folder / WEIGHTS).tensors

@@ -32,7 +32,13 @@ from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import check_inside, find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import changed, read_header, read_headers
-from ropepatch.training.adapter import WEIGHTS, check_trained_from, load_adapter, plan_of_record
+from ropepatch.training.adapter import (
+    WEIGHTS,
+    check_trained_from,
+    holds_adapter,
+    load_adapter,
+    plan_of_record,
+)
 from ropepatch.training.recipe_sections import Watch
 from ropepatch.training.rows import held_out
 from ropepatch.training.saving import ADAPTATION, RECIPE
@@ -165,7 +171,7 @@ def add_difference(model: Any, adapted: Mapping[str, Tensor], base: Mapping[str,
 
 def _weights(adapted: Path, record: Record, base: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Those of the adapted model and of its base; of an adapter merged in float32."""
-    if not (adapted / "adapter_config.json").is_file():
+    if not holds_adapter(adapted):
         return load_model(Checkpoint(adapted)).state_dict(), load_model(base).state_dict()
     whole = load_model(base, dtype=torch.float32)
     before = {name: weight.clone() for name, weight in whole.state_dict().items()}
@@ -212,7 +218,7 @@ def check_siblings(base: Checkpoint, instruct: Checkpoint) -> None:
 
 def _check_adapted(adapted: Path, record: Record, base: Checkpoint) -> None:
     """Refuse weights that are no longer those that were recorded, or are of another model than the base."""
-    is_adapter = (adapted / "adapter_config.json").is_file()
+    is_adapter = holds_adapter(adapted)
     weights = read_header(adapted / WEIGHTS) if is_adapter else read_headers(adapted)
     if record.checksums and (differing := changed(weights, record.checksums)):
         raise RopepatchError(
@@ -250,9 +256,8 @@ def _check_rope(plan: Plan, record: Record, instruct: Checkpoint) -> None:
 
 
 def _check_memory(adapted: Path, base: Checkpoint, instruct: Checkpoint) -> None:
-    is_adapter = (adapted / "adapter_config.json").is_file()
     base_bytes = base.weights.num_bytes
-    others = 4 * base_bytes if is_adapter else base_bytes + read_headers(adapted).num_bytes
+    others = 4 * base_bytes if holds_adapter(adapted) else base_bytes + read_headers(adapted).num_bytes
     needed = instruct.weights.num_bytes + others
     if needed > available_bytes():
         raise RopepatchError(

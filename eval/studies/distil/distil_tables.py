@@ -13,6 +13,7 @@ from distil_study import DISTILLED, FLOOR, OWN, TEACHER, UNTRAINED
 from study import Row, by_case, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
+from ropepatch.report.printers import markdown_rows
 
 HEADS = (
     "trained on",
@@ -25,7 +26,7 @@ HEADS = (
 )
 
 
-def line(row: Row, own: Row, untrained: Row | None) -> str:
+def line(row: Row, own: Row, untrained: Row | None) -> list[str]:
     """A row of the table."""
     if row["of"] == "trial":
         place = "skipped positions" if row["skipped"] else "rows of the target"
@@ -44,7 +45,7 @@ def line(row: Row, own: Row, untrained: Row | None) -> str:
     cells = [what, loss, spans[0], share, *spans[1:], cost]
     if own["of"] == FLOOR:
         cells[2] += f", {excess(row, own).value / Mean.of(own['all']).value:.1%}"
-    return f"| {' | '.join(cells)} |"
+    return cells
 
 
 def distil_table(rows: list[Row]) -> str:
@@ -61,9 +62,8 @@ def distil_table(rows: list[Row]) -> str:
             f"**{model}, {target // factor:,} to {target:,} tokens**: {least} "
             f"{Mean.of(own['all']).value:.4f} nats per token; {len(own['all'])} windows."
         )
-        table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        table += [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]
-        blocks.append("\n".join([title, "", *table]))
+        lines = [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]
+        blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
     return "\n\n".join(blocks)
 
 

@@ -59,7 +59,7 @@ HEADINGS = {  # of the properties
 POSITIONS, CHANNELS = 128, 128  # of the tables that are drawn
 UNTRAINED = "learned, untrained"
 TRAINED = 128  # tokens, in the study
-HEADROOM = 2.5  # nats by which the picture goes on above its best value
+HEADROOM = 2.5  # nats that the picture shows above its best value
 LABEL = 0.14 / 1.8  # inches between the names beside the lines, of those of an axis
 
 Curve = dict[int, float]
@@ -167,7 +167,7 @@ def principal(table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int = 160) -> Figure:
-    """What ALiBi and T5 add to the scores of a few heads; T5's numbers are trained, so its buckets are shown.
+    """Biases that ALiBi and T5 add to the scores of a few heads; of T5, whose numbers are trained, buckets.
 
     Args:
         heads: H.
@@ -386,7 +386,7 @@ def plot_decay(
 
 
 def measured_curves() -> tuple[dict[str, Curve], Curve]:
-    """What the study measured: nats per token by length for every encoding, and the floor of the text."""
+    """Measured nats per token by length for every encoding, and the floor of the text."""
     return mean_curves(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
 
 

@@ -1,4 +1,4 @@
-"""What textbooks say of position encodings, measured with the encodings' own modules instead of declared.
+"""Textbook properties of position encodings, measured with the encodings' own modules.
 
 The model has identity projections: a head's query, key and value are its part of the hidden state. New
 parameters have standard deviation 1, so that what is drawn shows. Contents have unit variance, as Vaswani et

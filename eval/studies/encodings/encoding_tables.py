@@ -17,6 +17,7 @@ from typing import Any
 from encoding_gallery import TRAINED, from_scratch, mean_curves, plot_extrapolation
 
 from ropepatch.report.plots import save_figure
+from ropepatch.report.printers import markdown_rows
 
 Row = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def recall(row: Row, length: str, span: str) -> float | None:
 def loss_table(rows: Sequence[Row]) -> str:
     """Excess loss by length, a line per encoding, as Markdown."""
     at = lengths(rows)
-    return _table(
+    return markdown_rows(
         ["encoding", "seeds", *(f"{length} tokens" for length in at)],
         [
             [f"`{name}`", str(len(runs)), *(_spread([excess(row, length) for row in runs]) for length in at)]
@@ -53,7 +54,7 @@ def recall_table(rows: Sequence[Row]) -> str:
     """Told tokens and passkeys by length, a line per encoding, as Markdown."""
     at = lengths(rows)
     shown = [(at[0], "near"), (at[2], "near"), (at[2], "far"), (at[-1], "near"), (at[-1], "far")]
-    return _table(
+    return markdown_rows(
         [
             "encoding",
             *(f"{span}, {length}" for length, span in shown),
@@ -87,7 +88,7 @@ def recalibration_table(rows: Sequence[Row]) -> str:
                     *(_keys([read], length) for length in at),
                 ]
             )
-    return _table(
+    return markdown_rows(
         [
             "put in",
             "rows of",
@@ -115,7 +116,7 @@ def cost_table(result: dict[str, Any]) -> str:
             for tokens in at
         ]
         lines.append(line)
-    return _table(["encoding", *heads], lines)
+    return markdown_rows(["encoding", *heads], lines)
 
 
 def _keys(runs: Sequence[Row], length: str) -> str:
@@ -129,11 +130,6 @@ def _spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
         return ""
     mean = form.format(sum(known) / len(known))
     return mean if len(known) == 1 else f"{mean} ({form.format(min(known))} to {form.format(max(known))})"
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    marks = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *lines))
 
 
 def main() -> None:

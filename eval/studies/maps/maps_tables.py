@@ -16,6 +16,7 @@ from study import Row, by_case, excess, signed
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean
+from ropepatch.report.printers import markdown_rows
 
 HEADS = ("method", "settings", "excess", "first L", "passkeys at the target")
 
@@ -58,9 +59,8 @@ def maps_table(rows: list[Row]) -> str:
             f"**{model}, {target // factor:,} to {target:,} tokens**: through its own window "
             f"{Mean.of(base['all']).value:.4f} nats per token; {len(base['all'])} windows.",
             "",
+            markdown_rows(HEADS, [list(cells(here, name)) for name in ordered]),
         ]
-        lines += [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
-        lines += [f"| {' | '.join(cells(here, name))} |" for name in ordered]
         refused = {row["method"]: row["refused"] for row in here if "refused" in row}
         lines += [f"\nRefused: {refusal}." for refusal in refused.values()]
         blocks.append("\n".join(lines))
@@ -75,27 +75,26 @@ def short_table(rows: list[Row]) -> str:
     cases = by_case(rows)
     asked = {case for case, here in cases.items() if any(row["kind"] == "passkey" for row in here)}
     heads = [f"{case[0]}, {case[1]} x{', keys' * (case in asked)}" for case in cases]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    lines = []
     for method in SHORT:
         line = [f"`{method}`" if method != BASELINE else method]
         for here in cases.values():
             read, base, keys = of(here, method, "loss"), of(here, OWN, "loss"), of(here, method, "passkey")
             loss = f"{excess(read, base).value:+.3f}" if read and base else "–"
             line.append(f"{loss}, {keys['correct']}/{keys['n']}" if keys else loss)
-        lines.append(f"| {' | '.join(line)} |")
-    return "\n".join(lines)
+        lines.append(line)
+    return markdown_rows(["", *heads], lines)
 
 
 def cost_table(result: dict[str, Any]) -> str:
     """Of `eval/benchmarks/attention_cost.py`: ratios to stock sdpa, and the memory of a training step."""
     heads = ("map", "tokens", "prefill", "decode step", "training step", "memory")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for cell in result["cells"]:
         ratios = (cell[kind]["ratio"] for kind in ("prefill", "decode", "training"))
         shown = [f"{one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})" for one in ratios]
-        row = (cell["map"], f"{cell['tokens']:,}", *shown, f"{cell['training_mib']:.0f} MiB")
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
+        lines.append([cell["map"], f"{cell['tokens']:,}", *shown, f"{cell['training_mib']:.0f} MiB"])
+    return markdown_rows(heads, lines)
 
 
 def main() -> None:

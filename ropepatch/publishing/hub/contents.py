@@ -14,7 +14,7 @@ from ropepatch.extension.map_code import code_of
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.source import TEMPLATES, included, is_carried
-from ropepatch.model.weights import checksums, fingerprint, read_header, read_headers
+from ropepatch.model.weights import changed, fingerprint, read_header, read_headers
 from ropepatch.publishing.scanning import check_secrets
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -142,14 +142,13 @@ def judge(folder: Path) -> Judgement:
         part = config.get("text_config")
         stated = part if isinstance(part, dict) and part else config
         changes = record.config_changes.items()
-        if changed := next((key for key, value in changes if stated.get(key) != value), None):
-            against.append(f"config.json has changed since it was verified ({changed})")
+        if key := next((key for key, value in changes if stated.get(key) != value), None):
+            against.append(f"config.json has changed since it was verified ({key})")
         if holds_map(folder) and record.code != code_of(folder):
             against.append(f"its code has changed since it was verified ({CODE})")
         weights, changed_weights = read_headers(folder), "its weights have changed since they were verified"
         if record.checksums is not None:
-            sums = checksums(weights)
-            if differing := [name for name in sums if record.checksums.get(name) != sums[name]]:
+            if differing := changed(weights, record.checksums):
                 against.append(f"{changed_weights} ({', '.join(differing)[:200]})")
         elif record.weights is None:
             notes.append(
