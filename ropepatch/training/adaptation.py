@@ -21,7 +21,7 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.loading import load_model
 from ropepatch.model.precision import Precision, fastest
 from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.training.adapter import loraplus_optimizer, recompute_activations, trainable
+from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.progress import SECONDS, StepLines
@@ -190,8 +190,6 @@ def _train(
     model = trainable(loaded if mixed else loaded.float(), recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
-    ratio = recipe.lora and recipe.lora.loraplus_lr_ratio
-    optimizer = loraplus_optimizer(model, ratio, arguments) if ratio else None
     rope = None
     if recipe.frequencies:
         rope = train_frequencies(model, run.plan, recipe.frequencies.learning_rate)
@@ -203,10 +201,10 @@ def _train(
         sharing=run.sharing,
         rope=rope,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
+        loraplus_lr_ratio=recipe.lora and recipe.lora.loraplus_lr_ratio,
         model=model,
         args=arguments,
         train_dataset=supply.batches,
-        optimizers=(optimizer, None),
         callbacks=[steps := StepLines(say, supply.tokens / recipe.max_steps, begun["base"])],
     )
     with no_progress_bars(), progress("training") as steps.advance:

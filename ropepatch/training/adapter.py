@@ -106,20 +106,14 @@ def recompute_activations(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def loraplus_optimizer(model: Any, ratio: float, arguments: Any) -> torch.optim.Optimizer:
-    """AdamW with another learning rate for B than for A (LoRA+, arXiv:2402.12354)."""
-    from peft.optimizers import create_loraplus_optimizer
-
-    optimizer: torch.optim.Optimizer = create_loraplus_optimizer(
-        model=model,
-        optimizer_cls=torch.optim.AdamW,
-        lr=arguments.learning_rate,
-        loraplus_lr_ratio=ratio,
-        loraplus_weight_decay=arguments.weight_decay,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        eps=arguments.adam_epsilon,
-    )
-    return optimizer
+def set_loraplus_rates(optimizer: torch.optim.Optimizer, model: nn.Module, ratio: float) -> None:
+    """Give the matrices B ``ratio`` times the learning rate of A and of all else (LoRA+, arXiv:2402.12354)."""
+    is_b = {id(weights) for name, weights in model.named_parameters() if ".lora_B." in name}
+    for group in list(optimizer.param_groups):
+        b = [weights for weights in group["params"] if id(weights) in is_b]
+        if b:
+            group["params"] = [weights for weights in group["params"] if id(weights) not in is_b]
+            optimizer.add_param_group(group | {"params": b, "lr": group["lr"] * ratio})
 
 
 def _saved_whole(model: Any, lora: Lora) -> list[str]:

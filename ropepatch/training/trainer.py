@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
+from ropepatch.training.adapter import set_loraplus_rates
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import NAME, SHARED, packed_attention
 from ropepatch.training.parallel import Repeated, Sharing, launch_arguments, part_of_row, share_rows
@@ -44,6 +45,7 @@ class LongContextTrainer(Trainer):
         sharing: How processes share the rows.
         rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
         teacher: What teaches it, if it is distilled.
+        loraplus_lr_ratio: The learning rate of the matrices B over that of all else; None for the same.
         **arguments: Further arguments of transformers' Trainer.
     """
 
@@ -57,6 +59,7 @@ class LongContextTrainer(Trainer):
         sharing: Sharing,
         rope: TrainedRope | None = None,
         teacher: Teacher | None = None,
+        loraplus_lr_ratio: float | None = None,
         **arguments: Any,
     ) -> None:
         if attention == "shared":
@@ -75,6 +78,7 @@ class LongContextTrainer(Trainer):
             share_rows(self.accelerator, self.model)
         self.rope = rope
         self.teacher = teacher
+        self.loraplus_lr_ratio = loraplus_lr_ratio
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
         if sharing.engine != "DEEPSPEED":  # which is asked not to divide by it
@@ -91,13 +95,15 @@ class LongContextTrainer(Trainer):
         return SequentialSampler(rows)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """That of the weights, with the frequencies in a group of their own."""
-        if self.rope is None:
-            return super().create_optimizer(*args, **kwargs)
-        self.rope.requires_grad_(False)  # or they would be in a group of the weights
+        """Stock's, with groups of their own for the matrices B of LoRA+ and for trained frequencies."""
+        if self.rope is not None:
+            self.rope.requires_grad_(False)  # or they would be in a group of the weights
         optimizer = super().create_optimizer(*args, **kwargs)
-        self.rope.requires_grad_(True)
-        optimizer.add_param_group(self.rope.group())
+        if self.loraplus_lr_ratio is not None:
+            set_loraplus_rates(optimizer, args[0] if args else self.model, self.loraplus_lr_ratio)
+        if self.rope is not None:
+            self.rope.requires_grad_(True)
+            optimizer.add_param_group(self.rope.group())
         return optimizer
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:

@@ -218,6 +218,21 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, run):
         assert record_of(resumed)[key] == record_of(run.folder)[key]
 
 
+def test_the_matrices_b_alone_have_the_other_rate_of_lora_plus(tmp_path):
+    recipe = learning(lora=Lora(r=4, loraplus_lr_ratio=16.0), trainer={"max_steps": 1, "weight_decay": 0.1})
+    trainer = kept_run(recipe, tmp_path / "out").trainer
+    names = {id(weights): name for name, weights in trainer.model.named_parameters()}
+    rates = {
+        names[id(weights)]: (group["initial_lr"], group["weight_decay"])
+        for group in trainer.optimizer.param_groups
+        for weights in group["params"]
+    }
+    assert rates.keys() == {name for name, weights in trainer.model.named_parameters() if weights.requires_grad}
+    expected = {"lora_A": (1e-3, 0.1), "lora_B": (16e-3, 0.1), "norm": (1e-3, 0.0), "log_": (RATE, 0.0)}
+    for part, rate in expected.items():
+        assert {found for name, found in rates.items() if part in name} == {rate}, part
+
+
 FIRST = {"max_steps": 1, "learning_rate": 1e-5}
 
 
