@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -244,6 +244,28 @@ def write(
     reading = Reading(source, min_tokens, short, complete)
     with whole_file(folder / META) as partial:
         write_json(partial, asdict(reading) | {"lengths": lengths.tolist()}, indent=None)
+    return _mapped(folder)
+
+
+def append(folder: Path, documents: Sequence[Tensor], *, source: str) -> TokenStore:
+    """Add documents to an entry, or begin it; if interrupted, what was there before stays.
+
+    Args:
+        folder: The entry; the caller holds its lock.
+        documents: The token ids [T] of each.
+        source: The path or id of the source.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    before = find(folder, 1)
+    lengths = [] if before is None else before.starts.diff().tolist()
+    with (folder / TOKENS).open("ab") as out:
+        out.truncate(4 * sum(lengths))  # what an interrupted call added
+        out.write(torch.cat([ids.int() for ids in documents]).numpy().data)
+    reading = Reading(source, min_tokens=1, short=0, complete=False)
+    with whole_file(folder / META) as partial:
+        write_json(partial, asdict(reading) | {"lengths": lengths + list(map(len, documents))}, indent=None)
     return _mapped(folder)
 
 

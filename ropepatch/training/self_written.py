@@ -1,9 +1,10 @@
-"""Documents that a model writes itself, by its own probabilities; kept with the tokens of texts."""
+"""Text that a model generates by its own probabilities, cached with the tokens of texts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.texts import first_token
-from ropepatch.data.tokens import TokenStore, find, tokenizer_digest, write, writing
+from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
+from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.head import reading_on
@@ -20,8 +22,8 @@ from ropepatch.model.loading import load_model
 from ropepatch.settings import seed_of
 
 FORMAT = 1  # of how documents are drawn
-AT_ONCE = 2**14  # tokens that are written side by side, and kept as soon as they are there
-NAME = "what the model writes itself"
+SHARD = 2**14  # tokens that are generated side by side, and appended to the cache
+NAME = "self-generated text"
 
 
 def self_written(
@@ -34,10 +36,10 @@ def self_written(
     cache: Path,
     say: Callable[[str], None] = lambda line: None,
 ) -> TokenStore:
-    """At least ``tokens`` tokens of a checkpoint's own, in documents of ``length``, each begun as a text is.
+    """At least ``tokens`` tokens by a checkpoint, in documents of ``length``, each begun as a text is.
 
-    What is written is kept: whoever asks again gets the same, and whoever asks for more, or was interrupted,
-    goes on.
+    Shards are appended to the cache as they are generated: another call gets the same tokens, and one that
+    asks for more, or follows an interruption, resumes after the last whole shard.
 
     Args:
         checkpoint: The checkpoint.
@@ -46,10 +48,11 @@ def self_written(
         tokens: How many are wanted.
         seed: The seed of the draws.
         cache: The folder of tokens.
-        say: Called with a line on how far it is.
+        say: Called before each shard with a line on how much is there, the rate and the time left.
 
     Raises:
-        RopepatchError: The model cannot be loaded, or the disk does not take the tokens.
+        RopepatchError: The model cannot be loaded, its logits are no numbers, or the disk does not take the
+            tokens.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
@@ -57,34 +60,50 @@ def self_written(
     entry, model = cache / f"{key}-self", None
     with writing(entry, NAME):
         store = find(entry, 1)
-        while store is None or len(store) < tokens:
-            documents = [] if store is None else list(torch.split(store.tokens, store.starts.diff().tolist()))
-            say(f"the model writes its own text: {sum(map(len, documents)):,} of {tokens:,} tokens")
+        done = first = 0 if store is None else len(store)
+        began = time.perf_counter()
+        while store is None or done < tokens:
+            say(_progress(done, tokens, done - first, time.perf_counter() - began))
             if model is None:
                 model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
-            draws = torch.Generator().manual_seed(seed_of(seed, "self", len(documents)))
-            documents += written(model, tokenizer, length, draws)
-            store = write(entry, documents, source=NAME)
+            draws = torch.Generator().manual_seed(seed_of(seed, "self", done // length))
+            store = append(entry, generated(model, tokenizer, length, draws), source=NAME)
+            done = len(store)
     return store.first(tokens)
 
 
+def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
+    line = f"{NAME}: {done:,} of {tokens:,} tokens"
+    if not new:
+        return line
+    left = round((tokens - done) * seconds / new)
+    return f"{line}, {new / seconds:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
+
+
 @torch.no_grad()
-def written(
+def generated(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator
 ) -> list[Tensor]:
     """Documents of ``length`` tokens, int32, drawn token by token at temperature 1.
 
-    Where the model ends a text, it goes on with the next: so rows of that length are one document each.
+    Where the model ends a text, it begins the next: so rows of that length are one document each.
+
+    Raises:
+        RopepatchError: The logits are no numbers.
     """
-    first, rows = first_token(tokenizer), max(1, AT_ONCE // length)
+    first, rows = first_token(tokenizer), max(1, SHARD // length)
     if first is None:
         ids = torch.randint(text_config(model.config).vocab_size, (rows, 1), generator=draws)
     else:
         ids = torch.full((rows, 1), first)
     columns, read = [ids], reading_on(model)
     while len(columns) < length:
-        ids = (
-            read(ids.to(model.device)).logits[:, -1].float().softmax(-1).cpu().multinomial(1, generator=draws)
-        )
+        p = read(ids.to(model.device)).logits[:, -1].float().softmax(-1).cpu()
+        if not p.isfinite().all():
+            raise RopepatchError(
+                f"the model generates no text: its logits are no numbers after {len(columns)} tokens",
+                hint="`ropepatch doctor` looks for weights that are not finite",
+            )
+        ids = p.multinomial(1, generator=draws)
         columns.append(ids)
     return list(torch.cat(columns, 1).int())

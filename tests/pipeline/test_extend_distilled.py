@@ -31,7 +31,7 @@ def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     done = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "the model writes its own text: 0 of 5,120 tokens" in done.stderr
+    assert "self-generated text: 0 of 5,120 tokens" in done.stderr
     assert "step 2/2, measured: short-context loss" in done.stderr
     assert "warning" not in done.stderr
     folder = tmp_path / "tiny-yarn-512-distil"

@@ -1,19 +1,22 @@
 """What a model writes itself: by its own probabilities, once, and on from where it was interrupted."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from loss_models import shift_model
 from run_recipes import history_of, small_recipe
 
 import ropepatch
-from ropepatch.data.tokens import find
+from ropepatch.data.tokens import TOKENS, find
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.training import self_written as module
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.recipe_sections import Data, Distil, Generated, Watch
-from ropepatch.training.self_written import self_written, written
+from ropepatch.training.self_written import generated, self_written
 
 
 class Marks:
@@ -29,27 +32,27 @@ def draws(seed=0):
 
 def test_tokens_follow_each_other_as_often_as_the_model_says():
     model = shift_model(3, 0.7)
-    documents = written(model, Marks(None), 64, draws())
+    documents = generated(model, Marks(None), 64, draws())
     steps = torch.cat([document.diff() % 20 for document in documents])
-    assert len(documents) * 64 == module.AT_ONCE
+    assert len(documents) * 64 == module.SHARD
     assert len(steps) > 16_000
     assert (steps == 3).float().mean() == pytest.approx(0.7, abs=0.015)  # four standard deviations
     others = torch.bincount(steps, minlength=20)[[n for n in range(20) if n != 3]] / len(steps)
     assert others.sub(0.3 / 19).abs().max() < 0.005
     greedy = shift_model(3, 0.999)
-    sharp = torch.cat([document.diff() % 20 for document in written(greedy, Marks(None), 64, draws())])
+    sharp = torch.cat([document.diff() % 20 for document in generated(greedy, Marks(None), 64, draws())])
     assert (sharp == 3).float().mean() > 0.99
 
 
 def test_the_cache_changes_nothing(monkeypatch, tiny):
-    monkeypatch.setattr(module, "AT_ONCE", 4 * 24)
+    monkeypatch.setattr(module, "SHARD", 4 * 24)
     model, tokenizer = tiny
     ids, draw = torch.full((4, 1), tokenizer.bos_token_id), draws(5)
     with torch.no_grad():
         while ids.shape[1] < 24:
             p = model(ids, use_cache=False).logits[:, -1].softmax(-1)
             ids = torch.cat([ids, p.multinomial(1, generator=draw)], 1)
-    documents = written(model, tokenizer, 24, draws(5))
+    documents = generated(model, tokenizer, 24, draws(5))
     assert len(documents) == 4
     for row, document in zip(ids, documents, strict=True):
         assert row.tolist() == document.tolist()
@@ -57,7 +60,7 @@ def test_the_cache_changes_nothing(monkeypatch, tiny):
 
 @pytest.mark.parametrize(("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))])
 def test_a_document_begins_as_a_text_does_and_is_of_one_length(bos, eos, first):
-    documents = written(shift_model(1, 0.5), Marks(bos, eos), 64, draws())
+    documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws())
     assert {int(document[0]) for document in documents} == first
     assert {len(document) for document in documents} == {64}
     assert 5 in torch.cat([document[1:] for document in documents])
@@ -70,7 +73,7 @@ def write_tiny(folder, tokenizer, tokens, **changes):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 64)
+    monkeypatch.setattr(module, "SHARD", 64)
 
 
 def test_what_is_written_once_is_read_again_and_more_goes_on_from_there(
@@ -84,9 +87,42 @@ def test_what_is_written_once_is_read_again_and_more_goes_on_from_there(
     assert more.digest == whole.digest
     assert torch.equal(whole.tokens[: len(few)], few.tokens)
     assert write_tiny(tmp_path / "one", tokenizer, 400, seed=1).digest != whole.digest
-    monkeypatch.setattr(module, "written", lambda *_: pytest.fail("it writes again"))
+    monkeypatch.setattr(module, "generated", lambda *_: pytest.fail("it writes again"))
     assert write_tiny(tmp_path / "one", tokenizer, 400).digest == whole.digest
     assert write_tiny(tmp_path / "one", tokenizer, 100).digest == few.digest
+
+
+def test_a_shard_costs_what_is_in_it_however_much_there_is_already(tmp_path, small_parts, tiny, monkeypatch):
+    sizes, append = [], module.append
+
+    def counted(entry, documents, **names):
+        before = (entry / TOKENS).stat().st_size if (entry / TOKENS).exists() else 0
+        inode = (entry / TOKENS).stat().st_ino if before else None
+        store = append(entry, documents, **names)
+        sizes.append((entry / TOKENS).stat().st_size - before)
+        assert inode in (None, (entry / TOKENS).stat().st_ino), "it is appended, not written again"
+        return store
+
+    monkeypatch.setattr(module, "append", counted)
+    write_tiny(tmp_path, tiny[1], 400)
+    assert sizes == [4 * 64] * 7
+
+
+def test_it_says_its_rate_and_the_time_that_is_left(tmp_path, small_parts, tiny, monkeypatch):
+    ticks, lines = itertools.count(step=32), []
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    write_tiny(tmp_path, tiny[1], 384, say=lines.append)
+    assert lines[0] == "self-generated text: 0 of 384 tokens"
+    assert lines[1] == "self-generated text: 64 of 384 tokens, 1 tokens/s, 5:20 left"
+    assert lines[5] == "self-generated text: 320 of 384 tokens, 2 tokens/s, 0:38 left"
+
+
+def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
+    model = shift_model(1, 0.5)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(RopepatchError, match="generates no text: its logits are no numbers after 1 tokens"):
+        generated(model, Marks(1), 64, draws())
 
 
 def test_an_interrupted_writer_goes_on_with_what_it_would_have_written(
@@ -99,26 +135,33 @@ def test_an_interrupted_writer_goes_on_with_what_it_would_have_written(
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return written(*arguments)
+        return generated(*arguments)
 
-    monkeypatch.setattr(module, "written", killed)
+    monkeypatch.setattr(module, "generated", killed)
     with pytest.raises(KeyboardInterrupt):
         write_tiny(tmp_path / "two", tokenizer, 400)
     (entry,) = (tmp_path / "two").iterdir()
-    assert 0 < len(find(entry, 10**6)) < 400
+    assert 0 < len(find(entry, 1)) < 400
     lines = []
     assert write_tiny(tmp_path / "two", tokenizer, 400, say=lines.append).digest == whole.digest
     assert not lines[0].endswith(" 0 of 400 tokens")
+
+
+def test_half_a_shard_that_a_kill_left_is_cut_off(tmp_path, small_parts, tiny):
+    whole = write_tiny(tmp_path / "one", tiny[1], 400)
+    write_tiny(tmp_path / "two", tiny[1], 100)
+    (entry,) = (tmp_path / "two").iterdir()
+    with (entry / TOKENS).open("ab") as file:
+        file.write(b"torn")
+    assert write_tiny(tmp_path / "two", tiny[1], 400).digest == whole.digest
 
 
 def test_a_full_disk_is_said_in_one_line(tmp_path, tiny, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write", full)
-    with pytest.raises(
-        RopepatchError, match=r"cannot cache the tokens of what the model writes itself in .*No space"
-    ):
+    monkeypatch.setattr(module, "append", full)
+    with pytest.raises(RopepatchError, match=r"cannot cache the tokens of self-generated text in .*No space"):
         write_tiny(tmp_path, tiny[1], 40)
 
 
@@ -140,8 +183,8 @@ def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypa
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     lines = []
     folder = adapt(plan, own_text(), tmp_path / "out", say=lines.append).folder
-    assert lines[0] == "the model writes its own text: 0 of 1,280 tokens"
-    assert any(line.startswith("what the model writes itself: ") for line in lines)
+    assert lines[0] == "self-generated text: 0 of 1,280 tokens"
+    assert any(line.startswith("self-generated text: ") for line in lines)
     measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
     assert [0.3 < loss < 6 for loss in measured] == [True, True]
     assert not any("target_loss" in row for row in history_of(folder)), "its documents end at L"

@@ -227,7 +227,9 @@ def test_the_matrices_b_alone_have_the_other_rate_of_lora_plus(tmp_path):
         for group in trainer.optimizer.param_groups
         for weights in group["params"]
     }
-    assert rates.keys() == {name for name, weights in trainer.model.named_parameters() if weights.requires_grad}
+    assert rates.keys() == {
+        name for name, weights in trainer.model.named_parameters() if weights.requires_grad
+    }
     expected = {"lora_A": (1e-3, 0.1), "lora_B": (16e-3, 0.1), "norm": (1e-3, 0.0), "log_": (RATE, 0.0)}
     for part, rate in expected.items():
         assert {found for name, found in rates.items() if part in name} == {rate}, part
