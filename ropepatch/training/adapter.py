@@ -107,7 +107,7 @@ def recompute_activations(model: Any) -> None:
 
 
 def set_loraplus_rates(optimizer: torch.optim.Optimizer, model: nn.Module, ratio: float) -> None:
-    """Give the matrices B ``ratio`` times the learning rate of A and of all else (LoRA+, arXiv:2402.12354)."""
+    """Give the matrices B ``ratio`` times the learning rate of all else (LoRA+, arXiv:2402.12354)."""
     is_b = {id(weights) for name, weights in model.named_parameters() if ".lora_B." in name}
     for group in list(optimizer.param_groups):
         b = [weights for weights in group["params"] if id(weights) in is_b]
