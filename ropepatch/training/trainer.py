@@ -100,7 +100,8 @@ class LongContextTrainer(Trainer):
             self.rope.requires_grad_(False)  # or they would be in a group of the weights
         optimizer = super().create_optimizer(*args, **kwargs)
         if self.loraplus_lr_ratio is not None:
-            set_loraplus_rates(optimizer, args[0] if args else self.model, self.loraplus_lr_ratio)
+            model: Any = args[0] if args else self.model
+            set_loraplus_rates(optimizer, model, self.loraplus_lr_ratio)
         if self.rope is not None:
             self.rope.requires_grad_(True)
             optimizer.add_param_group(self.rope.group())
