@@ -43,12 +43,12 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def describe_recipe(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Of a recipe, what it does to a model, with an estimate where the shape of that model is known."""
+    """Of a recipe, what it does to a model, with an estimate where the configuration of that is known."""
     from ropepatch.settings import relative_length
-    from ropepatch.training.estimates import SHAPES, estimate
+    from ropepatch.training.forecast import Estimate, published_config
 
-    shape = SHAPES.get(recipe.model)
-    trained = shape.max_position_embeddings if shape else None
+    config, estimate = published_config(recipe.model), Estimate.of(recipe)
+    trained = config["max_position_embeddings"] if config else None
     return {
         "recipe": name,
         "model": recipe.model,
@@ -58,7 +58,7 @@ def describe_recipe(name: str, recipe: Recipe) -> dict[str, Any]:
         "positions": recipe.positions.model_dump(mode="json"),
         "trained": _trained(recipe),
         "steps": recipe.max_steps,
-        "estimate": estimate(recipe, shape).to_dict() if shape else None,
+        "estimate": estimate.to_dict() if estimate else None,
     }
 
 

@@ -96,12 +96,9 @@ def _print_table(recipes: list[Entry]) -> None:
             f"{one['steps']:,}",
             f"{one['estimate']['tokens'] / 1e6:.1f} M",
             f"{one['estimate']['total_gib']:.1f}",
-            f"{max(one['estimate']['h100_hours'], 0.1):.1f}",
         )
         for one in recipes
     ]
-    headers = ("recipe", "context", "method", "steps", "tokens", "GiB", "hours")
+    headers = ("recipe", "context", "method", "steps", "tokens", "GiB")
     print_table(headers, rows, numbers=4)
-    print_text(
-        "\nGiB and hours: estimates for one H100. --json says more; `ropepatch recipes NAME` prints one."
-    )
+    print_text("\nGiB: memory of one GPU, estimated. --json says more; `ropepatch recipes NAME` prints one.")

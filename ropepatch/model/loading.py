@@ -51,6 +51,7 @@ def load_model(
     config: PreTrainedConfig | None = None,
     dtype: torch.dtype | None = None,
     device_map: str | dict[str, str] | None = None,
+    quantization: Any = None,
 ) -> PreTrainedModel:
     """Load the model of a stock checkpoint, in eval mode.
 
@@ -59,6 +60,7 @@ def load_model(
         config: In the place of config.json, which stock transformers reads itself.
         dtype: None for the one that config.json names, else that of the weights.
         device_map: accelerate's: `AUTO` for all GPUs, then the memory of the machine, then its disk.
+        quantization: transformers' configuration by which the weights are quantised as they are read.
 
     Raises:
         RopepatchError: If transformers cannot load it, its weights are not those of config.json, or nothing
@@ -72,6 +74,8 @@ def load_model(
     how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
     if device_map is not None:
         how["device_map"] = device_map
+    if quantization is not None:
+        how["quantization_config"] = quantization
     if config is not None:
         how["config"] = config
     else:

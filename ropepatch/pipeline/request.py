@@ -21,7 +21,7 @@ from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, relative_length, short_length
 from ropepatch.settings.shipped import name_of
-from ropepatch.training.forecast import check_adaptable
+from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 
 DISTIL = "distil"  # the recipe of --distil
@@ -66,7 +66,7 @@ class Request:
         except ImportError as error:
             hint = 'pip install "ropepatch[train]"'
             raise RopepatchError(f"a recipe needs {error.name}", hint=hint) from error
-        check_adaptable(plan, self.recipe)
+        prepare(plan, self.recipe).check()
 
     def check_suite(self, plan: Plan) -> None:
         """Refuse now what could not be measured after the training.

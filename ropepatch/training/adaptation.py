@@ -10,33 +10,53 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import set_seed
+import yaml
+from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import map_attention
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
+from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
-from ropepatch.files import read_json, write_json
+from ropepatch.extension.verification import largest_change, probe_logits
+from ropepatch.extension.writing import origin_of, save_trained, source_of
+from ropepatch.files import absent, new_folder, read_json, write_json
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
-from ropepatch.model.precision import Precision, fastest
-from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.training.adapter import recompute_activations, trainable
-from ropepatch.training.packed_attention import packed_attention
+from ropepatch.model.stock import no_progress_bars
+from ropepatch.training.adapter import (
+    WEIGHTS,
+    load_in_4_bits,
+    recompute_activations,
+    trainable,
+    without_deprecations,
+)
 from ropepatch.training.parallel import load_whole_models
-from ropepatch.training.progress import SECONDS, StepLines
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.recipe_sections import map_of
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import damage, newest_sound, seal
-from ropepatch.training.saving import merged_model, save_adaptation
 from ropepatch.training.supply import Supply
 from ropepatch.training.teacher import Teacher
 from ropepatch.training.trained_frequencies import as_divisors, frozen, train_frequencies
-from ropepatch.training.trainer import explaining_disk, make_trainer, training_arguments
+from ropepatch.training.trainer import (
+    HISTORY,
+    SECONDS,
+    ProgressLines,
+    explaining_disk,
+    make_trainer,
+    training_arguments,
+)
 from ropepatch.training.watching import Watcher
 
 COST = "cost.json"  # in the folder of what was trained
+ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
+RECIPE = "recipe.yaml"
+MERGED = 1e-3  # by how much of the largest logit merging may change others, in float32
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -58,12 +78,12 @@ def adapt(
     out: str | Path,
     *,
     max_short_loss_increase: float | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
 ) -> Adapted:
     """Train a model to read at the target of a plan, and write what came out.
 
-    Meanwhile the folder ``OUT.run`` holds the checkpoints. Called again after an interruption, it goes on
+    Meanwhile the folder ``OUT.run`` holds the checkpoints. Called again after an interruption, it resumes
     from the last sound one, and what comes out is the same, on a CPU to the bit. Under torchrun or accelerate
     every process calls it. The global random seeds are set to the recipe's.
 
@@ -101,53 +121,35 @@ def adapt(
 
 
 def _finish(
-    run: Run,
-    record: dict[str, Any],
-    supply: Supply,
-    limit: float,
-    say: Callable[[str], None],
-    progress: Progress,
+    run: Run, record: dict[str, Any], supply: Supply, limit: float, say: Say, progress: Progress
 ) -> None:
     """Train, or train on, and write what comes out."""
     for note in supply.notes:
         say(note)
-
-    def measured() -> dict[str, Any]:
-        say("measuring the base model within its context")
-        model: Any = load_model(run.source)
-        stated = run.recipe.precision
-        precision = fastest() if stated is None else Precision(stated)
-        say(f"precision: {precision}")
-        base = _watcher(run, supply).short_loss(model.to(run.state.device))
-        return {"base": base, "precision": precision.to_dict()}
-
-    begun = run.begin(record, measured)
-    _train(run, supply, begun, say, progress)
+    begun, model = run.resumed(record), None
+    if begun is None:
+        model, base = _measured(run, supply, say)
+        begun = run.begin(record, base)
+    done = damage(run.folder / TRAINED) is None
+    run.state.wait_for_everyone()  # until all have looked
+    if not done:
+        _train(run, supply, begun, model, say, progress)
+    del model
     if run.state.is_main_process:
-        recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
-        say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
-        frequencies = {}
-        if recipe.frequencies:
-            plan = frozen(run.plan, trained)
-            start = as_divisors(run.plan.frequencies(), plan.rope, plan.scaling.factor).parameters()
-            frequencies["frequencies"] = {"start": start, "end": plan.scaling.parameters()}
-        model: Any = merged_model(plan, recipe, run.source, trained)
-        now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
-        adaptation = {
-            "recipe": recipe.to_dict(),
-            "run": digest_of(record),
-            "steps": recipe.max_steps,
-            "tokens": supply.tokens,
-            "processes": run.state.num_processes,
-            "precision": begun["precision"],
-            **read_json(trained / COST),
-            "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
-            **frequencies,
-        }
-        record = {"adaptation": adaptation, "base_weights": record["weights"]}
-        save_adaptation(plan, recipe, model.cpu(), trained, run.out, record)
+        _save(run, record, supply, begun, limit, say)
         run.remove()
     run.state.wait_for_everyone()
+
+
+def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, float]:
+    """The base model, and its loss within its context."""
+    say("measuring the base model within its context")
+    say(f"precision: {run.precision}")
+    model: Any = load_model(run.source)
+    loss = _watcher(run, supply).short_loss(model.to(run.state.device))
+    if run.sharing.engine:
+        model.cpu()  # from where its weights are split
+    return model, loss
 
 
 def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
@@ -157,37 +159,35 @@ def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
 
 
 def _train(
-    run: Run, supply: Supply, begun: dict[str, Any], say: Callable[[str], None], progress: Progress
+    run: Run,
+    supply: Supply,
+    begun: dict[str, Any],
+    base: PreTrainedModel | None,
+    say: Say,
+    progress: Progress,
 ) -> None:
     """Train from the last sound checkpoint on; leaves TRAINED and the history in the run's folder."""
-    recipe, trained = run.recipe, run.folder / TRAINED
-    done = damage(trained) is None
-    run.state.wait_for_everyone()  # until all have looked
-    if done:
-        return
+    recipe, dtype = run.recipe, begun["precision"]["dtype"]
     with run.state.main_process_first():
         last = newest_sound(run.folder)
     if last is not None:
-        say(f"going on from {last.name}")
-    set_seed(recipe.seed)  # of the adapter's first weights
-    loaded: Any = load_model(run.source)
-    arguments = training_arguments(
-        recipe, run.folder, dtype=begun["precision"]["dtype"], resumed=last is not None
-    )
-    mixed = arguments.bf16 or arguments.fp16
+        say(f"resuming from {last.name}")
+    arguments = training_arguments(recipe, run.folder, dtype=dtype, resumed=last is not None)
+    if recipe.quantization:
+        loaded: Any = load_in_4_bits(run.source, dtype, run.state.device)
+    else:
+        loaded = base or load_model(run.source)
+        loaded = loaded if dtype != "float32" else loaded.float()
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
         with map_attention(loaded, map_of(recipe.distil.map), to=run.plan.target) as mapped:
             pass  # it is taken out again, and in force where the teacher reads
     patch(loaded, run.plan)
     attention = run.sharing.attention(recipe)
-    if attention in ("packed", "shared"):
-        with packed_attention(loaded):  # refuses a model that cannot, before it is wrapped
-            pass
-    elif attention == "varlen":
-        with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
-            loaded.set_attn_implementation(recipe.attention)
-    model = trainable(loaded if mixed else loaded.float(), recipe.lora)
+    if attention == "varlen":
+        loaded.set_attn_implementation(recipe.attention)
+    set_seed(recipe.seed)  # of the adapter's first weights
+    model = trainable(loaded, recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
     rope = None
@@ -205,10 +205,16 @@ def _train(
         model=model,
         args=arguments,
         train_dataset=supply.batches,
-        callbacks=[steps := StepLines(say, supply.tokens / recipe.max_steps, begun["base"])],
+        callbacks=[steps := ProgressLines(say, supply.tokens / recipe.max_steps, begun["base"])],
     )
     with no_progress_bars(), progress("training") as steps.advance:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    _keep(run, trainer)
+
+
+def _keep(run: Run, trainer: Any) -> None:
+    """Save what was trained in the run's folder, and seal it."""
+    trained = run.folder / TRAINED
     if run.state.is_main_process:
         shutil.rmtree(trained, ignore_errors=True)
     run.state.wait_for_everyone()
@@ -217,13 +223,86 @@ def _train(
         load_whole_models(run.sharing)
         run.state.wait_for_everyone()
         if run.state.is_main_process:
-            if recipe.lora is None:
+            if run.recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
                 shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
-            if rope is not None:
-                rope.save(trained)
+            if trainer.rope is not None:
+                trainer.rope.save(trained)
             seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
             cpu = f"CPU, {torch.get_num_threads()} threads"
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
             write_json(trained / COST, {"seconds": round(seconds, 1), "device": device})
             seal(trained)
+
+
+def _save(
+    run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any], limit: float, say: Say
+) -> None:
+    """Merge what was trained, measure it, and write the checkpoint or the adapter with its record."""
+    recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
+    say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
+    frequencies = {}
+    if recipe.frequencies:
+        plan = frozen(run.plan, trained)
+        start = as_divisors(run.plan.frequencies(), plan.rope, plan.scaling.factor).parameters()
+        frequencies["frequencies"] = {"start": start, "end": plan.scaling.parameters()}
+    model: Any = merged_model(plan, recipe, run.source, trained)
+    now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
+    adaptation = {
+        "recipe": recipe.to_dict(),
+        "run": digest_of(record),
+        "steps": recipe.max_steps,
+        "tokens": supply.tokens,
+        "processes": run.state.num_processes,
+        "precision": begun["precision"],
+        **read_json(trained / COST),
+        "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
+        **frequencies,
+    }
+    extras = {"adaptation": adaptation, "base_weights": record["weights"]}
+
+    def enclose(folder: Path) -> None:
+        (folder / ADAPTATION).mkdir()
+        shutil.copyfile(run.folder / HISTORY, folder / ADAPTATION / HISTORY)
+        text = yaml.safe_dump(as_read(recipe.to_dict()), sort_keys=False, allow_unicode=True)
+        (folder / ADAPTATION / RECIPE).write_text(text, encoding="utf-8")
+
+    if recipe.save == "merged":
+        save_trained(plan, model.cpu(), run.out, record=extras, enclose=enclose)
+        return
+    with new_folder(absent(run.out)) as folder:
+        shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
+        base = {"base_model_name_or_path": plan.model, "revision": plan.revision}
+        write_json(folder / "adapter_config.json", read_json(trained / "adapter_config.json") | base)
+        enclose(folder)
+        origin = origin_of(source_of(plan, beside=run.out))
+        records.write(folder, records.Record.of(plan, **extras | origin))
+
+
+def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
+    """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint.
+
+    Raises:
+        RopepatchError: If merging changes what the model computes.
+    """
+    model: Any = load_model(source)
+    dtype = model.dtype
+    if recipe.lora is None:
+        model = load_model(Checkpoint(trained))
+    patch(model, plan)
+    if recipe.lora is not None:
+        from peft import PeftModel
+
+        with without_deprecations():
+            adapted: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
+        before = probe_logits(adapted, plan.target, plan.model)
+        model = adapted.merge_and_unload()
+        after = probe_logits(model.eval(), plan.target, plan.model)
+        difference = largest_change(before, after)
+        if not difference <= MERGED:
+            raise RopepatchError(
+                f"merging the adapter changes the logits by {difference:.1%} of the largest",
+                hint="save: adapter keeps it apart; please report the model type and the recipe",
+            )
+    whole: PreTrainedModel = model.to(dtype)
+    return whole

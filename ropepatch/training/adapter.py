@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
@@ -80,6 +80,24 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
+
+
+def load_in_4_bits(source: Checkpoint, dtype: str, device: torch.device) -> PreTrainedModel:
+    """Load a checkpoint with the weights of its linear layers in NF4, by bitsandbytes (arXiv:2305.14314).
+
+    Args:
+        source: The checkpoint, which is not quantised.
+        dtype: The precision in which it computes.
+        device: Where it goes.
+    """
+    kind = getattr(torch, dtype)
+    how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=kind,
+    )
+    return load_model(source, dtype=kind, device_map={"": str(device)}, quantization=how)
 
 
 def _peft() -> Any:

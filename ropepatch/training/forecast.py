@@ -1,34 +1,212 @@
-"""What a recipe will do to a model, and whether it can here; no weight is read and nothing downloaded."""
+"""What a recipe will do to a model: rows and weights are counted, memory is arithmetic from config.json.
+
+No weight is read and nothing downloaded. The memory holds for decoders with attention and an MLP in every
+layer, no [T, T] mask, and a loss that computes logits in chunks.
+"""
 
 from __future__ import annotations
 
 import html
+import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from ropepatch.attention.mapping import check_mappable
-from ropepatch.data.sources import FORMATS, local_files
+from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts
+from ropepatch.data.tokens import amount
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.precision import BFLOAT16, Precision, fastest
-from ropepatch.model.stock import stock_code
-from ropepatch.training.adapter import trainable
-from ropepatch.training.estimates import SHAPES, DecoderShape, estimate, trained_weights
-from ropepatch.training.recipe import Recipe, refuse_map
-from ropepatch.training.recipe_sections import map_of
+from ropepatch.files import PACKAGE, read_json
+from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.precision import BFLOAT16, FLOAT32
+from ropepatch.model.source import TINY
+from ropepatch.settings import relative_length
+from ropepatch.training.preparation import Weights, prepare
+from ropepatch.training.recipe import Recipe
+from ropepatch.training.recipe_sections import SELF
 from ropepatch.training.rows import Schedule
+from ropepatch.training.supply import held_out_of
+from ropepatch.training.watching import DEPTHS
 
-EXTRA = 'pip install "ropepatch[train]"'
+GIB = 2**30
+CHUNK = 1024  # positions whose logits are in memory at once
 ADAM = 12  # bytes of a trained weight in a checkpoint of a run: float32, and two moments
+GEOMETRY = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "max_position_embeddings"),
+)
+FOUR_BITS = (
+    0.516  # bytes of a weight: NF4 in blocks of 64, whose scales are quantised as well (arXiv:2305.14314)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The memory of one process at its peak, in GiB, without what the allocator loses to fragments.
+
+    Args:
+        weights_gib: The weights, of a process that holds all of them.
+        optimizer_gib: Gradients and both moments of Adam.
+        activations_gib: A forward and backward pass, with the logits of a chunk.
+        evaluation_gib: A forward pass of the longest sequence that is evaluated, with its keys and values.
+    """
+
+    weights_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    evaluation_gib: float
+
+    @property
+    def total_gib(self) -> float:
+        """Gradients and moments stay while the model is evaluated, its activations are gone."""
+        return self.weights_gib + self.optimizer_gib + max(self.activations_gib, self.evaluation_gib)
+
+    def to_dict(self) -> dict[str, float]:
+        """As JSON-ready data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        peak = max(self.activations_gib, self.evaluation_gib)
+        when = "a step" if peak == self.activations_gib else "an evaluation"
+        return (
+            f"{self.total_gib:.1f} GiB: {self.weights_gib:.1f} weights, {self.optimizer_gib:.1f} optimizer, "
+            f"{peak:.1f} activations of {when}"
+        )
+
+
+def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: int, target: int) -> Memory:
+    """The memory of a recipe, in one process, on a model of a configuration.
+
+    Frozen weights take 2 bytes in mixed precision, in 4 bits `FOUR_BITS`, else 4; what is trained takes 4,
+    its gradient 4 and Adam's moments 8; training all weights in mixed precision also keeps the copies of 2
+    bytes that autocast makes.
+
+    Args:
+        recipe: What is run.
+        config: The configuration of the model's text part.
+        counted: Its weights.
+        dtype: The precision it runs in.
+        window: The old context, in tokens.
+        target: The new context, in tokens.
+    """
+    size, trained = 4 if dtype == FLOAT32 else 2, counted.trained or 0
+    if recipe.lora is None:
+        held: float = counted.all * (4 if size == 4 else 6)
+    else:
+        held = counted.all * size + 4 * trained
+    if recipe.quantization:
+        held -= counted.linear * (size - FOUR_BITS)
+    windows, room = recipe.data.lengths(window)
+    tokens = max(room // length * length for length in windows)
+    evaluated = target if recipe.watch.target else window
+    asks = recipe.watch.target and recipe.watch.passkey_trials > 0
+    return Memory(
+        weights_gib=held / GIB,
+        optimizer_gib=ADAM * trained / GIB,
+        activations_gib=activation_bytes(recipe, config, tokens, size) / GIB,
+        evaluation_gib=evaluation_bytes(config, evaluated, size, cached=asks) / GIB,
+    )
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Numbers that a token has in a layer: of its hidden state, its queries, its keys, and its MLP."""
+
+    hidden: int
+    queries: int
+    keys: int
+    mlp: int
+
+    @classmethod
+    def of(cls, config: Any) -> Widths:
+        """Those of the text part of a model; of experts, all that a token takes."""
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        head = getattr(config, "head_dim", None) or hidden // heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        mlp = getattr(config, "intermediate_size", None) or 4 * hidden
+        mlp = mlp if isinstance(mlp, int) else max(mlp)
+        if experts := getattr(config, "num_experts_per_tok", None):
+            mlp = experts * (getattr(config, "moe_intermediate_size", None) or mlp)
+            mlp += getattr(config, "shared_expert_intermediate_size", None) or 0
+        return cls(hidden, heads * head, groups * head, mlp)
+
+
+def activation_bytes(recipe: Recipe, config: Any, tokens: int, size: int) -> int:
+    """Memory of one forward and backward pass over so many tokens, beside weights and gradients.
+
+    With checkpointing: the hidden state of every layer, and one layer at a time at its peak, the backward
+    pass of its MLP. It holds six tensors of the MLP's width, four of the attention's and eight float32 ones
+    of the hidden size (by the allocations of transformers' LLaMA; the last differ by a fifth with what is
+    trained, and an adapter on the MLP takes a fifth more in all). The hidden states have 4 bytes a number
+    where the embeddings are trained, which are then float32. Without checkpointing all layers are held. The
+    loss adds three float32 copies of a chunk of logits.
+    """
+    widths, layers, vocabulary = Widths.of(config), int(config.num_hidden_layers), int(config.vocab_size)
+    stream = 4 if recipe.lora is None or recipe.lora.train_embeddings else size
+    layer = 32 * widths.hidden + size * (2 * (widths.queries + widths.keys) + 6 * widths.mlp)
+    held = stream * widths.hidden * layers + layer if recipe.gradient_checkpointing else layer * layers
+    return tokens * held + 3 * 4 * min(CHUNK, tokens) * vocabulary
+
+
+def evaluation_bytes(config: Any, tokens: int, size: int, *, cached: bool) -> int:
+    """Memory of one forward pass without gradients, at its peak: a layer's MLP, or a chunk of logits.
+
+    Passkeys (``cached``) also keep keys and values of all layers.
+    """
+    widths = Widths.of(config)
+    layer = tokens * size * (9 * widths.hidden // 2 + 3 * widths.mlp)
+    logits = tokens * size * widths.hidden + 3 * 4 * min(CHUNK, tokens) * int(config.vocab_size)
+    cache = tokens * size * 2 * widths.keys * int(config.num_hidden_layers)
+    return max(layer + cached * cache, logits)
+
+
+@cache
+def published_config(model: str) -> dict[str, Any] | None:
+    """The config.json of a model that recipes are written for; None of others."""
+    if model == "tiny":
+        return read_json(TINY / "config.json")
+    presets = json.loads((PACKAGE / "gallery" / "presets.json").read_text(encoding="utf-8"))
+    return next((preset["config"] for preset in presets if preset["model"] == model), None)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a recipe costs in one process on the model it is written for."""
+
+    tokens: int
+    weights: Weights
+    memory: Memory
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Estimate | None:
+        """That of a recipe; None where the configuration of its model is not known here.
+
+        Raises:
+            RopepatchError: PEFT is missing, or the recipe does not fit that model.
+        """
+        raw = published_config(recipe.model)
+        if raw is None:
+            return None
+        model: Any = blueprint(load_config(raw))
+        config, counted = text_config(model.config), Weights.of(model, recipe)
+        window = config.max_position_embeddings
+        target = relative_length(recipe.to, window)
+        needed = memory(recipe, config, counted, recipe.precision or BFLOAT16, window, target)
+        return cls(int(_schedule(recipe, window, 1).windows.sum()), counted, needed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        counts = {"tokens": self.tokens, "weights": self.weights.all, "trained_weights": self.weights.trained}
+        return counts | self.memory.to_dict() | {"total_gib": self.memory.total_gib}
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens; {self.memory}"
 
 
 @dataclass(frozen=True)
@@ -62,124 +240,73 @@ class Forecast:
 def forecast(plan: Plan, recipe: Recipe, out: str | Path, *, processes: int = 1) -> Forecast:
     """What `ropepatch.adapt` will do with the same arguments.
 
-    Tokens, rows and weights are counted, on a model without memory for its weights. Memory, and time on a
-    GPU, are arithmetic, see `ropepatch.training.estimates`.
-
     Raises:
         RopepatchError: A text of the recipe is not there, or its windows do not fit its batches.
     """
-    model = blueprint(load_config(plan.survey.raw))
-    obstacles = list(_obstacles(plan, recipe, model))
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    shape = DecoderShape.of(plan.survey.config)
-    if shape is not None and shape.parameters != weights:
-        shape = None  # a decoder that is built otherwise
-    precision = fastest() if recipe.precision is None else Precision(recipe.precision)
-    cost = None if shape is None else _cost(recipe, shape, precision, processes)
-    trained = None
-    try:
-        adapted = trainable(model, recipe.lora)
-        trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
-    except RopepatchError as error:
-        obstacles.append(error)
-        if shape is not None and find_spec("peft") is None:
-            trained = sum(trained_weights(recipe.lora, shape))
+    prepared, window = prepare(plan, recipe), plan.rope.original_max_position_embeddings
+    counted, cost = prepared.counted, None
+    if counted.trained is not None:
+        config, dtype = text_config(plan.survey.config), prepared.precision.dtype
+        cost = memory(recipe, config, counted, dtype, window, plan.target).to_dict()
     content = {
         "recipe": recipe.to_dict(),
         "out": str(out),
         **_reading(plan, recipe, processes),
-        "weights": weights,
-        "trained_weights": trained,
-        "precision": precision.to_dict() | {"text": str(precision)},
-        "cost": cost,
-        "disk": _disk(plan, recipe, Path(out), weights, trained or weights),
+        "weights": counted.all,
+        "trained_weights": counted.trained,
+        "precision": prepared.precision.to_dict() | {"text": str(prepared.precision)},
+        "memory": cost,
+        "disk": _disk(plan, recipe, Path(out), counted),
     }
     disk = content["disk"]
     warnings = list(other_model(plan, recipe))
     if disk["needed"] > disk["free"]:
         warnings.append(f"the disk of {out} has {_size(disk['free'])} free; it takes {_size(disk['needed'])}")
-    return Forecast(content, tuple(obstacles), tuple(warnings))
+    return Forecast(content, prepared.obstacles, tuple(warnings))
 
 
 def other_model(plan: Plan, recipe: Recipe) -> Iterator[str]:
     """A warning, if a recipe is written for a model of another size."""
-    meant, here = SHAPES.get(recipe.model), DecoderShape.of(plan.survey.config)
-    if Path(plan.model).name == Path(recipe.model).name or (meant is not None and meant == here):
+    if Path(plan.model).name == Path(recipe.model).name:
         return
+    if meant := published_config(recipe.model):
+        geometries = [
+            [getattr(config, size, None) for size in GEOMETRY]
+            for config in (text_config(load_config(meant)), text_config(plan.survey.config))
+        ]
+        if geometries[0] == geometries[1]:
+            return
     yield (
         f"the recipe is written for {recipe.model}, and this is {plan.model}: its learning rate, its windows "
         "and its target were chosen for the other"
     )
 
 
-def _obstacles(plan: Plan, recipe: Recipe, model: PreTrainedModel) -> Iterator[RopepatchError]:
-    """What the training would refuse, the packages first."""
-    texts = [source.text for source in recipe.data.sources if isinstance(source, Texts)]
-    needs_datasets = any(_needs_datasets(text) for text in [*texts, recipe.watch.text] if text is not None)
-    if find_spec("accelerate") is None:
-        yield RopepatchError("a recipe needs accelerate", hint=EXTRA)
-    if needs_datasets and find_spec("datasets") is None:
-        yield RopepatchError("datasets is needed to read this source", hint=EXTRA)
-    try:
-        check_adaptable(plan, recipe)
-        if recipe.attention != "sdpa":
-            with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
-                model.set_attn_implementation(recipe.attention)
-    except RopepatchError as error:
-        yield error
-
-
-def check_adaptable(plan: Plan, recipe: Recipe) -> None:
-    """Refuse a plan under which no model can be trained, or not by this recipe.
-
-    Raises:
-        RopepatchError: Its method is an attention map, no checkpoint can hold it, or it follows the length;
-            the weights are quantised; or the model cannot have the map of the recipe's teacher.
-    """
-    refuse_map(plan.method.name)
-    if not plan.savable:
-        raise RopepatchError(
-            f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"
-        )
-    if plan.scaling.length_dependent:
-        raise RopepatchError(
-            f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
-            hint="adapt with a static method",
-        )
-    if "quantization_config" in plan.survey.raw:
-        raise RopepatchError(
-            f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
-        )
-    window = plan.rope.original_max_position_embeddings
-    if recipe.distil and recipe.reads_beyond(window):
-        check_mappable(blueprint(load_config(plan.survey.raw)), window)
-        map_of(recipe.distil.map).fitted(window, plan.target)
-
-
-def _needs_datasets(text: str) -> bool:
-    files = local_files(text)
-    return files is None or any(file.suffix in FORMATS for file in files)
+def _schedule(recipe: Recipe, window: int, processes: int) -> Schedule:
+    per_step = processes * recipe.trainer.get("gradient_accumulation_steps", 1)
+    return Schedule.of(
+        recipe.data, trained=window, steps=recipe.max_steps, per_step=per_step, seed=recipe.seed
+    )
 
 
 def _reading(plan: Plan, recipe: Recipe, processes: int) -> dict[str, Any]:
-    """Steps, rows, tokens, and where they come from."""
-    trained = plan.rope.original_max_position_embeddings
-    windows, room = recipe.data.lengths(trained)
-    schedule = Schedule.of(
-        recipe.data,
-        trained=trained,
-        steps=recipe.max_steps,
-        per_step=processes * recipe.trainer.get("gradient_accumulation_steps", 1),
-        seed=recipe.seed,
-    )
+    """Steps, rows, tokens, where they come from, and what is evaluated."""
+    window, watch = plan.rope.original_max_position_embeddings, recipe.watch
+    schedule = _schedule(recipe, window, processes)
+    windows, room = recipe.data.lengths(window)
     sources = []
     for number, source in enumerate(recipe.data.sources):
-        found: dict[str, Any] = {"name": getattr(source, "generated", None), "kind": "generated"}
         if isinstance(source, Texts):
             found = {"name": source.text} | _found(source.text)
+        else:
+            found = {"name": source.generated, "kind": "self" if source.generated == SELF else "generated"}
         sources.append(found | {"tokens": schedule.tokens(number)})
-    watch = recipe.watch
-    held = {"name": watch.text} | _found(watch.text) if watch.text else {"name": sources[0]["name"]}
+    held = held_out_of(recipe, window, plan.target)
+    text = {} if watch.text is None else _found(watch.text)
+    times = 1 + -(-recipe.max_steps // watch.every)
+    passkeys = DEPTHS * watch.passkey_trials if watch.target else 0
+    each = held.count * held.length + passkeys * plan.target
+    watched = {"name": held.name, "every": watch.every, "windows": held.count, "length": held.length}
     return {
         "steps": recipe.max_steps,
         "processes": processes,
@@ -188,12 +315,7 @@ def _reading(plan: Plan, recipe: Recipe, processes: int) -> dict[str, Any]:
         "tokens_per_batch": room,
         "tokens": int(schedule.windows.sum()),
         "sources": sources,
-        "watched": held
-        | {
-            "every": watch.every,
-            "windows": watch.windows,
-            "tokens": plan.target if watch.target else trained,
-        },
+        "watched": watched | text | {"passkeys": passkeys, "times": times, "tokens": times * each},
     }
 
 
@@ -204,26 +326,14 @@ def _found(text: str) -> dict[str, Any]:
     return {"kind": "local", "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
 
 
-def _cost(recipe: Recipe, shape: DecoderShape, precision: Precision, processes: int) -> dict[str, Any]:
-    """Memory of one process, time of all, and what that rests on."""
-    stated = {"bf16": precision.dtype == BFLOAT16, "fp16": precision.dtype == "float16"}
-    counted = recipe.model_copy(update={"trainer": recipe.trainer | stated})
-    cost = estimate(counted, shape, processes=processes)
-    content = {key: value for key, value in cost.to_dict().items() if key != "h100_hours"}
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-        basis = f"on {processes} H100 at 40 % of 989 TFLOP/s, assumed; this machine has {name}"
-        return content | {"hours": cost.hours() / processes, "time_basis": basis}
-    return content | {"hours": None, "time_basis": "how fast this CPU is was not measured"}
-
-
-def _disk(plan: Plan, recipe: Recipe, out: Path, weights: int, trained: int) -> dict[str, int]:
+def _disk(plan: Plan, recipe: Recipe, out: Path, counted: Weights) -> dict[str, int]:
     """What the run's checkpoints and what is saved take, and what is free."""
-    stated = plan.survey.config.dtype or load_config(plan.survey.raw).dtype or "float32"
+    stated = plan.survey.config.dtype or load_config(plan.survey.raw).dtype or FLOAT32
     dtype = getattr(torch, str(stated).removeprefix("torch."))
-    saved = weights * dtype.itemsize if recipe.save == "merged" else 4 * trained
-    kept = recipe.trainer.get("save_total_limit", 2) + 1  # one more while it is written
-    run = kept * ADAM * trained + 4 * trained
+    trained = counted.trained or counted.all
+    saved = counted.all * dtype.itemsize if recipe.save == "merged" else 4 * trained
+    checkpoints = recipe.trainer.get("save_total_limit", 2) + 1  # one more while it is written
+    run = checkpoints * ADAM * trained + 4 * trained
     place = out.expanduser().absolute()
     there = next(folder for folder in (place, *place.parents) if folder.is_dir())
     return {"checkpoint": saved, "run": run, "needed": saved + run, "free": shutil.disk_usage(there).free}
@@ -231,7 +341,7 @@ def _disk(plan: Plan, recipe: Recipe, out: Path, weights: int, trained: int) -> 
 
 def _lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The name and the text of every line."""
-    recipe, disk, cost = content["recipe"], content["disk"], content["cost"]
+    recipe, disk, watched, cost = (content[key] for key in ("recipe", "disk", "watched", "memory"))
     shared = f" in each of {content['processes']} processes" if content["processes"] > 1 else ""
     windows = dict.fromkeys(content["windows"])
     yield "steps", f"{content['steps']:,}, {content['tokens']:,} tokens in all"
@@ -242,11 +352,12 @@ def _lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     for source in content["sources"]:
         yield "data", f"{source['name']}: {source['tokens']:,} tokens, {_origin(source)}"
-    watched = content["watched"]
+    keys = f", and {watched['passkeys']} passkeys at the target" if watched["passkeys"] else ""
     yield (
         "measured",
-        f"every {watched['every']} steps on {watched['windows']} windows of {watched['tokens']:,} tokens "
-        f"of {watched['name']} that are not trained on",
+        f"{watched['times']} times, every {watched['every']} steps, on {watched['windows']} windows of "
+        f"{watched['length']:,} tokens of {watched['name']} that are not trained on{keys}: "
+        f"{amount(watched['tokens'])} tokens in all",
     )
     trained, lora = content["trained_weights"], recipe["lora"]
     share = "unknown" if trained is None else f"{trained:,} of {content['weights']:,} weights"
@@ -255,15 +366,8 @@ def _lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     modules = modules if isinstance(modules, str) else ", ".join(modules)
     yield "trains", share + ("" if lora is None else f": LoRA r {lora['r']} on {modules}")
     yield "precision", content["precision"]["text"]
-    if cost is None:
-        yield "cost", "no estimate of memory and time: the model is not built like LLaMA"
-    else:
-        parts = (f"{cost[f'{part}_gib']:.2g} {part}" for part in ("weights", "optimizer", "activations"))
-        yield "memory", f"{cost['total_gib']:.2g} GiB{shared}, by arithmetic: {' + '.join(parts)}"
-        yield (
-            "time",
-            f"at least {_time(cost['hours'])}: {cost['time_basis']}; measuring and saving come on top",
-        )
+    if cost is not None:
+        yield "memory", f"{Memory(**cost)}{shared}, by arithmetic"
     yield (
         "disk",
         f"{_size(disk['needed'])}, of which {_size(disk['run'])} for the time of the training; "
@@ -276,14 +380,13 @@ def _origin(source: dict[str, Any]) -> str:
     if source["kind"] == "local":
         files = "1 file" if source["files"] == 1 else f"{source['files']} files"
         return f"from {files} of {_size(source['bytes'])}"
-    return "made here" if source["kind"] == "generated" else "streamed from the Hub"
+    origins = {
+        "generated": "generated here",
+        "self": "generated by the model before the training, a forward pass a token",
+        "hub": "streamed from the Hub",
+    }
+    return origins[source["kind"]]
 
 
 def _size(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
-
-
-def _time(hours: float | None) -> str:
-    if hours is None:
-        return "an unknown time"
-    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"

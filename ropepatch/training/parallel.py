@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,13 @@ from ropepatch.training.fused_loss import IGNORED
 from ropepatch.training.packed_attention import SHARED, packed_attention
 from ropepatch.training.recipe import Recipe
 
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
 NEEDS_ALL_WEIGHTS = {
     "frequencies": "frequencies cannot be trained",
     "distil": "there is no teacher to distil from",
+    "quantization": "weights in 4 bits cannot be held",
 }
 PREFIX = "PARALLELISM_CONFIG_"  # of what accelerate's launcher hands on
 SPLIT = ("input_ids", "position_ids", "shift_labels")  # of a row, [1, T]
@@ -108,8 +113,25 @@ class Sharing:
         if self.sequence > 1:
             self._check_sequence(recipe, config, trained)
 
-    def announce(self, recipe: Recipe) -> None:
-        """Let the launcher's file follow the recipe, before anything of accelerate reads the environment."""
+    def join(self, recipe: Recipe) -> PartialState:
+        """Join the processes, after the environment that accelerate reads says what the recipe does.
+
+        Raises:
+            RopepatchError: They are not those that the launcher started.
+        """
+        from accelerate import PartialState
+
+        self._announce(recipe)
+        # The others wait while the first tokenises, merges and saves, which may take hours.
+        state = PartialState(cpu=on_cpu(), timeout=timedelta(days=2))
+        if state.num_processes != self.processes:
+            raise RopepatchError(
+                f"accelerate counts {state.num_processes} where {self.processes} processes were started",
+                hint="without GPUs it has no FSDP: start them by torchrun, or with DeepSpeed",
+            )
+        return state
+
+    def _announce(self, recipe: Recipe) -> None:
         if self.engine == "DEEPSPEED":
             steps = recipe.trainer.get("gradient_accumulation_steps", 1)
             os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)

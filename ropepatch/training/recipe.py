@@ -91,6 +91,8 @@ class Recipe(Settings):
         parallel: How processes share a row; None for rows of their own.
         watch: What is measured meanwhile.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
+        quantization: `4bit` keeps the frozen weights in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on
+            a CUDA GPU; the adapter is merged into the unquantised weights. None for their own precision.
         attention: The kernel: sdpa, flash_attention_2 or flash_attention_3.
         save: `merged`, a checkpoint that needs nothing else, or the `adapter` alone.
         seed: The seed of the adapter's weights, of the order of the data and of the positions.
@@ -110,6 +112,7 @@ class Recipe(Settings):
     parallel: Parallel | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
+    quantization: Literal["4bit"] | None = None
     attention: Literal["sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
     save: Literal["merged", "adapter"] = "merged"
     seed: Annotated[int, Field(ge=0, lt=2**32), expected("a whole number from 0 to 2**32 - 1")] = 0
@@ -122,6 +125,11 @@ class Recipe(Settings):
             raise RopepatchError(
                 "distil beside lora: null: the teacher is the base model, whose weights would be trained",
                 hint="train an adapter, which is taken off while the teacher reads",
+            )
+        if self.lora is None and self.quantization:
+            raise RopepatchError(
+                "quantization: 4bit beside lora: null: weights in 4 bits are not trained",
+                hint="train an adapter, or leave quantization out",
             )
         only_self = all(isinstance(one, Generated) and one.generated == SELF for one in self.data.sources)
         if only_self and self.data.boundaries and self.positions.name == "true-length":

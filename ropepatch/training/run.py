@@ -7,11 +7,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState, utils
+from accelerate import utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
@@ -24,10 +23,10 @@ from ropepatch.files import absent, check_resumed, read_json, remove, whole_file
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.precision import FLOAT32
+from ropepatch.model.precision import FLOAT32, Precision
 from ropepatch.settings import seed_of
-from ropepatch.training.forecast import check_adaptable
-from ropepatch.training.parallel import Sharing, on_cpu
+from ropepatch.training.parallel import Sharing
+from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.supply import RecipeReader, Supply
 
@@ -39,7 +38,7 @@ NOT_DECISIVE: dict[str, Any] = {
     "trainer": {"report_to", "run_name"},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
-LATER = ("distil", "parallel")  # sections that runs of before did not have
+LATER = ("distil", "parallel", "quantization")  # sections that runs of before did not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +51,7 @@ class Run:
         source: The base checkpoint.
         out: The folder to make.
         sharing: How its processes share it.
+        precision: In which it computes, if it begins here.
         state: What accelerate knows of the processes.
         tokenizer: The tokenizer of the base checkpoint.
     """
@@ -61,6 +61,7 @@ class Run:
     source: Checkpoint
     out: Path
     sharing: Sharing
+    precision: Precision
     state: Any
     tokenizer: PreTrainedTokenizerBase
 
@@ -71,23 +72,15 @@ class Run:
         Raises:
             RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
         """
-        check_adaptable(plan, recipe)
-        sharing = Sharing.of(recipe)
-        trained = plan.rope.original_max_position_embeddings
-        sharing.check(recipe, text_config(plan.survey.config), trained)
+        prepared = prepare(plan, recipe)
+        prepared.check()
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):
             absent(folder)
         source = source_of(plan, beside=folder)
-        # The others wait while the first tokenises, merges and saves, which may take hours.
-        sharing.announce(recipe)
-        state = PartialState(cpu=on_cpu(), timeout=timedelta(days=2))
-        if state.num_processes != sharing.processes:
-            raise RopepatchError(
-                f"accelerate counts {state.num_processes} where {sharing.processes} processes were started",
-                hint="without GPUs it has no FSDP: start them by torchrun, or with DeepSpeed",
-            )
-        run = cls(plan, recipe, source, folder, sharing, state, load_tokenizer(source.folder))
+        sharing, precision = prepared.sharing, prepared.precision
+        tokenizer = load_tokenizer(source.folder)
+        run = cls(plan, recipe, source, folder, sharing, precision, sharing.join(recipe), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is no folder, and the run is kept there", hint="choose another --out"
@@ -180,15 +173,11 @@ class Run:
             if is_new and [path.name for path in self.folder.glob("*")] == [".lock"]:
                 shutil.rmtree(self.folder)
 
-    def begin(self, record: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Put the run on record; what is measured once, before the first step.
-
-        Args:
-            record: What decides the weights.
-            measure: Measures `base`, the loss of the base model within the old context, and `precision`.
+    def resumed(self, record: dict[str, Any]) -> dict[str, Any] | None:
+        """What `begin` put on record, if this run was begun before.
 
         Raises:
-            RopepatchError: The folder is of another run.
+            RopepatchError: The folder is of another run, or of none.
         """
         file = self.folder / RECORD
         if file.exists():
@@ -200,10 +189,19 @@ class Run:
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
             raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another --out")
-        begun: dict[str, Any] = record | measure()
+        return None
+
+    def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
+        """Put on record what decides the weights, the precision, and the loss of the base model.
+
+        Args:
+            record: What decides the weights.
+            base: The loss of the base model within the old context.
+        """
+        begun: dict[str, Any] = record | {"base": base, "precision": self.precision.to_dict()}
         [begun] = utils.broadcast_object_list([begun])  # two processes may measure two things
         if self.state.is_main_process:
-            with whole_file(file) as partial:
+            with whole_file(self.folder / RECORD) as partial:
                 write_json(partial, begun)
         self.state.wait_for_everyone()
         return begun

@@ -47,7 +47,7 @@ def newest_sound(run: Path) -> Path | None:
         reason = damage(folder)
         if reason is None:
             return folder
-        logger.warning("%s is damaged, going on from the one before: %s", folder, reason)
+        logger.warning("%s is damaged, resuming from the one before: %s", folder, reason)
         shutil.rmtree(folder)
     return None
 

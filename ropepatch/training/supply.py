@@ -25,6 +25,36 @@ from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, To
 from ropepatch.training.self_written import self_written
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What a model is evaluated on while it trains.
+
+    Args:
+        name: The text, or the source of the recipe.
+        source: The number of that source; None for a text of its own, or for the tales of tiny.
+        length: Tokens of a piece.
+        count: Pieces.
+    """
+
+    name: str
+    source: int | None
+    length: int
+    count: int
+
+
+def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
+    """What a recipe holds out: pieces of its `watch.text`, else of its first text, else tales."""
+    length, count = (target if recipe.watch.target else trained), recipe.watch.windows
+    if recipe.watch.text is not None:
+        return HeldOut(recipe.watch.text, None, length, count)
+    for number, source in enumerate(recipe.data.sources):
+        if isinstance(source, Texts):
+            return HeldOut(source.text, number, length, count)
+        if source.generated == SELF:  # joined, documents that end at L would contradict each other
+            return HeldOut(SELF, number, trained, count * length // trained)
+    return HeldOut("tales", None, length, count)
+
+
 @dataclass(frozen=True, eq=False)
 class Supply:
     """Text as token ids.
@@ -125,13 +155,11 @@ class RecipeReader:
         ``tokens_of`` says how many tokens of a source are wanted, by its number.
         """
         watch, notes = self.recipe.watch, list[str]()
-        length = self.target if watch.target else self.trained
-        held = watch.windows * length
-        pieces: list[Tensor] | None = None
+        held, pieces = held_out_of(self.recipe, self.trained, self.target), list[Tensor]()
         if watch.text is not None:
             text = Texts(text=watch.text, field=watch.field, split=watch.split)
-            store = self._tokenised(text, held)
-            pieces, _ = held_out(store, length, watch.windows)
+            store = self._tokenised(text, held.count * held.length)
+            pieces, _ = held_out(store, held.length, held.count)
             notes.append(f"watched: {store.report}")
         streams: list[Stream] = []
         for number, source in enumerate(self.recipe.data.sources):
@@ -139,18 +167,19 @@ class RecipeReader:
             if isinstance(source, Generated) and source.generated != SELF:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
                 continue
-            begin, tokens = 0, tokens_of(number) + (held if pieces is None else 0)
+            begin, tokens = 0, tokens_of(number)
+            if number == held.source:
+                tokens += held.count * held.length
             if isinstance(source, Texts):
                 store = self._tokenised(source, tokens)
             else:
                 store = self._self_written(tokens, seed)
-                length = self.trained  # joined, its documents would contradict each other
-            if pieces is None:
-                pieces, begin = held_out(store, length, held // length)
+            if number == held.source:
+                pieces, begin = held_out(store, held.length, held.count)
             streams.append(TokenRows(store, begin, seed))
             notes.append(f"{store.reading.source}: {store.report}")
-        if pieces is None:
-            tales = held_out_tales(self.tokenizer, length=length, count=watch.windows)
+        if watch.text is None and held.source is None:
+            tales = held_out_tales(self.tokenizer, length=held.length, count=held.count)
             pieces = [tale.ids for tale in tales]
         return streams, pieces, notes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, get_scheduler
+from transformers.integrations import integration_utils
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError
@@ -31,6 +33,7 @@ from ropepatch.training.trained_frequencies import TrainedRope
 from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
+SECONDS = "train_seconds"  # in a log: of the steps since the one before
 SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
@@ -67,7 +70,7 @@ class LongContextTrainer(Trainer):
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # never read: `evaluate` asks the watcher
-            callbacks=[EvenHistory(), *arguments.pop("callbacks", [])],
+            callbacks=[LogOnSave(), *arguments.pop("callbacks", [])],
             **arguments,
         )
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
@@ -175,7 +178,7 @@ class LongContextTrainer(Trainer):
                 seal(folder)
 
 
-class EvenHistory(TrainerCallback):
+class LogOnSave(TrainerCallback):
     """Logs whenever it saves, so that a resumed run takes means over the same steps; measures at the end."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -183,6 +186,60 @@ class EvenHistory(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True
         control.should_log = control.should_log or control.should_save
+
+
+class ProgressLines(TrainerCallback):
+    """Says at every logging step how far it is, how fast, how long it will take, and what was measured.
+
+    Args:
+        say: Called with each line.
+        tokens_per_step: The tokens that all processes read in a step.
+        base: The loss of the base model within the old context.
+
+    Attributes:
+        advance: Called after every step with how many are taken, and how many there are.
+    """
+
+    def __init__(self, say: Callable[[str], None], tokens_per_step: float, base: float) -> None:
+        self._say = say
+        self._base = base
+        self.advance: Callable[[int, int | None], None] = lambda done, total: None
+        self._tokens = tokens_per_step
+        self._began = self._seconds = self._logged = 0.0
+        self._steps = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock, which stands still between steps: measurements and checkpoints do not count."""
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the clock."""
+        self.advance(state.global_step, state.max_steps)
+        self._seconds += time.perf_counter() - self._began
+        self._steps += 1
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Say it, and keep the time with the log, which outlives an interruption."""
+        if not state.is_world_process_zero or not logs:
+            return
+        if "loss" in logs and self._steps:
+            state.log_history[-1][SECONDS] = self._seconds - self._logged
+            self._logged = self._seconds
+            per_step = self._seconds / self._steps
+            left = round((state.max_steps - state.global_step) * per_step)
+            self._say(
+                f"step {state.global_step}/{state.max_steps}, loss {logs['loss']:.4f}, "
+                f"{self._tokens / per_step:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
+            )
+        if "eval_short_loss" in logs:
+            short = logs["eval_short_loss"]
+            far = f", at the target {logs['eval_target_loss']:.4f}" if "eval_target_loss" in logs else ""
+            keys = f", passkeys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
+            self._say(
+                f"step {state.global_step}/{state.max_steps}, measured: short-context loss "
+                f"{short:.4f} ({short / self._base - 1:+.2%} from the base model's {self._base:.4f})"
+                f"{far}{keys}"
+            )
 
 
 @contextmanager
@@ -195,7 +252,7 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise RopepatchError(
             f"cannot save {what}: {reason}",
-            hint="make room and run the same command again: it goes on from the last good checkpoint",
+            hint="make room and run the same command again: it resumes from the last good checkpoint",
         ) from error
 
 
@@ -207,7 +264,7 @@ def _one_line() -> Iterator[None]:
     except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
         raise RopepatchError(
             f"transformers refuses the recipe's trainer: {' '.join(str(error).split())[:300]}",
-            hint="mend the trainer section of the recipe",
+            hint="change the trainer section of the recipe",
         ) from error
 
 
@@ -228,7 +285,7 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
     Raises:
         RopepatchError: transformers refuses them.
     """
-    tracker = ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
+    trackers = ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
     ours = {
         "output_dir": str(folder),
         "seed": recipe.seed,
@@ -245,9 +302,11 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
         "average_tokens_across_devices": True,
         "logging_nan_inf_filter": False,  # a loss that is no number must be seen
     }
-    defaults = {"report_to": tracker, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
+    defaults = {"report_to": trackers, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
     values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
     arguments = TrainingArguments(**values)
+    for tracker in integration_utils.get_reporting_integration_callbacks(arguments.report_to):  # type: ignore[no-untyped-call]
+        tracker()
     of_schedule: Any = arguments.lr_scheduler_kwargs
     Trainer.get_optimizer_cls_and_kwargs(arguments)
     get_scheduler(

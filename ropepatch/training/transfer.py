@@ -32,6 +32,7 @@ from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import check_inside, find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import changed, read_header, read_headers
+from ropepatch.training.adaptation import ADAPTATION, RECIPE
 from ropepatch.training.adapter import (
     WEIGHTS,
     check_trained_from,
@@ -41,7 +42,6 @@ from ropepatch.training.adapter import (
 )
 from ropepatch.training.recipe_sections import Watch
 from ropepatch.training.rows import held_out
-from ropepatch.training.saving import ADAPTATION, RECIPE
 from ropepatch.training.trainer import HISTORY
 from ropepatch.training.watching import Watcher
 

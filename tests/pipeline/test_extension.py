@@ -68,7 +68,7 @@ def extension(resumed):
 
 def test_an_interrupted_call_goes_on_from_its_last_checkpoint(resumed):
     _, lines, stages = resumed
-    assert "going on from checkpoint-4" in lines
+    assert "resuming from checkpoint-4" in lines
     assert not any(line.startswith("step 4/6") for line in lines)
     assert "perplexity, yarn + six, 512" in stages
 

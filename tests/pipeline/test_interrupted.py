@@ -54,7 +54,7 @@ def interrupt(monkeypatch):
         (
             EXTEND,
             adaptation,
-            "save_adaptation",
+            "save_trained",
             0,
             "out.run keeps step 6 of 6; the same command goes on from it",
         ),

@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from readme import check_block, updating
-from transformers import LlamaConfig, Qwen2Config, TrainingArguments
+from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 from ropepatch import plan
@@ -27,7 +28,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
 from ropepatch.settings import meanings, relative_length
 from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
-from ropepatch.training.estimates import SHAPES, estimate
+from ropepatch.training.forecast import Estimate, published_config
 from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import OURS, Recipe, read_recipe
 from ropepatch.training.recipe_sections import (
@@ -44,9 +45,6 @@ from ropepatch.training.recipe_sections import (
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
 NAMES = shipped_names(RECIPES)
-PRESETS = FOLDER.parent / "ropepatch" / "gallery" / "presets.json"
-KINDS = {"tiny": LlamaConfig, "Qwen/Qwen2.5-7B-Instruct": Qwen2Config}
-PUBLISHED = {preset["model"]: preset["config"] for preset in json.loads(PRESETS.read_text(encoding="utf-8"))}
 REPLICAS = {
     name for name in NAMES if name.startswith("llama2-7b")
 }  # of papers, which trained by cross-entropy
@@ -64,8 +62,13 @@ SECTIONS = {
 }
 
 
-def shape_of(recipe: Recipe):
-    return SHAPES[recipe.model]
+@cache
+def estimate(name: str) -> Estimate:
+    return Estimate.of(read_recipe(name))
+
+
+def window_of(name: str) -> int:
+    return published_config(read_recipe(name).model)["max_position_embeddings"]
 
 
 # Those that come with ropepatch
@@ -74,13 +77,8 @@ def shape_of(recipe: Recipe):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_on_the_geometry_of_its_model(name):
     recipe = read_recipe(name)
-    values = {key: value for key, value in vars(shape_of(recipe)).items() if key != "qkv_bias"}
-    published = PUBLISHED.get(recipe.model)
-    config = (
-        load_config(published) if published else KINDS[recipe.model](**values, bos_token_id=0, eos_token_id=0)
-    )
-    assert {key: getattr(config, key) for key in values} == values
-    target = relative_length(recipe.to, shape_of(recipe).max_position_embeddings)
+    config = load_config(published_config(recipe.model))
+    target = relative_length(recipe.to, window_of(name))
     extension = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
     assert extension.savable
     assert all("the model is already scaled" in warning for warning in extension.warnings)
@@ -90,7 +88,7 @@ def test_a_recipe_has_a_plan_that_a_checkpoint_can_hold_on_the_geometry_of_its_m
 def test_a_recipe_trains_the_whole_target(name):
     """Rows of the target's length, or positions that reach it."""
     recipe = read_recipe(name)
-    trained = shape_of(recipe).max_position_embeddings
+    trained = window_of(name)
     longest = max(relative_length(window, trained) for window in recipe.data.windows)
     target = relative_length(recipe.to, trained)
     if recipe.positions.name == "true-length":
@@ -120,7 +118,7 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
         assert recipe.trainer["bf16"]
         assert recipe.trainer["save_total_limit"] == 2
         needed = int(re.search(r"needs a GPU of (\d+) GB", "\n".join(header(name)))[1])
-        assert estimate(recipe, shape_of(recipe)).total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
+        assert estimate(name).memory.total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
 
 
 @pytest.mark.parametrize(
@@ -135,11 +133,20 @@ def test_counterparts_differ_in_what_is_compared_alone(name, other, differing):
     assert {key for key in Recipe.model_fields if getattr(one, key) != getattr(two, key)} == differing
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if relative_length(read_recipe(name).to, window_of(name)) >= 2**17]
+)
+def test_from_128k_on_little_is_evaluated(name):
+    watch = read_recipe(name).watch
+    assert watch.windows <= 2
+    assert not watch.passkey_trials, "keys and values of so many tokens take more than the training"
+
+
 def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
-    short, long = read_recipe("llama2-7b-yarn-32k-pose"), read_recipe("llama2-7b-yarn-32k")
-    costs = [estimate(recipe, shape_of(recipe)) for recipe in (short, long)]
+    names = ("llama2-7b-yarn-32k-pose", "llama2-7b-yarn-32k")
+    (short, long), costs = map(read_recipe, names), [estimate(name) for name in names]
     assert costs[0].tokens == costs[1].tokens
-    assert costs[0].activations_gib < costs[1].activations_gib / 7
+    assert costs[0].memory.activations_gib < costs[1].memory.activations_gib / 7
     assert short.trainer | {"gradient_accumulation_steps": 8} == long.trainer
 
 
@@ -155,8 +162,8 @@ def header(name: str) -> list[str]:
 def test_the_numbers_of_a_header_are_computed(name):
     """ROPEPATCH_UPDATE=1 writes them anew."""
     recipe = read_recipe(name)
-    cost = estimate(recipe, shape_of(recipe))
-    number = next(i for i, line in enumerate(header(name)) if "training/estimates.py" in line) + 1
+    cost = estimate(name)
+    number = next(i for i, line in enumerate(header(name)) if "training/forecast.py" in line) + 1
     expected = f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"
     if updating():
         lines = find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()
@@ -464,7 +471,7 @@ def test_recipes_lists_all_of_them():
     assert done.exit_code == 0
     lines = {line.split()[0]: line.split() for line in done.stdout.partition("\n\n")[0].splitlines()}
     assert list(lines) == ["recipe", *NAMES]
-    row = ["4k", "to", "32k", "yarn", "1,000", "262.1", "M", "18.1", "8.2"]
+    row = ["4k", "to", "32k", "yarn", "1,000", "262.1", "M", "18.1"]
     assert lines["llama2-7b-yarn-32k-pose"][1:] == row
 
 
@@ -479,8 +486,7 @@ def test_recipes_as_json_are_what_they_cost():
     assert one in listed
     assert (one["from"], one["to"], one["method"], one["steps"]) == (32768, 131072, "yarn", 400)
     assert one["positions"] == {"name": "pose", "chunks": 2}
-    recipe = read_recipe("qwen2.5-7b")
-    assert one["estimate"] == estimate(recipe, shape_of(recipe)).to_dict()
+    assert one["estimate"] == estimate("qwen2.5-7b").to_dict()
 
 
 def test_a_recipe_of_ones_own_is_shown_and_costed_where_its_model_is_known(tmp_path):

@@ -25,8 +25,6 @@ def test_the_page_has_the_tables_of_the_results():
     check_block("parallel", parallel_tables.ways_table(rows), PAGE)
     check_block("longest", parallel_tables.longest_table(rows), PAGE)
     check_block("killed", parallel_tables.killed_table(json.loads(KILLED.read_text())), PAGE)
-    check_block("estimates", parallel_tables.estimates_table(), PAGE)
-    check_block("published", parallel_tables.published_table(), PAGE)
 
 
 def test_the_losses_of_every_way_that_ran_are_those_of_one_process():

@@ -36,12 +36,11 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.precision import Precision
 from ropepatch.model.source import TINY, find_source
-from ropepatch.training import adaptation, progress, trainer
-from ropepatch.training.adaptation import adapt
+from ropepatch.training import trainer
+from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import read_recipe
 from ropepatch.training.recipe_sections import Lora, Watch
-from ropepatch.training.saving import merged_model
 from ropepatch.training.trainer import LongContextTrainer
 
 LORA, TRAINED = Lora(r=4), 256
@@ -66,7 +65,7 @@ def source_with(folder, **keys):
 @pytest.fixture
 def one_second_a_step(monkeypatch):
     ticks = itertools.count()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +149,7 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     assert not (tmp_path / "out").exists()
     lines = []
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
-    assert (f"going on from checkpoint-{last}" in lines) == (last > 0)
+    assert (f"resuming from checkpoint-{last}" in lines) == (last > 0)
     assert model_bytes(resumed) == model_bytes(adapted)
     assert history_of(resumed) == history_of(adapted)
     assert record_of(resumed)["adaptation"]["seconds"] == STEPS
@@ -427,7 +426,7 @@ import sys
 from run_recipes import small_recipe
 from ropepatch.training.recipe_sections import Lora
 import ropepatch
-from ropepatch.training.adaptation import adapt
+from ropepatch.training.adaptation import adapt, merged_model
 adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)), sys.argv[1])
 """
 
@@ -443,7 +442,7 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, mon
         yield lambda done, total: steps.append((name, done, total))
 
     for dtype in ("bfloat16", "float32"):  # as on a machine with AMX, and on one without
-        monkeypatch.setattr(adaptation, "fastest", lambda dtype=dtype: Precision(dtype))
+        monkeypatch.setattr("ropepatch.training.preparation.fastest", lambda dtype=dtype: Precision(dtype))
         if dtype == "bfloat16":
             interrupted(yarn(), open_, tmp_path / "out", "step_end", 1)
         else:

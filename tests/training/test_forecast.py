@@ -1,37 +1,218 @@
-"""What a dry run says of a recipe."""
+"""What a dry run says: counts against transformers' models, memory against allocations and LongLoRA's."""
+
+from itertools import accumulate
 
 import pytest
+import torch
 from run_recipes import small_recipe
+from tiny_models import tiny_config
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import blueprint, load_config
 from ropepatch.training import adapter
-from ropepatch.training.forecast import forecast
-from ropepatch.training.recipe_sections import Data, Watch
+from ropepatch.training import forecast as module
+from ropepatch.training.adapter import trainable
+from ropepatch.training.forecast import (
+    GIB,
+    Estimate,
+    Memory,
+    activation_bytes,
+    evaluation_bytes,
+    forecast,
+    memory,
+    published_config,
+)
+from ropepatch.training.preparation import Weights, prepare
+from ropepatch.training.recipe_sections import Data, Distil, Generated, Lora, Watch
+from ropepatch.training.run import Run
 
 PLAN = ropepatch.plan("tiny", to=512)
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
 
 
 def reading(text):
     return small_recipe(data=Data(sources=(Texts(text=str(text)),), windows=(64,), tokens_per_batch=128))
 
 
-def test_it_counts_what_is_trained_and_read_and_says_on_what_time_and_memory_rest(tmp_path):
+# Counting
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [  # as the models' authors state them
+        ("tiny", 1_967_808),
+        ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
+        ("HuggingFaceTB/SmolLM3-3B", 3_075_098_624),
+        ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+        ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+    ],
+)
+def test_the_weights_of_published_models_are_counted(name, weights):
+    assert Weights.before(blueprint(load_config(published_config(name)))).all == weights
+
+
+@pytest.mark.parametrize(
+    "lora", [None, Lora(r=3), Lora(r=3, train_embeddings=True), Lora(target_modules="all-linear")]
+)
+def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    counted = Weights.of(blueprint(config), small_recipe(lora=lora))
+    model = trainable(LlamaForCausalLM(config), lora)
+    assert counted.trained == sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+    linear = 6 * (4 * 128 * 128 + 3 * 128 * 352)
+    assert (counted.linear, counted.all) == (linear, linear + 128 * (1024 + 2 * 6 + 1))
+
+
+# Memory
+
+
+def peak_of_allocations(step) -> int:
+    """Bytes allocated on the CPU at the peak of a step, above what there was before."""
+    step()  # the first allocates more
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        step()
+    events = watched.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate(change for _, change in changes))
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["bf16", "float32"])
+@pytest.mark.parametrize(
+    "lora", [None, Lora(r=4), Lora(r=4, train_norms=False), Lora(r=4, train_embeddings=True)]
+)
+def test_the_activations_are_what_torch_allocates(lora, mixed):
+    # As many key as query heads: on the CPU, older torch takes others through [T, T] scores.
+    config, tokens = LlamaConfig(**SMALL | {"vocab_size": 32}, use_cache=False), 1024
+    model = LlamaForCausalLM(config)
+    model = trainable(model.bfloat16() if mixed else model, lora).train()
+    base = model.get_base_model() if lora else model
+    (getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable)()
+    for weights in model.parameters():
+        if weights.requires_grad:
+            weights.grad = torch.zeros_like(weights)
+    ids = torch.randint(32, (1, tokens))
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            states = base.model(input_ids=ids).last_hidden_state
+        states.sum().backward()
+
+    logits = 12 * tokens * 32
+    recipe = small_recipe(lora=lora, gradient_checkpointing=True)
+    expected = activation_bytes(recipe, config, tokens, 2 if mixed else 4) - logits
+    assert expected == pytest.approx(peak_of_allocations(step), rel=0.15)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("keys", [4, 2])
+def test_an_evaluation_takes_what_torch_allocates(tiny, dtype, keys):
+    config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    for tokens, cached, read in (
+        (4096, False, lambda: ropepatch.perplexity(model, None, [torch.arange(4096) % 1024])),
+        (2048, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[2048], haystacks=1)),
+    ):
+        expected = evaluation_bytes(config, tokens, dtype.itemsize, cached=cached)
+        assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (tokens, cached)
+
+
+def test_without_checkpointing_every_layer_is_held():
+    config, chunk = LlamaConfig(**SMALL), 12 * 256 * 1024
+    one = LlamaConfig(**SMALL | {"num_hidden_layers": 1})
+    held = activation_bytes(small_recipe(), config, 256, 2) - chunk
+    assert held == 6 * (activation_bytes(small_recipe(), one, 256, 2) - chunk)
+    again = activation_bytes(small_recipe(gradient_checkpointing=True), config, 256, 2) - chunk
+    assert again == held / 6 + 2 * 256 * 128 * 6
+
+
+def needed(config, dtype="bfloat16", **changes):
+    recipe = small_recipe(**changes)
+    return memory(recipe, config, Weights.of(blueprint(config), recipe), dtype, 4096, 8192)
+
+
+def test_memory_is_the_sum_of_what_each_weight_takes():
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    base, linear, trained = 1_336_960, 1_204_224, 6 * 4 * 4 * (128 + 128) + 13 * 128
+    lora = needed(config, lora=Lora(r=4))
+    assert lora.weights_gib * GIB == 2 * base + 4 * trained
+    assert lora.optimizer_gib * GIB == 12 * trained
+    four = needed(config, lora=Lora(r=4), quantization="4bit")
+    assert (lora.weights_gib - four.weights_gib) * GIB == pytest.approx(linear * (2 - 0.516))
+    full = needed(config, lora=None)
+    assert (full.weights_gib + full.optimizer_gib) * GIB == 18 * base  # with autocast's copies
+    assert needed(config, dtype="float32", lora=None).weights_gib * GIB == 4 * base
+    assert lora.total_gib == lora.weights_gib + lora.optimizer_gib + lora.evaluation_gib
+    near = needed(config, lora=Lora(r=4), watch=Watch(target=False))
+    assert near.evaluation_gib < lora.evaluation_gib / 1.9
+
+
+def test_heads_wider_than_the_hidden_state_and_experts_count_with_their_widths():
+    narrow, wide = (Qwen3Config(**SMALL, head_dim=head) for head in (32, 64))
+    recipe = small_recipe(gradient_checkpointing=True)
+    more = activation_bytes(recipe, wide, 100, 2) - activation_bytes(recipe, narrow, 100, 2)
+    assert more == 100 * 2 * 2 * (4 * 32 + 4 * 32)
+    for family in ("qwen3", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss"):
+        found = needed(tiny_config(family), lora=Lora(target_modules=("q_proj",)))
+        assert 0 < found.weights_gib < found.total_gib < 1
+
+
+@pytest.mark.parametrize("window", [8192, 16384, 32768, 65536])
+def test_it_agrees_with_what_longlora_measured(window):
+    """Table 12 of arXiv:2309.12307: Llama-2-7B, LoRA."""
+    gigabytes = {8192: 25.7, 16384: 34.7, 32768: 46.5, 65536: 71.1}[window]
+    recipe = small_recipe(
+        data=Data(sources=(Texts(text="x"),), windows=(window,), tokens_per_batch=window),
+        lora=Lora(r=8, train_embeddings=True),
+        gradient_checkpointing=True,
+        watch=Watch(target=False),
+    )
+    config = load_config(published_config("meta-llama/Llama-2-7b-hf"))
+    found = memory(recipe, config, Weights.of(blueprint(config), recipe), "bfloat16", 4096, window)
+    assert found.total_gib * GIB / 1e9 == pytest.approx(gigabytes, rel=0.17)
+
+
+def test_what_is_said_of_memory_names_what_takes_most():
+    assert str(Memory(weights_gib=1, optimizer_gib=2, activations_gib=3, evaluation_gib=4)) == (
+        "7.0 GiB: 1.0 weights, 2.0 optimizer, 4.0 activations of an evaluation"
+    )
+    assert Estimate.of(small_recipe(model="./mine")) is None
+
+
+# Forecasts
+
+
+def test_it_counts_what_is_trained_read_and_evaluated(tmp_path):
     found = forecast(PLAN, small_recipe(), tmp_path / "out")
     content = found.to_dict()
     assert content["tokens"] == 6 * 128
     assert content["trained_weights"] == 4 * 4 * 4 * (192 + 192) + 9 * 192
     assert content["precision"]["dtype"] == "float32"  # as the recipe states
-    assert content["cost"]["trained"] == content["trained_weights"]
+    assert (content["watched"]["times"], content["watched"]["tokens"]) == (3, 3 * 512)
     assert 0 < content["disk"]["needed"] < content["disk"]["free"]
     assert not content["obstacles"] + content["warnings"]
     named = {line.split()[0] for line in str(found).splitlines()[1:]}
-    assert named == {
-        *("steps", "rows", "data", "measured", "trains"),
-        *("precision", "memory", "time", "disk", "makes"),
-    }
+    assert named == {"steps", "rows", "data", "measured", "trains", "precision", "memory", "disk", "makes"}
     assert not list(tmp_path.iterdir())
+    asked = forecast(PLAN, small_recipe(watch=Watch(every=4, windows=1, passkey_trials=1)), "out").content
+    assert (asked["watched"]["times"], asked["watched"]["tokens"]) == (3, 3 * (512 + 5 * 512))
 
 
 def test_texts_that_are_here_have_sizes_and_one_that_is_not_is_refused(tmp_path):
@@ -44,13 +225,91 @@ def test_texts_that_are_here_have_sizes_and_one_that_is_not_is_refused(tmp_path)
     assert source["kind"] == "hub"
 
 
-@pytest.mark.parametrize(("model", "warned"), [("./models/tiny", False), ("meta-llama/Llama-2-7b-hf", True)])
+@pytest.mark.parametrize(
+    ("model", "warned"),
+    [("./models/tiny", False), ("meta-llama/Llama-2-7b-hf", True), ("./elsewhere", True)],
+)
 def test_a_recipe_for_another_model_warns(model, warned):
     found = forecast(PLAN, small_recipe(model=model), "out")
     assert [model in warning for warning in found.warnings] == [True] * warned
 
 
-def test_what_stands_in_its_way_is_told_with_all_the_rest(monkeypatch):
+def test_a_fine_tune_of_the_geometry_that_a_recipe_is_written_for_does_not_warn(monkeypatch):
+    config = PLAN.survey.raw
+    monkeypatch.setattr(module, "published_config", lambda model: config)
+    assert not forecast(PLAN, small_recipe(model="meta-llama/Llama-2-7b-hf"), "out").warnings
+
+
+def own_text(**changes):
+    data = Data(sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128, boundaries=False)
+    return small_recipe(
+        data=data, distil=Distil(), watch=Watch(every=6, windows=2, passkey_trials=0), **changes
+    )
+
+
+@pytest.mark.parametrize("make", [own_text, small_recipe, lambda: reading(__file__)])
+def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeypatch):
+    """Bug: 2 windows of 1,024 tokens were promised where 8 pieces of 256 were read."""
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    watched = forecast(PLAN, make(), tmp_path / "out").content["watched"]
+    pieces = Run.of(PLAN, make(), tmp_path / "out").supply().pieces
+    assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]
+
+
+def test_what_is_watched_is_named(tmp_path):
+    (tmp_path / "held.txt").write_text("once")
+    recipe = small_recipe(watch=Watch(text=str(tmp_path / "held.txt")))
+    watched = forecast(PLAN, recipe, "out").content["watched"]
+    assert (watched["name"], watched["bytes"]) == (str(tmp_path / "held.txt"), 4)
+
+
+# What is refused before anything is read
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(
+            ({"trainer": wrong}, "transformers refuses the recipe's trainer")
+            for wrong in (
+                {"report_to": "nonsense"},
+                {"report_to": "wandb"},  # which is not installed
+                {"optim": "adamw_bnb_8bit"},
+                {"lr_scheduler_type": "cosine_with_min_lr"},
+                {"lr_scheduler_type": "nonsense"},
+                {"lr_scheduler_kwargs": {"x": 1}},
+            )
+        ),
+        ({"lora": Lora(target_modules=("qkv",))}, "no adapter on qkv fits this model"),
+        ({"attention": "flash_attention_2"}, "transformers cannot use flash_attention_2"),
+        ({"quantization": "4bit"}, "quantization: 4bit needs a CUDA GPU, and there is none here"),
+    ],
+    ids=str,
+)
+def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alike(changes, said, tmp_path):
+    recipe = small_recipe(**changes)
+    assert said in str(forecast(PLAN, recipe, "out").obstacles[0])
+    with pytest.raises(RopepatchError, match=said):
+        Run.of(PLAN, recipe, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_a_gpu_four_bits_need_bitsandbytes_and_parts_of_a_model_have_none(monkeypatch):
+    with pytest.raises(RopepatchError, match="weights in 4 bits are not trained"):
+        small_recipe(quantization="4bit", lora=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(
+        "ropepatch.training.preparation.find_spec", lambda name: None if name == "bitsandbytes" else 1
+    )
+    obstacles = [str(error) for error in prepare(PLAN, small_recipe(quantization="4bit")).obstacles]
+    assert obstacles == ["quantization: 4bit needs bitsandbytes"]
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    obstacles = [str(error) for error in prepare(PLAN, small_recipe(quantization="4bit")).obstacles]
+    assert "weights in 4 bits cannot be held where FSDP or DeepSpeed split the model" in obstacles
+
+
+def test_what_stands_in_its_way_is_listed_with_all_the_rest(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
@@ -58,11 +317,4 @@ def test_what_stands_in_its_way_is_told_with_all_the_rest(monkeypatch):
     found = forecast(PLAN, small_recipe(attention="flash_attention_2"), "out")
     assert [str(error).split()[0] for error in found.obstacles] == ["transformers", "peft"]
     assert found.content["tokens"]
-
-
-def test_what_is_watched_is_named(tmp_path):
-    (tmp_path / "held.txt").write_text("once")
-    watched = forecast(PLAN, small_recipe(watch=Watch(text=str(tmp_path / "held.txt"))), "out").content[
-        "watched"
-    ]
-    assert (watched["name"], watched["bytes"]) == (str(tmp_path / "held.txt"), 4)
+    assert (found.content["trained_weights"], found.content["memory"]) == (None, None)

@@ -123,7 +123,7 @@ def test_what_the_launcher_and_the_recipe_say_is_read_once_and_handed_on(monkeyp
     sharing = Sharing.of(recipe())
     assert sharing == Sharing(processes=8, engine="DEEPSPEED", zero=3, sequence=2)
     assert (sharing.row_parts, sharing.rows_at_once) == (2, 4)
-    sharing.announce(recipe())
+    sharing._announce(recipe())
     assert Sharing.of(recipe(parallel=None)) == sharing  # the file now says the same
     assert Sharing.of(recipe(parallel={"sequence": 4})).rows_at_once == 2
 

@@ -35,7 +35,7 @@ def test_a_damaged_one_is_skipped_with_a_warning_for_the_one_before(run, harm, c
     harm(run / "checkpoint-10")
     assert newest_sound(run).name == "checkpoint-9"
     assert not (run / "checkpoint-10").exists()
-    assert "checkpoint-10 is damaged, going on from the one before" in caplog.text
+    assert "checkpoint-10 is damaged, resuming from the one before" in caplog.text
 
 
 def test_without_a_sound_one_there_is_none(run):

@@ -25,9 +25,9 @@ from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import recompute_activations, trainable
-from ropepatch.training.forecast import check_adaptable
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import read_recipe
 from ropepatch.training.recipe_sections import Data, Distil, Generated, Lora
 from ropepatch.training.run import Run
@@ -311,8 +311,8 @@ def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
     )
     narrow = plan(config, to=512, method="yarn")
     with pytest.raises(RopepatchError, match="cannot have an attention map: its layers that turn see no far"):
-        check_adaptable(narrow, recipe())
-    check_adaptable(narrow, recipe(data=small_recipe().data))
+        prepare(narrow, recipe()).check()
+    prepare(narrow, recipe(data=small_recipe().data)).check()
 
 
 TWO = """

@@ -1,0 +1,175 @@
+"""Whether a recipe can train a model here: packages, arguments and adapter, before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropepatch.attention.mapping import check_mappable
+from ropepatch.data.sources import FORMATS, local_files
+from ropepatch.data.texts import Texts
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.planning import Plan
+from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.precision import Precision, fastest
+from ropepatch.model.stock import stock_code
+from ropepatch.training.adapter import trainable
+from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.parallel import Sharing
+from ropepatch.training.recipe import Recipe, refuse_map
+from ropepatch.training.recipe_sections import map_of
+
+EXTRA = 'pip install "ropepatch[train]"'
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of weights of a model.
+
+    Args:
+        all: Those of the model itself.
+        linear: Those of its linear layers but the head, which 4 bits can hold.
+        trained: Those that are trained, of the adapter and of the model; None if the adapter is refused.
+    """
+
+    all: int
+    linear: int
+    trained: int | None
+
+    @classmethod
+    def of(cls, model: Any, recipe: Recipe) -> Weights:
+        """Those of a model, which gets the adapter of the recipe; it may be on the meta device.
+
+        Raises:
+            RopepatchError: The adapter does not fit the model, or PEFT is missing.
+        """
+        counted = cls.before(model)
+        trained = trainable(model, recipe.lora).parameters()
+        return replace(counted, trained=sum(weights.numel() for weights in trained if weights.requires_grad))
+
+    @classmethod
+    def before(cls, model: Any) -> Weights:
+        """Those of a model that gets no adapter."""
+        head = model.get_output_embeddings()
+        linear = [part for part in model.modules() if isinstance(part, nn.Linear) and part is not head]
+        whole = sum(weights.numel() for weights in model.parameters())
+        return cls(whole, sum(part.weight.numel() for part in linear), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A recipe on the model of a plan, before a weight is read.
+
+    Args:
+        counted: The weights of the model.
+        sharing: How processes share the run.
+        precision: What the recipe states, or else follows from the hardware.
+        obstacles: Why it cannot run here; nothing where it can.
+    """
+
+    counted: Weights
+    sharing: Sharing
+    precision: Precision
+    obstacles: tuple[RopepatchError, ...]
+
+    def check(self) -> None:
+        """Raise the first obstacle."""
+        for obstacle in self.obstacles:
+            raise obstacle
+
+
+def prepare(plan: Plan, recipe: Recipe) -> Prepared:
+    """Build the Trainer's arguments and the adapter, the latter on the meta device, and keep what refuses.
+
+    A dry run shows the obstacles, a training raises the first. Where several processes were started they are
+    joined.
+    """
+    obstacles = list(_missing_packages(recipe))
+    can_train = not obstacles
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        try:
+            yield
+        except RopepatchError as error:
+            obstacles.append(error)
+
+    model: Any = blueprint(load_config(plan.survey.raw))
+    counted, sharing = Weights.before(model), Sharing.of(recipe)
+    precision = fastest() if recipe.precision is None else Precision(recipe.precision)
+    with noted():
+        check_adaptable(plan, recipe, model)
+        sharing.check(recipe, text_config(plan.survey.config), plan.rope.original_max_position_embeddings)
+        _check_attention(sharing.attention(recipe), recipe, model)
+        if can_train:
+            from ropepatch.training.trainer import training_arguments
+
+            sharing.join(recipe)
+            training_arguments(recipe, Path("run"), dtype=precision.dtype, resumed=False)
+    with noted():
+        counted = Weights.of(model, recipe)
+    return Prepared(counted, sharing, precision, tuple(obstacles))
+
+
+def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
+    """Refuse a plan under which no model can be trained, or not by this recipe.
+
+    Raises:
+        RopepatchError: Its method is an attention map, no checkpoint can hold it, or it follows the length;
+            the weights are quantised; or the model cannot have the map of the recipe's teacher.
+    """
+    refuse_map(plan.method.name)
+    if not plan.savable:
+        raise RopepatchError(
+            f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"
+        )
+    if plan.scaling.length_dependent:
+        raise RopepatchError(
+            f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
+            hint="adapt with a static method",
+        )
+    if "quantization_config" in plan.survey.raw:
+        raise RopepatchError(
+            f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
+        )
+
+    window = plan.rope.original_max_position_embeddings
+    if recipe.distil and recipe.reads_beyond(window):
+        check_mappable(model, window)
+        map_of(recipe.distil.map).fitted(window, plan.target)
+
+
+def _check_attention(attention: str, recipe: Recipe, model: Any) -> None:
+    if attention in ("packed", "shared"):
+        with packed_attention(model):
+            pass
+    elif attention == "varlen":
+        with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
+            model.set_attn_implementation(recipe.attention)
+
+
+def _missing_packages(recipe: Recipe) -> Iterator[RopepatchError]:
+    texts = [source.text for source in recipe.data.sources if isinstance(source, Texts)]
+    needs_datasets = any(_needs_datasets(text) for text in [*texts, recipe.watch.text] if text is not None)
+    if find_spec("accelerate") is None:
+        yield RopepatchError("a recipe needs accelerate", hint=EXTRA)
+    if needs_datasets and find_spec("datasets") is None:
+        yield RopepatchError("datasets is needed to read this source", hint=EXTRA)
+    if recipe.quantization and not torch.cuda.is_available():
+        yield RopepatchError(
+            "quantization: 4bit needs a CUDA GPU, and there is none here", hint="leave quantization out"
+        )
+    if recipe.quantization and find_spec("bitsandbytes") is None:
+        yield RopepatchError("quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes")
+
+
+def _needs_datasets(text: str) -> bool:
+    files = local_files(text)
+    return files is None or any(file.suffix in FORMATS for file in files)
