@@ -24,6 +24,7 @@ from run_recipes import (
     run_python,
     run_two_processes,
     small_recipe,
+    trainers,
 )
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -499,6 +500,36 @@ def test_an_adapter_on_one_end_of_tied_embeddings_is_refused(end):
     with pytest.raises(RopepatchError, match="embeddings and head share their weights"):
         trainable(llama(tie_word_embeddings=True), Lora(target_modules=(end, "q_proj")))
     trainable(llama(tie_word_embeddings=False), Lora(target_modules=(end, "q_proj")))
+
+
+@pytest.mark.slow
+def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquantised_ones(
+    tmp_path, monkeypatch
+):
+    """bitsandbytes also runs on a CPU, where no recipe is let: the same path, without a GPU's kernels."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr("ropepatch.training.preparation._missing_packages", lambda recipe: ())
+    # Or it repacks the weights in the first evaluation, and has no gradient of that.
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+    source = source_with(tmp_path / "source", dtype="bfloat16")
+    plan = ropepatch.plan(source, to=512, method="yarn")
+    recipe = small_recipe(
+        quantization="4bit", gradient_checkpointing=True, trainer={"max_steps": 4, "bf16": True}
+    )
+    with trainers() as made:
+        folder = adapt(plan, recipe, tmp_path / "four").folder
+    layers = [part for part in made[0].model.modules() if isinstance(part, bitsandbytes.nn.Linear4bit)]
+    assert {layer.weight.quant_type for layer in layers} == {"nf4"}
+    assert len(layers) == 4 * 7
+    whole = adapt(plan, recipe.model_copy(update={"quantization": None}), tmp_path / "whole").folder
+    losses = [[row["loss"] for row in history_of(at) if "loss" in row] for at in (folder, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+    assert losses[0] != losses[1]
+    before, after = load_file(source / "model.safetensors"), weights(folder)
+    assert {name for name in before if not torch.equal(before[name].bfloat16(), after[name])} == {
+        name for name in before if "norm" in name or "self_attn" in name
+    }
+    assert record_of(folder)["verified"]["logits"] == "equal"
 
 
 @pytest.mark.slow
