@@ -42,14 +42,12 @@ class Sharing:
         zero: The stage of DeepSpeed's ZeRO; of rows that processes share, 1 and 2 add up gradients of which 3
             takes the mean (DeepSpeed 0.19).
         sequence: Over how many processes DeepSpeed's Ulysses splits a row (arXiv:2309.14509).
-        context: Over how many processes accelerate's context parallelism splits a row.
     """
 
     processes: int
     engine: str | None = None
     zero: int | None = None
     sequence: int = 1
-    context: int = 1
 
     @classmethod
     def of(cls, recipe: Recipe) -> Sharing:
@@ -61,25 +59,17 @@ class Sharing:
             engine=engines[0] if engines else None,
             zero=int(named("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")) if "DEEPSPEED" in engines else None,
             sequence=recipe.parallel.sequence if recipe.parallel else int(named(f"{PREFIX}SP_SIZE", "1")),
-            context=int(named(f"{PREFIX}CP_SIZE", "1")),
         )
-
-    @property
-    def row_parts(self) -> int:
-        """Over how many processes a row is split."""
-        return self.sequence * self.context
 
     @property
     def rows_at_once(self) -> int:
         """Rows, or batches of rows, that all processes read side by side."""
-        return self.processes // self.row_parts
+        return self.processes // self.sequence
 
     def attention(self, recipe: Recipe) -> str:
-        """How the trainer attends: `packed`, `varlen`, `shared` or `whole`."""
+        """How the trainer attends: `packed`, `varlen` or `shared`."""
         if self.sequence > 1:
             return "shared"
-        if self.context > 1:
-            return "whole"
         return "packed" if recipe.attention == "sdpa" else "varlen"
 
     def check(self, recipe: Recipe, config: Any, trained: int) -> None:
@@ -94,11 +84,16 @@ class Sharing:
             RopepatchError: With what does not fit, and what does.
         """
         place = shipped("recipes/accelerate")
+        launch = f"accelerate launch --config_file {place}/alst.yaml --num_processes {self.sequence}"
         if self.sequence > 1 and not (self.zero == 3 and os.environ.get(f"{PREFIX}SP_SIZE")):
             raise RopepatchError(
                 f"rows are to be split over {self.sequence} processes, and nothing that splits them runs",
-                hint=f"accelerate launch --config_file {place}/alst.yaml --num_processes {self.sequence} "
-                "-m ropepatch ...",
+                hint=f"{launch} -m ropepatch ...",
+            )
+        if os.environ.get(f"{PREFIX}CP_SIZE", "1") != "1":
+            raise RopepatchError(
+                "no recipe is trained by accelerate's context parallelism",
+                hint=f"parallel: {{sequence: N}} and {place}/alst.yaml split rows",
             )
         for section, reason in NEEDS_ALL_WEIGHTS.items():
             if getattr(recipe, section) and self.engine:
@@ -108,20 +103,37 @@ class Sharing:
                 )
         if self.engine == "DEEPSPEED" and find_spec("deepspeed") is None:
             raise RopepatchError("DeepSpeed is not installed", hint="pip install deepspeed")
-        if self.context > 1:
-            _check_context(recipe, trained)
-        if self.sequence > 1:
-            self._check_sequence(recipe, config, trained)
+        for problem, holds in self._uneven(recipe, config, trained) if self.sequence > 1 else ():
+            if holds:
+                raise RopepatchError(
+                    f"rows cannot be split over {self.sequence} processes: {problem}",
+                    hint="choose another parallel.sequence, or leave it out",
+                )
+
+    def _uneven(self, recipe: Recipe, config: Any, trained: int) -> list[tuple[str, Any]]:
+        """What may keep a row from being split, and whether it does."""
+        parts, heads, keys = self.sequence, config.num_attention_heads, config.num_key_value_heads
+        windows, room = recipe.data.lengths(trained)
+        uneven = [length for length in {*windows, room} if length % parts]
+        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+        return [
+            (f"{self.processes} processes are not a multiple of it", self.processes % parts),
+            (f"{heads} attention heads are not", heads % parts),
+            (f"{keys} key heads neither divide it nor are a multiple", keys % parts and parts % keys),
+            (f"rows of {uneven} tokens are not", uneven),
+            (f"attention: {recipe.attention} is not sdpa", recipe.attention != "sdpa"),
+            (f"{config.model_type} has a sliding window", getattr(config, "sliding_window", None) and slides),
+        ]
 
     def join(self, recipe: Recipe) -> PartialState:
-        """Join the processes, after the environment that accelerate reads says what the recipe does.
+        """Join the processes, once the environment that accelerate reads says what the recipe does.
 
         Raises:
             RopepatchError: They are not those that the launcher started.
         """
         from accelerate import PartialState
 
-        self._announce(recipe)
+        self.announce(recipe)
         # The others wait while the first tokenises, merges and saves, which may take hours.
         state = PartialState(cpu=on_cpu(), timeout=timedelta(days=2))
         if state.num_processes != self.processes:
@@ -131,7 +143,8 @@ class Sharing:
             )
         return state
 
-    def _announce(self, recipe: Recipe) -> None:
+    def announce(self, recipe: Recipe) -> None:
+        """Let the launcher's environment follow the recipe."""
         if self.engine == "DEEPSPEED":
             steps = recipe.trainer.get("gradient_accumulation_steps", 1)
             os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
@@ -139,36 +152,6 @@ class Sharing:
         if self.sequence > 1:
             sizes = {"SP_SIZE": self.sequence, "DP_SHARD_SIZE": self.processes // self.sequence}
             os.environ |= {f"{PREFIX}{name}": str(size) for name, size in sizes.items()}
-
-    def _check_sequence(self, recipe: Recipe, config: Any, trained: int) -> None:
-        parts, heads, kv_heads = self.sequence, config.num_attention_heads, config.num_key_value_heads
-        windows, room = recipe.data.lengths(trained)
-        uneven = [length for length in {*windows, room} if length % parts]
-        problems = {
-            f"{self.processes} processes are not a multiple of it": self.processes % parts,
-            f"{heads} attention heads are not": heads % parts,
-            f"{kv_heads} key heads neither divide it nor are a multiple": kv_heads % parts
-            and parts % kv_heads,
-            f"rows of {uneven} tokens are not": uneven,
-            f"attention: {recipe.attention} is not sdpa": recipe.attention != "sdpa",
-            f"{config.model_type} has a sliding window": getattr(config, "sliding_window", None)
-            and "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"]),
-        }
-        for problem, holds in problems.items():
-            if holds:
-                raise RopepatchError(
-                    f"rows cannot be split over {parts} processes: {problem}",
-                    hint="choose another parallel.sequence, or leave it out",
-                )
-
-
-def _check_context(recipe: Recipe, trained: int) -> None:
-    windows, room = recipe.data.lengths(trained)
-    if recipe.data.boundaries or {*windows} != {room} or recipe.attention != "sdpa":
-        raise RopepatchError(
-            "context parallelism splits one row without boundaries, by sdpa",
-            hint="attention: sdpa, boundaries: false, and tokens_per_batch the same as the window",
-        )
 
 
 def on_cpu() -> bool:
@@ -178,11 +161,11 @@ def on_cpu() -> bool:
 
 def launch_arguments(recipe: Recipe) -> dict[str, Any]:
     """Arguments of the Trainer by which accelerate finds the devices, and DeepSpeed what it was announced."""
-    has_gpu = torch.cuda.is_available()
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return {"use_cpu": on_cpu()}
     clipping = {"max_grad_norm": _clipping(recipe)}
-    return clipping if has_gpu else clipping | {"ddp_backend": "gloo"}  # with `use_cpu` it would not start
+    # With `use_cpu` DeepSpeed would not start.
+    return clipping if torch.cuda.is_available() else clipping | {"ddp_backend": "gloo"}
 
 
 def _clipping(recipe: Recipe) -> float:
@@ -200,12 +183,7 @@ def load_whole_models(sharing: Sharing) -> None:
 
 
 class Repeated(Dataset[Any]):
-    """Batches of which so many processes after each other read the same one.
-
-    Args:
-        batches: The batches.
-        times: How many processes.
-    """
+    """Batches each of which so many processes after each other read."""
 
     def __init__(self, batches: Sequence[Any], times: int) -> None:
         self.batches, self.times = batches, times
@@ -221,11 +199,8 @@ def part_of_row(batch: dict[str, Any], rank: int, parts: int) -> dict[str, Any]:
     """The part of a row that one process holds, with labels of what follows and all segments of the row."""
     whole = batch | {"shift_labels": F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]}
     del whole["labels"]
-
-    def part(row: Tensor) -> Tensor:
-        return row.chunk(parts, dim=-1)[rank]
-
-    return {name: part(value) if name in SPLIT else value for name, value in whole.items()}
+    split: dict[str, Tensor] = {name: whole[name].chunk(parts, dim=-1)[rank] for name in SPLIT}
+    return whole | split
 
 
 def share_rows(accelerator: Any, model: Any) -> None:

@@ -34,7 +34,6 @@ from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
 SECONDS = "train_seconds"  # in a log: of the steps since the one before
-SEGMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class LongContextTrainer(Trainer):
@@ -42,9 +41,8 @@ class LongContextTrainer(Trainer):
 
     Args:
         watcher: What measures when `evaluate` is called.
-        attention: `packed`, through `packed_attention`, or `shared`, of rows that Ulysses splits; `varlen`,
-            through flash attention, which takes the same segments; or `whole`, without: rows that context
-            parallelism splits over several GPUs.
+        attention: `packed`, through `packed_attention`; `shared`, of rows that Ulysses splits; or `varlen`,
+            through flash attention, which takes the same segments.
         sharing: How processes share the rows.
         rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
         teacher: What teaches it, if it is distilled.
@@ -112,8 +110,6 @@ class LongContextTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A forward and backward pass, attending within the segments of the batch."""
-        if self.attention == "whole":
-            inputs = {name: value for name, value in inputs.items() if name not in SEGMENTS}
         if self.attention == "shared":
             parts = self.sharing.sequence
             inputs = part_of_row(inputs, self.accelerator.process_index % parts, parts)

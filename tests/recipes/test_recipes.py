@@ -13,7 +13,6 @@ import yaml
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from accelerate.parallelism_config import ParallelismConfig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from readme import check_block, updating
@@ -415,7 +414,6 @@ def test_the_files_ask_for_what_their_names_say():
     assert {name: config.distributed_type.value for name, config in kinds.items()} == {
         "ddp": "MULTI_GPU",
         "fsdp2": "FSDP",
-        "fsdp2_cp": "FSDP",
         "zero2": "DEEPSPEED",
         "zero3": "DEEPSPEED",
         "alst": "DEEPSPEED",
@@ -429,7 +427,6 @@ def test_the_files_ask_for_what_their_names_say():
         "zero3_init_flag": False,  # a model that is split while it is read cannot be patched
         "zero3_save_16bit_model": True,  # or nothing could be saved
     }
-    assert kinds["fsdp2"].fsdp_config == kinds["fsdp2_cp"].fsdp_config
     assert kinds["fsdp2"].parallelism_config == {}
 
 
@@ -444,17 +441,6 @@ def test_fsdp_shards_by_layer_and_leaves_loading_and_checkpointing_to_us(monkeyp
     assert not plugin.cpu_ram_efficient_loading
     assert not plugin.activation_checkpointing  # transformers refuses it beside its own
     assert plugin.state_dict_type.name == "FULL_STATE_DICT"
-
-
-def test_context_parallelism_divides_the_processes_among_rows_and_parts_of_rows(monkeypatch):
-    config = load_config_from_file(str(FOLDER / "accelerate" / "fsdp2_cp.yaml"))
-    for key, value in config.parallelism_config.items():
-        monkeypatch.setenv(key.upper(), str(value))
-    made = ParallelismConfig()
-    assert made.cp_enabled
-    assert made.dp_shard_enabled
-    assert made.total_size == config.num_processes
-    assert made.cp_handler.cp_comm_strategy == "allgather"
 
 
 # ropepatch recipes

@@ -101,7 +101,6 @@ ALST = {"engine": "DEEPSPEED", "zero": 3, "sequence": 2, "processes": 2}
         ({}, {"attention": "flash_attention_2"}, "flash_attention_2 is not sdpa"),
         ({}, {"distil": {}}, "no teacher to distil from"),
         ({}, {"frequencies": {}}, "frequencies cannot be trained"),
-        ({"sequence": 1, "context": 2}, {"parallel": None}, "without boundaries"),
     ],
 )
 def test_what_processes_cannot_share_is_refused_by_name_before_anything_is_read(
@@ -111,6 +110,9 @@ def test_what_processes_cannot_share_is_refused_by_name_before_anything_is_read(
     with pytest.raises(RopepatchError, match=said):
         Sharing(**ALST | sharing).check(recipe(**changes), CONFIG, 256)
     Sharing(**ALST).check(recipe(), CONFIG, 256)
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(RopepatchError, match="context parallelism"):
+        Sharing(processes=2).check(recipe(parallel=None), CONFIG, 256)
 
 
 def test_what_the_launcher_and_the_recipe_say_is_read_once_and_handed_on(monkeypatch):
@@ -122,8 +124,8 @@ def test_what_the_launcher_and_the_recipe_say_is_read_once_and_handed_on(monkeyp
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     sharing = Sharing.of(recipe())
     assert sharing == Sharing(processes=8, engine="DEEPSPEED", zero=3, sequence=2)
-    assert (sharing.row_parts, sharing.rows_at_once) == (2, 4)
-    sharing._announce(recipe())
+    assert sharing.rows_at_once == 4
+    sharing.announce(recipe())
     assert Sharing.of(recipe(parallel=None)) == sharing  # the file now says the same
     assert Sharing.of(recipe(parallel={"sequence": 4})).rows_at_once == 2
 
