@@ -53,6 +53,7 @@ def workplace(tmp_path_factory) -> Path:
         num_key_value_heads=1,
     )
     AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
+    AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "qwen3-8b")
     shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)

@@ -152,7 +152,12 @@ class Mapped(Substitution[MappedRope]):
 
 @float32_on_cpu()
 def map_attention(
-    model: nn.Module, distances: str | AttentionMap, *, to: Length, **parameters: Any
+    model: nn.Module,
+    distances: str | AttentionMap,
+    *,
+    to: Length,
+    original: int | None = None,
+    **parameters: Any,
 ) -> Mapped:
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
 
@@ -165,6 +170,7 @@ def map_attention(
         distances: One of `MAPS`, or what `make_map` returned.
         to: N, the tokens it is to read, `32k`, or `4x` for four times L. Parameters that are left
             out follow from it.
+        original: The window L in tokens that the model was trained on; None for that of its configuration.
         parameters: The parameters of a map that is given by its name.
 
     Raises:
@@ -180,12 +186,14 @@ def map_attention(
         )
     base = base_model(model)
     with held(base), own_configs(base, *ATTENTION, "max_position_embeddings", "attention_map") as configs:
-        return _mapped(base, distances, to, configs)
+        return _mapped(base, distances, to, original, configs)
 
 
-def _mapped(base: PreTrainedModel, distances: AttentionMap, to: Length, configs: OwnConfigs) -> Mapped:
+def _mapped(
+    base: PreTrainedModel, distances: AttentionMap, to: Length, original: int | None, configs: OwnConfigs
+) -> Mapped:
     """The model, whose configurations are its own, with a map."""
-    surveyed = survey(base.config.to_dict(), base)
+    surveyed = survey(base.config.to_dict(), base).trained_on(original)
     config: Any = text_config(base.config)
     window = surveyed.rope.original_max_position_embeddings
     check_mappable(base, window)

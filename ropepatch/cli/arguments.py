@@ -107,6 +107,26 @@ def a_length(text: str) -> None:
 
 
 @early
+def a_window(text: str) -> None:
+    """Refuse what is no number of tokens."""
+    from ropepatch.settings import parse_length
+
+    parse_length(text)
+
+
+Original = Annotated[
+    str | None,
+    typer.Option(
+        "--original",
+        metavar="TOKENS",
+        help="The window the model was trained on, where config.json says another: 32k of Qwen3, "
+        "whose says 40960.",
+        callback=a_window,
+    ),
+]
+
+
+@early
 def a_method(name: str) -> None:
     """Refuse what is no method; files are left to who reads them."""
     if not name.endswith(".json") and name not in ("fit", "auto"):
@@ -166,7 +186,7 @@ def parse_settings(method: str, settings: list[str] | None, *, learnable: bool =
         RopepatchError: If a pair has no `=`, its name is unknown or its value is of another type; or beside a
             scaling file; or the method is `fit` or `auto`.
     """
-    from ropepatch.extension.methods import check_method, find_method
+    from ropepatch.extension.planning import check_method, find_method
     from ropepatch.scaling.file import AUTO, FIT, is_scaling_file
 
     pairs = [_pair(setting) for setting in settings or []]

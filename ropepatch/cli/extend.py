@@ -16,6 +16,7 @@ from ropepatch.cli.arguments import (
     Include,
     Limit,
     Model,
+    Original,
     Quiet,
     Revision,
     Settings,
@@ -77,6 +78,7 @@ def extend(
             "trust_remote_code=True.",
         ),
     ] = False,
+    original: Original = None,
     settings: Settings = None,
     recipe: Annotated[
         str | None,
@@ -164,6 +166,7 @@ def extend(
             out,
             to=to,
             method=method,
+            original=original,
             allow_code=allow_code,
             settings=parse_settings(method_of(method, recipe), settings, learnable=True)
             if settings

@@ -9,6 +9,7 @@ import typer
 from ropepatch.cli.arguments import (
     AsJson,
     Model,
+    Original,
     Revision,
     Settings,
     a_length,
@@ -23,6 +24,7 @@ Examples:
   ropepatch plan ./llama-2-7b --to 32k
   ropepatch plan ./llama-2-7b --to 32k --method ntk-by-parts --set beta=16
   ropepatch plan ./llama-2-7b --method fitted.json
+  ropepatch plan ./qwen3-8b --to 128k --original 32k
   ropepatch plan ./llama-2-7b --to 16k --json"""
 
 
@@ -43,6 +45,7 @@ def plan(
             autocompletion=complete("methods"),
         ),
     ] = "yarn",
+    original: Original = None,
     settings: Settings = None,
     revision: Revision = None,
     as_json: AsJson = False,
@@ -53,5 +56,7 @@ def plan(
     from ropepatch.extension.planning import plan as make_plan
 
     parameters = parse_settings(method, settings)
-    extension_plan = make_plan(model, to=to, method=method, revision=revision, **parameters)
+    extension_plan = make_plan(
+        model, to=to, method=method, original=original, revision=revision, **parameters
+    )
     print(extension_plan.to_json() if as_json else extension_plan)

@@ -20,12 +20,13 @@ from ropepatch.evaluation.results import Result, as_read, environment, identity,
 from ropepatch.evaluation.running import is_first_process
 from ropepatch.evaluation.subject import Subject, find_subject
 from ropepatch.extension.patching import patch
-from ropepatch.extension.planning import Plan, plan
+from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json, remove
 from ropepatch.model.config import load_text_config
 from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_checkpoint
 from ropepatch.settings import relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
@@ -119,11 +120,12 @@ def measure(
     jobs: list[Job] = []
     for name in suite.models:
         subject = replace(find_subject(name, revision, device), dtype=dtype, say=say)
+        source = subject.source
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
-            plans: dict[str, Plan | None] = {BASELINE: None} | {
-                method.label: plan(name, to=to, method=method.name, revision=revision, **method.parameters)
-                for method in suite.methods
-            }
+            plans: dict[str, Plan | None] = {BASELINE: None}
+            for method in suite.methods:
+                planning = survey_checkpoint(source), source.name, source.revision
+                plans[method.label] = plan_method(*planning, method.name, method.parameters, to)
             variants = [Variant(subject, label, scaled) for label, scaled in plans.items()]
             jobs += _jobs(suite.tasks, variants, to)
     return _resumed(jobs, out, progress)
@@ -159,7 +161,8 @@ def measure_extension(
         RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
             than the plan.
     """
-    subject = replace(find_subject(plan.model, plan.revision, device), say=say)
+    subject = find_subject(plan.model, plan.revision, device, original=plan.survey.original)
+    subject = replace(subject, say=say)
     variants = [Variant(subject, BASELINE, None), Variant(subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.running import distribute
-from ropepatch.extension.history import context_before
+from ropepatch.extension.record import context_before
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
@@ -93,11 +93,12 @@ class Subject:
         }
 
 
-def find_subject(name: str, revision: str | None, device: str) -> Subject:
-    """The model of that name, whose weights are there.
+def find_subject(name: str, revision: str | None, device: str, original: int | None = None) -> Subject:
+    """The model of that name, whose weights are there, and its window where a user states another.
 
     Raises:
         RopepatchError: There is none.
     """
     source = find_source(name, revision, weights=True)
-    return Subject(name, source, survey_checkpoint(source, swapped=True), device)
+    survey = survey_checkpoint(source, swapped=True).trained_on(original)
+    return Subject(name, source, survey, device)

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.tasks import TASKS, Task
-from ropepatch.extension.methods import check_method
+from ropepatch.extension.planning import check_method
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, OneOf, Settings, Several, Text, refuse_unknown, seed_of, shown

@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
+
+from pydantic import StringConstraints
 
 from ropepatch.model.architectures import IGNORED_BY_4, NEWER_THAN_4, REFUSED_BY_4, UNSCALED_IN_MLX
+from ropepatch.model.record_file import Part, Text
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
@@ -27,21 +30,32 @@ VERSIONS = {  # whose sources were read
 STALE = "recomputed as the sequence grows: cached keys go stale"
 
 
-class EngineSupport(NamedTuple):
-    """How one engine reads a checkpoint: all of it, partly, or not at all, and what to know.
+Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # which a card prints as a command
 
-    Its switches are those of the command line without which it does not serve the target.
+
+class Engine(Part):
+    """How one inference engine reads the checkpoint.
+
+    Args:
+        engine: Its name.
+        reads: All of it, partly, or not at all.
+        note: What to know.
+        switches: Of its command line, without which it does not serve the target.
     """
 
-    engine: str
+    engine: Text
     reads: Literal["yes", "partly", "no"]
-    note: str = ""
-    switches: tuple[str, ...] = ()
+    note: Text
+    switches: list[Switch]
+
+
+def _says(engine: str, reads: Literal["yes", "partly", "no"], note: str = "", *switches: str) -> Engine:
+    return Engine(engine=engine, reads=reads, note=note, switches=list(switches))
 
 
 def engine_support(
     parameters: dict[str, Any], rope: Rope, target: int, model_type: str = "llama"
-) -> list[EngineSupport]:
+) -> list[Engine]:
     """One line per engine of `VERSIONS`, and one per engine that does not scale this architecture.
 
     "yes" is: its frequencies, its attention factor, and all of the target, if need be by the switch that the
@@ -62,15 +76,15 @@ def engine_support(
         _sglang(written),
         _llama_cpp(written),
         _mlx_lm(written),
-        *(EngineSupport(engine, "no", "leaves it unscaled, without a word") for engine in unscaled),
+        *(_says(engine, "no", "leaves it unscaled, without a word") for engine in unscaled),
     ]
 
 
-def map_support() -> list[EngineSupport]:
+def map_support() -> list[Engine]:
     """The same of a checkpoint with an attention map, whose code transformers alone runs."""
-    own = EngineSupport("transformers 5.x", "yes", "with trust_remote_code=True: the map is code beside it")
+    own = _says("transformers 5.x", "yes", "with trust_remote_code=True: the map is code beside it")
     others = [engine for engine in VERSIONS if engine != own.engine]
-    return [own, *(EngineSupport(engine, "no", "has no such attention") for engine in others)]
+    return [own, *(_says(engine, "no", "has no such attention") for engine in others)]
 
 
 @dataclass(frozen=True)
@@ -113,34 +127,34 @@ class _Written:
         return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)
 
 
-def _transformers(engine: str, written: _Written, note: str) -> EngineSupport:
+def _transformers(engine: str, written: _Written, note: str) -> Engine:
     if written.kind == "dynamic" or written.switches:
-        return EngineSupport(engine, "partly", STALE)
-    return EngineSupport(engine, "yes", note)
+        return _says(engine, "partly", STALE)
+    return _says(engine, "yes", note)
 
 
-def _transformers_4(written: _Written, model_type: str) -> EngineSupport:
+def _transformers_4(written: _Written, model_type: str) -> Engine:
     if model_type in NEWER_THAN_4:
-        return EngineSupport("transformers 4.x", "no", f"does not have {model_type}")
+        return _says("transformers 4.x", "no", f"does not have {model_type}")
     verb = "ignores" if model_type in IGNORED_BY_4 else "refuses" if model_type in REFUSED_BY_4 else None
     if written.kind != "default" and verb:
-        return EngineSupport("transformers 4.x", "no", f"{verb} such a rope_scaling in {model_type}")
+        return _says("transformers 4.x", "no", f"{verb} such a rope_scaling in {model_type}")
     return _transformers("transformers 4.x", written, "through rope_theta and rope_scaling")
 
 
-def _vllm(written: _Written) -> EngineSupport:
-    support = functools.partial(EngineSupport, "vLLM")
+def _vllm(written: _Written) -> Engine:
+    support = functools.partial(_says, "vLLM")
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
     if kind == "dynamic":
         return support("no", f"leaves it unscaled, with a table of {window} tokens")
     if written.switches:
         note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
-        return support("partly", note, (switch,))
+        return support("partly", note, switch)
     if kind == "linear" and written.factor > 1:
-        return support("yes", f"multiplies the length again: pass {switch}", (switch,))
+        return support("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
         note = f"serves {window} tokens without {switch}; half-split layouts only"
-        return support("yes", note, (switch,))
+        return support("yes", note, switch)
     if kind == "longrope":
         return support("yes", "half-split layouts only")
     if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
@@ -150,8 +164,8 @@ def _vllm(written: _Written) -> EngineSupport:
     return support("yes")
 
 
-def _sglang(written: _Written) -> EngineSupport:
-    support = functools.partial(EngineSupport, "SGLang")
+def _sglang(written: _Written) -> Engine:
+    support = functools.partial(_says, "SGLang")
     kind, window = written.kind, written.window
     if kind == "dynamic":
         if written.factor == 1:
@@ -163,7 +177,7 @@ def _sglang(written: _Written) -> EngineSupport:
         return support("partly", f"{STALE}; position {window} as position 0 while last")
     if kind == "linear" and written.factor > 1:
         switch = f"--context-length {written.target}"
-        return support("yes", f"multiplies the length again: pass {switch}", (switch,))
+        return support("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
         note = f"rotates position {window} as position 0 while it is the last; half-split layouts only"
         return support("partly", note)
@@ -174,8 +188,8 @@ def _sglang(written: _Written) -> EngineSupport:
     return support("yes")
 
 
-def _llama_cpp(written: _Written) -> EngineSupport:
-    support = functools.partial(EngineSupport, "llama.cpp")
+def _llama_cpp(written: _Written) -> Engine:
+    support = functools.partial(_says, "llama.cpp")
     kind = written.kind
     if kind == "dynamic":
         return support("no", f"its converter drops it, and {written.window} tokens are its context")
@@ -192,8 +206,8 @@ def _llama_cpp(written: _Written) -> EngineSupport:
     return support("yes")
 
 
-def _mlx_lm(written: _Written) -> EngineSupport:
-    support = functools.partial(EngineSupport, "mlx-lm")
+def _mlx_lm(written: _Written) -> Engine:
+    support = functools.partial(_says, "mlx-lm")
     kind, off = written.kind, []
     if kind == "dynamic":
         return support("partly", STALE)

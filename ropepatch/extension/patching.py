@@ -14,8 +14,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.attention import MAPS, AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import Plan, plan_scaling
-from ropepatch.extension.planning import plan as make_plan
+from ropepatch.extension.planning import (
+    Plan,
+    name_of,
+    plan_map,
+    plan_method,
+    plan_scaling,
+    target_of,
+    trained_on,
+)
 from ropepatch.model.config import text_config
 from ropepatch.model.head import held
 from ropepatch.model.rotary import (
@@ -165,16 +172,30 @@ class Patch(Substitution[ScaledRope]):
 
 
 @overload
-def patch(model: nn.Module, scaling: Plan | Scaling, *, length: int | None = None) -> Patch: ...
-
-
-@overload
-def patch(model: nn.Module, scaling: AttentionMap, *, to: Length) -> Mapped: ...
+def patch(model: nn.Module, scaling: Plan, *, length: int | None = None) -> Patch: ...
 
 
 @overload
 def patch(
-    model: nn.Module, scaling: str, *, to: Length | None = None, length: int | None = None, **parameters: Any
+    model: nn.Module, scaling: Scaling, *, length: int | None = None, original: Length | None = None
+) -> Patch: ...
+
+
+@overload
+def patch(
+    model: nn.Module, scaling: AttentionMap, *, to: Length, original: Length | None = None
+) -> Mapped: ...
+
+
+@overload
+def patch(
+    model: nn.Module,
+    scaling: str,
+    *,
+    to: Length | None = None,
+    length: int | None = None,
+    original: Length | None = None,
+    **parameters: Any,
 ) -> Patch | Mapped: ...
 
 
@@ -185,6 +206,7 @@ def patch(
     *,
     to: Length | None = None,
     length: int | None = None,
+    original: Length | None = None,
     **parameters: Any,
 ) -> Patch | Mapped:
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
@@ -199,55 +221,76 @@ def patch(
             or of a map, or a scaling file.
         to: The target of a method or map by its name, as in `plan`.
         length: For length-dependent methods, the length to plan for, in tokens; None for the target.
+        original: The window L that the model was trained on, as in `plan`.
         **parameters: The parameters of a method that is given by its name.
+
+    Returns:
+        A `Patch`; of an attention map a `Mapped`.
 
     Raises:
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     base = base_model(model)
-    with held(base):
-        return _patched(base, scaling, to, length, parameters)
+    with held(base):  # no other thread changes it meanwhile
+        surveyed = survey(base.config.to_dict(), base)
+        plan = _planned(base, surveyed, scaling, to, length, original, parameters)
+        if plan.distances is not None:
+            return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
+        return _scaled(base, surveyed.site.path, plan, plan.target if length is None else _checked(length))
 
 
-def _patched(
+def _planned(
     base: PreTrainedModel,
+    survey: Survey,
     scaling: Plan | Scaling | AttentionMap | str,
     to: Length | None,
     length: int | None,
+    original: Length | None,
     parameters: dict[str, Any],
-) -> Patch | Mapped:
-    """`patch` of a model that no other thread changes meanwhile."""
-    if isinstance(scaling, Plan) and scaling.distances is not None and not parameters and to is None:
-        if length is not None:
-            raise _static(scaling)
-        _check_same(scaling, survey(base.config.to_dict(), base))
-        return map_attention(base, scaling.distances, to=scaling.target)
-    if isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS):
-        if to is None or length is not None:
-            raise RopepatchError(
-                f"an attention map needs its target, and no other length, got to={to!r}, length={length!r}",
-                hint="ropepatch.patch(model, 'self-extend', to=...)",
-            )
-        return map_attention(base, scaling, to=to, **parameters)
-    if isinstance(scaling, str):
-        scaling = make_plan(base, to=to, method=scaling, **parameters)
-    elif not isinstance(scaling, Plan | Scaling) or to is not None or parameters:
+) -> Plan:
+    """The plan of whatever `patch` is given, which fits the model."""
+    is_map = isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS)
+    if is_map and (to is None or length is not None):
+        raise RopepatchError(
+            f"an attention map needs its target, and no other length, got to={to!r}, length={length!r}",
+            hint="ropepatch.patch(model, 'self-extend', to=...)",
+        )
+    named = isinstance(scaling, str)
+    odd = (
+        not isinstance(scaling, Plan | Scaling | AttentionMap | str)
+        or (to is not None and not (named or is_map))
+        or (parameters and not named)
+        or (original is not None and isinstance(scaling, Plan))
+    )
+    if odd:
         raise RopepatchError(
             f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
             hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
         )
-    surveyed = survey(base.config.to_dict(), base)
-    plan = scaling if isinstance(scaling, Plan) else _plan_of(base, surveyed, scaling)
-    _check_same(plan, surveyed)
-    if length is not None and not plan.scaling.length_dependent:
+    if isinstance(scaling, Plan):
+        plan = scaling
+        _check_same(plan, survey.trained_on(plan.survey.original))
+    else:
+        survey, name = trained_on(survey, original), name_of(base)
+        if isinstance(scaling, str):
+            plan = plan_method(survey, name, None, scaling, parameters, to)
+        elif isinstance(scaling, AttentionMap):
+            plan = plan_map(survey, name, None, scaling, target_of(survey, name, to))
+        else:
+            target = round(scaling.factor * survey.rope.original_max_position_embeddings)
+            plan = plan_scaling(survey, name, None, scaling, target)
+    if length is not None and not (plan.distances is None and plan.scaling.length_dependent):
         raise _static(plan)
-    reach = plan.target if length is None else _checked(length)
-    changes = _config_of(plan, reach)
-    path = surveyed.site.path
+    return plan
+
+
+def _scaled(base: PreTrainedModel, path: str, plan: Plan, length: int) -> Patch:
+    """The model, whose rotary module is at a path, under the scaling of a plan for a length."""
+    changes = _config_of(plan, length)
     stock = base.get_submodule(path)
     scales = _softmax_of(base, changes)
     softmax: dict[str, Any] = {name: base.get_submodule(name).scaling for name in scales}
-    rope = ScaledRope(stock, plan, reach, softmax)
+    rope = ScaledRope(stock, plan, length, softmax)
     rope.train(stock.training)
     with own_configs(base, *changes) as rope.configs:
         _set_config(text_config(base.config), changes)
@@ -262,11 +305,6 @@ def active(model: nn.Module) -> Patch | None:
     base = base_model(model)
     place = find_substitute(base, ScaledRope)
     return None if place is None else Patch(base, *place)
-
-
-def _plan_of(model: PreTrainedModel, survey: Survey, scaling: Scaling) -> Plan:
-    to = round(scaling.factor * survey.rope.original_max_position_embeddings)
-    return plan_scaling(survey, model.config.name_or_path or type(model).__name__, None, scaling, to)
 
 
 def _check_same(plan: Plan, survey: Survey) -> None:

@@ -7,7 +7,7 @@ import html
 import json
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention import AttentionMap, make_map
+from ropepatch.attention import MAPS, AttentionMap, make_map
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.config_changes import changed, find_changes
-from ropepatch.extension.engines import EngineSupport, engine_support, map_support
+from ropepatch.extension.engines import Engine, engine_support, map_support
 from ropepatch.extension.forms import SavedRope
 from ropepatch.extension.map_code import map_changes
-from ropepatch.extension.methods import find_method
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.architectures import remarks
@@ -32,11 +31,11 @@ from ropepatch.model.head import held
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_checkpoint
-from ropepatch.scaling import Scaling, make_scaling
+from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import Length, relative_length
+from ropepatch.settings import Length, find_named, parse_length, relative_length, shown
 
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
@@ -109,7 +108,7 @@ class Plan:
         return bool(self.changes)
 
     @property
-    def engines(self) -> list[EngineSupport]:
+    def engines(self) -> list[Engine]:
         """Who will read the extended checkpoint, by the engines' sources."""
         if not self.savable:
             return []
@@ -150,6 +149,7 @@ class Plan:
             "parameters": self.method.parameters(),
             "paper": self.method.paper,
             "original_max_position_embeddings": self.rope.original_max_position_embeddings,
+            **({"original": self.survey.original} if self.survey.original else {}),
             "target": self.target,
             "rotary_dim": self.rope.rotary_dim,
             "rope_theta": self.rope.rope_theta,
@@ -161,21 +161,13 @@ class Plan:
             "inv_freq": self.frequencies().inv_freq.tolist(),
             "config_before": self.before,
             "config_changes": self.changes,
-            "engines": [engine._asdict() for engine in self.engines],
+            "engines": [engine.to_dict() for engine in self.engines],
             "warnings": list(self.warnings),
         }
 
     def to_json(self) -> str:
         """`to_dict` as text."""
         return json_text(self.to_dict())
-
-    def push(
-        self, repo: str, *, private: bool = False, revision: str | None = None, include: Sequence[str] = ()
-    ) -> Any:
-        """Write the checkpoint of the plan into a temporary folder and push it; see `ropepatch.push`."""
-        import ropepatch  # the one look upward: a plan is what a notebook holds
-
-        return ropepatch.push(self, repo, private=private, revision=revision, include=include)
 
     def __str__(self) -> str:
         return plan_text(self.to_dict())
@@ -193,6 +185,7 @@ def plan(
     *,
     to: Length | None = None,
     method: str | Path = "yarn",
+    original: Length | None = None,
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
@@ -202,6 +195,8 @@ def plan(
         model: A checkpoint folder, a Hub id, a loaded model or its configuration.
         to: The target context: tokens, `32k`, or `4x` for four times L; None for that of a scaling file.
         method: A name from `METHODS` or `MAPS`, or a scaling file; see `ropepatch.scaling.file`.
+        original: The window L that the model was trained on, where its configuration says another: Qwen3 says
+            40,960 and was trained on 32,768. None for that of the configuration.
         revision: The branch, tag or commit of a Hub id.
         **parameters: The method's own parameters; of a scaling `factor` replaces target / L. On a model that
             is already scaled yarn's ramp is "rotations" unless it is given.
@@ -209,8 +204,6 @@ def plan(
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
     """
-    method = str(method)
-    file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
     if isinstance(model, str | os.PathLike):
         named = model if isinstance(model, str) else Path(model)
         source = find_source(named, revision, weights=False)
@@ -218,34 +211,69 @@ def plan(
     elif isinstance(model, nn.Module):
         base = base_model(model)
         with held(base):  # while another thread patches it, its configuration and its modules may differ
-            surveyed = survey(base.config.to_dict(), base)
-        name = base.config.name_or_path or type(base).__name__
+            surveyed, name = survey(base.config.to_dict(), base), name_of(base)
     else:
         surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
-    window = surveyed.rope.original_max_position_embeddings
-    target: Any = file.target if file and to is None else to
+    surveyed = trained_on(surveyed, original)
+    return plan_method(surveyed, name, revision, str(method), parameters, to)
+
+
+def trained_on(survey: Survey, original: Length | None) -> Survey:
+    """The survey of a model whose user states the window it was trained on."""
+    if original is None:
+        return survey
     try:
-        tokens = relative_length(target, window) if isinstance(target, str) else operator.index(target)
-    except TypeError:
-        raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
+        window = parse_length(str(original))
+    except RopepatchError as error:
+        message = f"original must be a number of tokens, got {shown(original)}"
+        raise RopepatchError(message, hint=error.hint) from error
+    return survey.trained_on(window)
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What a model in memory is called in a plan."""
+    return str(model.config.name_or_path or type(model).__name__)
+
+
+def plan_method(
+    survey: Survey,
+    name: str,
+    revision: str | None,
+    method: str,
+    parameters: Mapping[str, Any],
+    to: Length | None,
+) -> Plan:
+    """The plan of a method by its name, or of a scaling file, for a model that is surveyed; see `plan`."""
+    file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
+    target = target_of(survey, name, file.target if file and to is None else to)
+    window = survey.rope.original_max_position_embeddings
     if file:
-        file.check_model(method, surveyed.rope, name, tokens)
-    if tokens <= window:
-        keys = "max_position_embeddings", SEQUENCE
-        stating = (key for key in keys if getattr(surveyed.config, key, None) == window)
-        source_of = next(stating, "factor x original_max_position_embeddings")
-        raise RopepatchError(
-            f"{name} already covers {window} tokens ({source_of}); nothing to extend to {tokens}",
-            hint=f"--to is the target context, e.g. --to {4 * window}",
-        )
-    if file:
-        return plan_scaling(surveyed, name, revision, file.scaling, tokens)
+        file.check_model(method, survey.rope, name, target)
+        return plan_scaling(survey, name, revision, file.scaling, target)
     kind = find_method(method)
     if issubclass(kind, AttentionMap):
-        return plan_map(surveyed, name, revision, make_map(method, **parameters), tokens)
-    composing = kind.composing if surveyed.rope.is_scaled else {}
-    scaling = make_scaling(method, **{"factor": tokens / window, **composing} | parameters)
-    return plan_scaling(surveyed, name, revision, scaling, tokens)
+        return plan_map(survey, name, revision, make_map(method, **parameters), target)
+    composing = kind.composing if survey.rope.is_scaled else {}
+    scaling = make_scaling(method, **{"factor": target / window, **composing, **parameters})
+    return plan_scaling(survey, name, revision, scaling, target)
+
+
+def target_of(survey: Survey, name: str, to: Length | None) -> int:
+    """The target in tokens, which must be beyond the window."""
+    window = survey.rope.original_max_position_embeddings
+    try:
+        target = relative_length(to, window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
+    except TypeError:
+        raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
+    if target > window:
+        return target
+    keys = "max_position_embeddings", SEQUENCE
+    stating = (key for key in keys if getattr(survey.config, key, None) == window)
+    source = "original" if survey.original else next(stating, "factor x original_max_position_embeddings")
+    raise RopepatchError(
+        f"{name} already covers {window} tokens ({source}); nothing to extend to {target}",
+        hint=f"--to is the target context, e.g. --to {4 * window}",
+    )
 
 
 @float32_on_cpu()
@@ -265,6 +293,20 @@ def plan_map(survey: Survey, name: str, revision: str | None, distances: Attenti
     check_mappable(blueprint(load_config(survey.raw, survey.own_config)), window)
     plan = plan_scaling(survey, name, revision, make_scaling("none", factor=to / window), to)
     return replace(plan, changes=plan.changes | map_changes(survey, fitted, to), distances=fitted)
+
+
+def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
+    """The scaling or the attention map of that name; an error has the nearest name and the list."""
+    kinds: dict[str, type[Scaling] | type[AttentionMap]] = {**METHODS, **MAPS}
+    return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)
+
+
+def check_method(method: str, parameters: Collection[str]) -> None:
+    """Refuse what is no method or scaling file, or names that are no parameters of it; a file takes none."""
+    if is_scaling_file(method):
+        read_scaling(method, beside=parameters)
+        return
+    find_method(method).refuse_unknown(name for name in parameters if name != "factor")
 
 
 def _on_top(scaling: Scaling) -> str:
@@ -304,6 +346,9 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     config, rope = survey.config, survey.rope
     window = rope.original_max_position_embeddings
     doubled = _other_window(survey)
+    if survey.original:
+        stated = survey.config.max_position_embeddings
+        yield f"L = {window} is given (original); config.json says {stated}"
     if rope.is_scaled:
         yield (
             f"the model is already scaled: L = {window} is {'taken for ' * bool(doubled)}the window it reads "

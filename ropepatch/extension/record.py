@@ -7,23 +7,12 @@ import json
 from collections.abc import Mapping
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, StrictBool, ValidationError
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.old_records import upgraded
-from ropepatch.extension.record_parts import (
-    Adaptation,
-    Base,
-    Engine,
-    Evaluation,
-    Gate,
-    Ranking,
-    Start,
-    Transfer,
-    Verdict,
-)
+from ropepatch.extension.engines import Engine as Engine
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.record_file import FILE, VERSION, Number, Part, Text, Tokens, Whole, refused, validated
 
@@ -33,19 +22,199 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE",
     "VERSION",
+    "Adaptation",
     "Engine",
     "Gate",
     "Record",
+    "Transfer",
     "Verdict",
     "amend",
+    "context_before",
     "exists",
     "read",
     "sound_keys",
     "write",
 ]
 
-TAKEN = {"model", "to", "method", "revision"}  # arguments of `plan`, which no parameter is called like
+Texts = Text | list[Text]
+TAKEN = {
+    "model",
+    "to",
+    "method",
+    "original",
+    "revision",
+}  # arguments of `plan`, which no parameter is called like
 HINT = "copy it again from where the checkpoint came from; `ropepatch extend` writes it whole"
+
+
+class Verdict(Part):
+    """What stock transformers computes from the checkpoint, beside what it was written from.
+
+    Args:
+        frequencies: `equal`, to the bit.
+        logits: `equal`, `within 3.1e-07`, or why they were not compared.
+        compared: Whether the logits were.
+        difference: The greatest of a logit (folded: as a share of the largest); None where not compared.
+    """
+
+    frequencies: Text
+    logits: Text
+    compared: StrictBool
+    difference: Number | None
+
+
+class Base(Part):
+    """Of the card of the base model what whoever builds on it passes on.
+
+    Args:
+        license: The licence, of the Hub's list, or `other`.
+        license_name: The name of a licence that is not on that list.
+        license_link: Where that licence can be read.
+        language: The language or languages of the model.
+    """
+
+    license: Texts | None = None
+    license_name: Texts | None = None
+    license_link: Texts | None = None
+    language: Texts | None = None
+
+
+class Gate(Part):
+    """The loss within the old context, in nats per token.
+
+    Args:
+        base: The loss of the model before it was trained.
+        now: The loss of the trained model.
+        increase: By how much the loss rose, as a share of `base`.
+        most: The greatest increase allowed.
+        passed: Whether the increase is within the one allowed.
+    """
+
+    base: Number
+    now: Number
+    increase: Number
+    most: Number
+    passed: StrictBool
+
+    @classmethod
+    def of(cls, base: float, now: float, most: float) -> Self:
+        """The gate of two losses; the record that holds it checks that they are numbers."""
+        rise = now / base - 1
+        return cls.model_construct(base=base, now=now, increase=rise, most=most, passed=rise <= most)
+
+    def __str__(self) -> str:
+        loss = f"short-context loss {self.base:.4f} -> {self.now:.4f} ({self.increase:+.2%})"
+        return f"{loss}, {'within' if self.passed else 'beyond'} the {self.most:.2%} allowed"
+
+
+class LearnedRope(Part):
+    """Frequencies that were trained with the weights: parameters of the method `custom`.
+
+    Args:
+        start: The parameters before training.
+        end: The parameters after it.
+    """
+
+    start: dict[Text, Any]
+    end: dict[Text, Any]
+
+
+class Adaptation(Part):
+    """How the weights were trained.
+
+    Args:
+        recipe: All of its settings.
+        run: What names all that decides the weights.
+        steps: The number of steps of the optimizer.
+        tokens: The tokens read in all.
+        processes: How many processes shared the work.
+        seconds: The time of all steps, over all sessions.
+        device: The device on which it ran.
+        gate: What it did to the old context.
+        precision: In which precision, and how that was chosen.
+        frequencies: What it did to the rope, where that was trained.
+    """
+
+    recipe: dict[Text, Any]
+    run: Text
+    steps: Whole
+    tokens: Whole
+    processes: Whole = 1
+    seconds: Number | None = None
+    device: Text | None = None
+    precision: dict[Text, Any] | None = None
+    gate: Gate
+    frequencies: LearnedRope | None = None
+
+
+class Transfer(Part):
+    """Whose adaptation was put onto the model; see `ropepatch.training.transfer`.
+
+    Args:
+        adapted: The adapted model.
+        base: What it was adapted from.
+        base_weights: The fingerprint of that.
+        training_free: The loss of the target's last half before, with the rope scaled, in nats per token.
+        target_loss: The same loss after.
+    """
+
+    adapted: Text
+    base: Text
+    base_weights: Text
+    training_free: Number
+    target_loss: Number
+
+
+class Start(Part):
+    """What `--method fit` and `--method auto` were asked, and what they found.
+
+    Args:
+        asked: All settings that decide the outcome.
+        method: The name of the scaling method.
+        parameters: The method's own parameters.
+        factor: The factor, where it is not target / L.
+    """
+
+    asked: dict[Text, Any]
+    method: Text | None = None
+    parameters: dict[Text, Any] | None = None
+    factor: Number | None = None
+
+
+class Ranking(Part):
+    """The scalings that `--method auto` measured; see `ropepatch.evaluation.ranking`.
+
+    Args:
+        rule: By which they were ranked, in sentences.
+        rows: Best first.
+        recommended: The label of the one to take; None where none helps.
+        advice: Why, in sentences.
+        warnings: What makes the order doubtful.
+        fit: How a fitted one among them was found that was not taken.
+    """
+
+    rule: Text
+    rows: list[dict[Text, Any]]
+    recommended: Text | None
+    advice: list[Text]
+    warnings: list[Text] | None = None
+    fit: dict[Text, Any] | None = None
+
+
+class Evaluation(Part):
+    """What `--eval` measured, in few numbers; see `ropepatch.evaluation.comparisons`.
+
+    Args:
+        model: The base.
+        trained: Its context, in tokens.
+        target: The context to reach.
+        tasks: Each with its settings, and results by label.
+    """
+
+    model: Text
+    trained: Tokens
+    target: Tokens
+    tasks: list[dict[Text, Any]]
 
 
 class Record(Part):
@@ -61,11 +230,12 @@ class Record(Part):
         parameters: The method's own.
         paper: The paper that proposes the method.
         original_max_position_embeddings, target: The context before, L, and to reach, in tokens.
+        original: L again, where the user stated it and config.json another.
         rotary_dim: How many dimensions of a head rotate.
         rope_theta: The base of the frequencies.
         already_scaled: Whether the rope was scaled before.
         layer_type: Of the layers whose rope it is, where layers differ.
-        attention_factor_before, attention_factor: What multiplies cos and sin; older records lack the first.
+        attention_factor_before, attention_factor: What multiplies cos and sin.
         inv_freq_before, inv_freq: In radians per token, one for each rotating pair.
         config_before: The values of `config_changes` before, of those that were set.
         config_changes: What was written into config.json, or its part for the language model.
@@ -73,7 +243,7 @@ class Record(Part):
         warnings: What the user should know, a sentence each.
         versions: Of the libraries that wrote it.
         weights: The fingerprint of the weights beside it; none of an adapter.
-        checksums: The sha256 of each file of these weights as it was verified; older records lack it.
+        checksums: The sha256 of each file of these weights as it was verified; none where they are linked.
         code: That of the file beside the weights that computes with an attention map, by its name.
         verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
         folded_attention_factor: That which `export --fold-attention` put into the query weights.
@@ -98,12 +268,13 @@ class Record(Part):
     parameters: dict[Text, Any]
     paper: Text
     original_max_position_embeddings: Tokens
+    original: Tokens | None = None
     target: Tokens
     rotary_dim: Whole
     rope_theta: Number
     already_scaled: StrictBool
     layer_type: Text | None = None
-    attention_factor_before: Number = 1.0
+    attention_factor_before: Number
     attention_factor: Number
     inv_freq_before: list[Number]
     inv_freq: list[Number]
@@ -137,7 +308,7 @@ class Record(Part):
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Record:
-        """The record that a file holds; of one from before records had versions what it means today.
+        """The record that a file holds.
 
         Raises:
             RopepatchError: With the first key that is missing, or holds something else.
@@ -147,7 +318,6 @@ class Record(Part):
                 f"{FILE} is of a checkpoint whose position encoding is swapped, not of an extension",
                 hint="`ropepatch.load` loads it",
             )
-        content = upgraded(content)
         record = validated(cls, content, HINT)
         for name in record.parameters:
             if not name.isidentifier() or iskeyword(name) or name in TAKEN:  # a card prints it as Python
@@ -199,8 +369,25 @@ def amend(folder: Path, **changes: Any) -> Record:
 def sound_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Of the content of a record, which may be damaged, the keys that hold what they must."""
     try:
-        Record.model_validate(content := upgraded(content))
+        Record.model_validate(content)
     except ValidationError as error:
         damaged = {detail["loc"][0] for detail in error.errors(include_url=False)}
         return {key: value for key, value in content.items() if key not in damaged}
     return dict(content)
+
+
+def context_before(folder: Path, weights: str) -> int | None:
+    """The context on which a checkpoint was trained that ropepatch extended since, without training it.
+
+    None for any other checkpoint, and where its record cannot be read, or is of other weights than these.
+    """
+    try:
+        record = read(folder) if exists(folder) else None
+    except RopepatchError:
+        return None
+    before = None
+    if record is not None and record.weights != weights:
+        return None
+    while record is not None and record.adaptation is None:
+        before, record = record.original_max_position_embeddings, record.earlier
+    return before

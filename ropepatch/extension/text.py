@@ -66,7 +66,7 @@ def plan_text(record: PlanRecord) -> str:
 def _rope_before(record: PlanRecord) -> Rope:
     carried = tuple(record["inv_freq_before"]) if record["already_scaled"] else None
     window = record["original_max_position_embeddings"]
-    a = record.get("attention_factor_before", 1.0)
+    a = record["attention_factor_before"]
     return Rope(record["rotary_dim"], record["rope_theta"], window, carried, a)
 
 

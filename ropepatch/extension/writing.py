@@ -79,7 +79,7 @@ def extend(
     check_savable(plan)
     folder = absent(out)
     source = source_of(plan, beside=folder, include=include)
-    survey = survey_checkpoint(source)
+    survey = survey_checkpoint(source).trained_on(plan.survey.original)
     if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     raw = survey.raw

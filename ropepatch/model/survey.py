@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -46,6 +46,7 @@ class Survey:
         site: The rotary module.
         rope: The rope now.
         own_config: The configuration class of a model in memory with code of its own.
+        original: The window the model was trained on, where a user states another than the configuration.
     """
 
     raw: dict[str, Any] = field(compare=False)
@@ -54,6 +55,24 @@ class Survey:
     site: RotarySite
     rope: Rope
     own_config: type[PreTrainedConfig] | None = field(default=None, compare=False)
+    original: int | None = None
+
+    def trained_on(self, window: int | None) -> Self:
+        """The survey with another window L, in tokens, than the configuration says; None for its own.
+
+        Raises:
+            RopepatchError: If the rope is scaled already.
+        """
+        stated = self.rope.original_max_position_embeddings
+        if window is None or window == stated:
+            return self
+        if self.rope.is_scaled:
+            raise RopepatchError(
+                f"original is {window}, but this rope is scaled already, to {stated} tokens",
+                hint="leave original out, or start from the checkpoint it was scaled from",
+            )
+        rope = self.rope.model_copy(update={"original_max_position_embeddings": window})
+        return replace(self, rope=rope, original=window)
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -111,7 +130,14 @@ def survey_checkpoint(checkpoint: Checkpoint, *, swapped: bool = False) -> Surve
     """Survey the config.json of a checkpoint; if `swapped` is allowed, for the rope it had before."""
     raw = checkpoint.stock_raw if swapped else checkpoint.raw
     check_agreement(raw)
-    return survey(raw)
+    surveyed = _survey_of(json.dumps(raw))
+    return replace(surveyed, raw=raw, config=copy.deepcopy(surveyed.config))
+
+
+@lru_cache(maxsize=8)
+def _survey_of(text: str) -> Survey:
+    """The survey of the text of a config.json, which builds the model without weights: once a process."""
+    return survey(json.loads(text))
 
 
 def softmax_scales(

@@ -18,7 +18,7 @@ from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
-from ropepatch.extension.planning import plan
+from ropepatch.extension.planning import plan_method
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.loading import load_tokenizer
@@ -216,12 +216,14 @@ def participants(
         RopepatchError: The model does not allow a method that is named, or none at all.
     """
     groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
+    source = find_source(model, revision, weights=False)
+    surveyed = survey_checkpoint(source)
     methods: dict[str, Method] = {}
     errors: dict[str, RopepatchError] = {}
     for name in names:
         for candidate in groups.get(name, [name]):
             try:
-                plan(model, to=to, method=candidate, revision=revision)
+                plan_method(surveyed, source.name, source.revision, candidate, {}, to)
             except RopepatchError as error:
                 if name not in groups:
                     raise

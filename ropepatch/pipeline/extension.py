@@ -136,6 +136,7 @@ def extend(
     *,
     to: Length | None = None,
     method: str | None = None,
+    original: Length | None = None,
     allow_code: bool = False,
     settings: Mapping[str, Any] | None = None,
     recipe: str | Path | Recipe | None = None,
@@ -169,6 +170,7 @@ def extend(
         to: The target context: tokens, `32k` or `4x`; None for that of the recipe or the scaling file.
         method: A name from `METHODS` or `MAPS`, a scaling file, `fit`, which learns one, or `auto`, which
             chooses one; None for that of the recipe, or yarn.
+        original: The window L that the model was trained on, where its config.json says another; see `plan`.
         allow_code: Whether `auto` may choose an attention map; see `choose`.
         settings: Parameters of the method; also those called like an argument here, as `text` of `fit`.
         recipe: A name, a YAML file or a `Recipe`; see `ropepatch recipes`.
@@ -213,6 +215,7 @@ def extend(
         recipe,
         to=to,
         method=method,
+        original=original,
         parameters=dict(settings or {}) | parameters,
         revision=revision,
         suite=suite,

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.planning import trained_on
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.settings import Length, parse_length, relative_length
@@ -31,13 +32,13 @@ def check_writable(place: Path, hint: str) -> None:
         raise RopepatchError(f"cannot write {place}: {error.strerror or error}", hint=hint) from error
 
 
-def in_tokens(length: Length, model: str, revision: str | None) -> int:
-    """A length in tokens: 32768, `32k`, or a multiple of the model's own context, `4x`.
+def in_tokens(length: Length, model: str, revision: str | None, original: Length | None = None) -> int:
+    """A length in tokens: 32768, `32k`, or a multiple of the model's own context or of the original, `4x`.
 
     Raises:
         RopepatchError: If it is none of these, or there is no such model.
     """
     if not str(length).endswith("x"):
         return parse_length(str(length))
-    survey = survey_checkpoint(find_source(model, revision, weights=False))
+    survey = trained_on(survey_checkpoint(find_source(model, revision, weights=False)), original)
     return relative_length(length, survey.rope.original_max_position_embeddings)

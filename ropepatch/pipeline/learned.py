@@ -86,6 +86,7 @@ def planned(
     if request.plan is not None:
         return request.plan, None
     if request.method not in (FIT, AUTO):
+        where["original"] = request.original
         return plan(request.model, **where, method=request.method, **request.parameters), None
     request.check_suite(plan(request.model, **where, method="linear"))  # refused before the search, if at all
     begin = partial(_choose, allow_code=allow_code) if request.method == AUTO else _fit

@@ -12,8 +12,7 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
-from ropepatch.extension.methods import check_method
-from ropepatch.extension.planning import Plan
+from ropepatch.extension.planning import Plan, check_method
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
@@ -33,6 +32,7 @@ class Request:
 
     Args:
         target: The context to reach, in tokens.
+        original: The window that the model was trained on, where the caller gave it.
         plan: The plan that the caller gave in place of a model; None where it is still to be made.
         suite: What is measured before and after; None for nothing.
         text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
@@ -43,6 +43,7 @@ class Request:
     model: str
     revision: str | None
     target: int
+    original: Length | None
     method: str
     parameters: dict[str, Any]
     plan: Plan | None
@@ -90,6 +91,7 @@ def read_request(
     *,
     to: Length | None,
     method: str | None,
+    original: Length | None,
     parameters: dict[str, Any],
     revision: str | None,
     suite: Suite | None,
@@ -115,10 +117,15 @@ def read_request(
             check_method(method, parameters)
         if training:
             _check_model(name, revision, training)
-        target = _target(to or (training.to if training else None), method, name, revision)
-    elif to is not None or method is not None or revision is not None or parameters:
+        if original is not None and method in (FIT, AUTO):
+            raise RopepatchError(
+                f"--original beside --method {method}, which measures within the window of config.json",
+                hint="leave it out, or name another method",
+            )
+        target = _target(to or (training.to if training else None), method, name, revision, original)
+    elif any(value is not None for value in (to, method, original, revision)) or parameters:
         raise RopepatchError(
-            "a plan says target, method, parameters and revision itself",
+            "a plan says target, method, parameters, original and revision itself",
             hint="give the model, or the plan alone",
         )
     else:
@@ -134,6 +141,7 @@ def read_request(
         model=name,
         revision=revision,
         target=target,
+        original=original,
         method=method,
         parameters=parameters,
         plan=plan,
@@ -233,10 +241,10 @@ def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
     return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
 
 
-def _target(to: Length | None, method: str, model: str, revision: str | None) -> int:
+def _target(to: Length | None, method: str, model: str, revision: str | None, original: Length | None) -> int:
     """In tokens; a recipe may have a multiple of the model's context."""
     if to is not None:
-        return in_tokens(to, model, revision)
+        return in_tokens(to, model, revision, original)
     if is_scaling_file(method):
         return read_scaling(method).target
     raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")

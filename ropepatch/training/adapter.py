@@ -238,7 +238,7 @@ def plan_of_record(record: Record, model: str | Path, revision: str | None = Non
         RopepatchError: If the model does not allow it.
     """
     scaling = {"method": record.method, "factor": record.factor} | record.parameters
-    return make_plan(model, to=record.target, revision=revision, **scaling)
+    return make_plan(model, to=record.target, original=record.original, revision=revision, **scaling)
 
 
 def _check_rope(model: PreTrainedModel, record: Record) -> None:

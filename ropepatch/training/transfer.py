@@ -21,8 +21,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.record import Gate, Record
-from ropepatch.extension.record_parts import Adaptation, Transfer
+from ropepatch.extension.record import Adaptation, Gate, Record, Transfer
 from ropepatch.extension.verification import available_bytes
 from ropepatch.extension.writing import check_weights, copy_files, save_trained
 from ropepatch.files import absent

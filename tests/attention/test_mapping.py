@@ -540,7 +540,7 @@ def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does(model):
     [
         (2.5, "to must be a whole number of tokens, got 2.5"),
         (None, "an attention map needs its target, and no other length, got to=None, length=None"),
-        (64, "llama already covers 64 tokens; nothing to extend to 64"),
+        (64, r"already covers 64 tokens \(max_position_embeddings\); nothing to extend to 64"),
         ("4y", "'4y'"),
         ("100x", "string with shift=64, window=2 keeps distances within 64 up to 126 tokens, not 6,400"),
     ],

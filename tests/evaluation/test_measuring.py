@@ -26,11 +26,13 @@ from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask, doublings
+from ropepatch.extension.planning import plan_method
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import blueprint as find_blueprint
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.source import TINY, find_source
-from ropepatch.model.survey import survey_checkpoint
+from ropepatch.model.survey import _survey_of, survey_checkpoint
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -337,21 +339,28 @@ def test_multiples_are_of_the_context_that_the_model_was_trained_on(stranger):
     assert (result.target, result.parameters["lengths"]) == (256, [32, 128])
 
 
-def test_the_revision_is_that_of_the_model_and_of_its_plans(monkeypatch):
+def test_the_revision_is_that_of_the_model_and_of_its_plans_which_need_one_survey(monkeypatch):
     asked = []
 
     def find(name, revision, *, weights):
         asked.append(revision)
         return replace(source.find_source(name, weights=weights), revision="commit")
 
-    def plan(name, *, revision, **options):
+    def plan(survey, name, revision, *options):
         asked.append(revision)
-        return ropepatch.plan(name, **options)
+        return plan_method(survey, name, revision, *options)
 
+    def blueprint(config):
+        asked.append("survey")
+        return find_blueprint(config)
+
+    _survey_of.cache_clear()
     monkeypatch.setattr("ropepatch.evaluation.subject.find_source", find)
-    monkeypatch.setattr("ropepatch.evaluation.measuring.plan", plan)
-    result = of(of_tiny(SHORT, methods=YARN, revision="branch"), "perplexity", "yarn")
-    assert asked == ["branch", "branch"]
+    monkeypatch.setattr("ropepatch.evaluation.measuring.plan_method", plan)
+    monkeypatch.setattr("ropepatch.model.survey.blueprint", blueprint)
+    methods = tuple(Method(name=name) for name in ("yarn", "linear", "ntk"))
+    result = of(of_tiny(SHORT, methods=methods, revision="branch"), "perplexity", "yarn")
+    assert asked == ["branch", "survey", "commit", "commit", "commit"]
     assert result.model["revision"] == "commit"
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import EngineSupport, engine_support
+from ropepatch.extension.engines import Engine, engine_support
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.model.checkpoint import Checkpoint
@@ -164,7 +164,7 @@ class Judged:
             self.words.append((says, other_factor))
         self.needs_note = self.reads != "yes"
 
-    def contradicts(self, stated: EngineSupport) -> str:
+    def contradicts(self, stated: Engine) -> str:
         """What is wrong with a statement; empty if nothing."""
         if stated.reads != self.reads:
             return f"reads: {self.reads}, stated {stated.reads}"
@@ -377,6 +377,6 @@ def test_a_wrong_statement_is_noticed(method):
     for line in planned(surveyed("llama-2"), method).engines:
         judged = Judged(line.engine, planned(surveyed("llama-2"), method))
         for wrong in {"yes", "partly", "no"} - {line.reads}:
-            assert judged.contradicts(line._replace(reads=wrong))
+            assert judged.contradicts(line.model_copy(update={"reads": wrong}))
         if line.reads != "yes":
-            assert judged.contradicts(line._replace(note=""))
+            assert judged.contradicts(line.model_copy(update={"note": ""}))

@@ -13,7 +13,7 @@ from ropepatch.cli.doctor import doctor
 from ropepatch.cli.export import export
 from ropepatch.cli.extend import extend
 from ropepatch.cli.plan import plan
-from ropepatch.extension.engines import VERSIONS, EngineSupport
+from ropepatch.extension.engines import VERSIONS, Engine
 from ropepatch.extension.planning import plan_scaling
 from ropepatch.model.survey import survey
 from ropepatch.scaling import make_scaling
@@ -26,7 +26,7 @@ COMMANDS = {"plan": plan, "export": export, "extend": extend, "doctor": doctor}
 METHODS = "yarn", "linear", "ntk", "llama3", "ntk-fixed"
 
 
-def engines(method: str) -> tuple[str, list[EngineSupport]]:
+def engines(method: str) -> tuple[str, list[Engine]]:
     """What Llama-2-7b is saved as at four times its window, and how it is read."""
     extension = plan_scaling(survey(LLAMA_2), "llama", None, make_scaling(method, factor=4.0), 16384)
     return extension.rope_parameters["rope_type"], extension.engines

@@ -1,4 +1,4 @@
-"""`ropepatch.json` is declared once, refused in one line, and read however old it is."""
+"""`ropepatch.json` is declared once, refused in one line, and nothing of it is lost."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from records import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import FILE, VERSION, Record, amend, exists, read, sound_keys, write
+from ropepatch.extension.record import FILE, Record, amend, exists, read, sound_keys, write
 from ropepatch.model.checkpoint import Checkpoint
 
 ADAPTATION = RECORDS["trained"]["adaptation"]
@@ -26,65 +26,19 @@ def put(folder, content):
     return folder
 
 
-# Records of before
-
-
-def without_new(content):
-    """A record as it was before facts had fields of their own."""
-    if isinstance(content, dict):
-        new = {"version", "switches", "compared", "difference"}
-        return {key: without_new(value) for key, value in content.items() if key not in new}
-    return [*map(without_new, content)] if isinstance(content, list) else content
-
-
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_from_before_is_read_and_nothing_of_it_is_lost(name, tmp_path):
+def test_nothing_of_a_record_is_lost_by_reading_and_writing_it(name, tmp_path):
     record = read(put(tmp_path, RECORDS[name]))
-    assert without_new(record.to_dict()) == RECORDS[name]
+    assert record.to_dict() == RECORDS[name]
     write(tmp_path, record)
     assert read(tmp_path) == record
-    assert json.loads((tmp_path / FILE).read_text())["version"] == VERSION
 
 
-def test_the_record_of_a_swapped_encoding_from_before_is_read(tmp_path):
+def test_the_record_of_a_swapped_encoding_is_none_of_an_extension(tmp_path):
     record = Checkpoint(put(tmp_path, SWAPPED)).swapped
-    assert without_new(record.to_dict()) == SWAPPED
     assert (record.encoding, record.model_type) == ("t5", "llama")
     with pytest.raises(RopepatchError, match="position encoding is swapped"):
         read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("note", "switches"),
-    [
-        ("multiplies the length again: pass --max-model-len 1024", ["--max-model-len 1024"]),
-        ("serves 256 tokens without --max-model-len 1024; half-split layouts only", ["--max-model-len 1024"]),
-        ("builds that ignore attention_factor take 1.1386", []),
-    ],
-)
-def test_switches_that_only_a_note_told_are_read_from_it(note, switches, record):
-    engines = [{"engine": "vLLM", "reads": "yes", "note": note}]
-    old = {key: value for key, value in record.to_dict().items() if key != "version"} | {"engines": engines}
-    assert Record.parse(old).engines[0].switches == switches
-
-
-@pytest.mark.parametrize(
-    ("logits", "compared", "difference"),
-    [
-        ("equal", True, 0.0),
-        ("within 3.1e-07", True, 3.1e-07),
-        ("within 3.9e-06 of the largest, before folding", True, 3.9e-06),
-        ("not compared: quantised weights", False, None),
-        ("off by 3", True, None),
-    ],
-)
-def test_a_verdict_that_was_only_a_sentence_is_read_from_it(logits, compared, difference, record):
-    old = record.to_dict() | {"verified": {"frequencies": "equal", "logits": logits}}
-    verdict = Record.parse(old).verified
-    assert (verdict.compared, verdict.difference) == (compared, difference)
-
-
-# Records of today
 
 
 @pytest.mark.parametrize("method", ["yarn", "linear", "dynamic"])

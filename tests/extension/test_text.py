@@ -48,12 +48,6 @@ def test_a_stored_plan_of_an_unusual_rope_is_printed_as_the_plan_is(config):
         assert "scales the rope of the full_attention layers; the others keep theirs" in text
 
 
-def test_a_record_without_the_attention_factor_before_is_taken_for_an_unscaled_rope():
-    record = json.loads(ropepatch.plan("tiny", to=1024).to_json())
-    del record["attention_factor_before"]
-    assert "attention factor 1.0000 -> " in plan_text(record)
-
-
 def test_in_a_notebook_a_plan_is_the_same_text(monkeypatch):
     plan = ropepatch.plan("tiny", to=1024)
     text = str(plan)

@@ -67,7 +67,14 @@ def test_it_reads_rows_of_the_old_context_or_of_what_has_room_in_a_batch(tmp_pat
 
 
 def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(tmp_path):
-    options = {"to": "4x", "parameters": {}, "revision": None, "suite": None, "distil": True}
+    options = {
+        "to": "4x",
+        "parameters": {},
+        "revision": None,
+        "suite": None,
+        "distil": True,
+        "original": None,
+    }
     text = {"text": "tales.txt", "field": "body", "split": "train"}
     for method, read in (("fit", None), ("auto", "tales.txt")):
         asked = request.read_request("tiny", None, None, method=method, text=text, **options)

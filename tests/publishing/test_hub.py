@@ -467,6 +467,11 @@ def test_a_byte_between_the_samples_of_the_fingerprint_is_missed_by_an_old_recor
     assert "samples alone" in judge(folder).notes[-1]
 
 
+def verdict(frequencies, logits, difference, *, compared=True):
+    said = {"frequencies": frequencies, "logits": logits, "compared": compared, "difference": difference}
+    return {"verified": said}
+
+
 def gate(**values):
     return {"adaptation": ADAPTATION | {"gate": GATE | values}}
 
@@ -476,8 +481,8 @@ UNPROVEN = {
         {"verified": None} | gate(passed=False),
         "(no `verified` in ropepatch.json); its check failed",
     ),
-    "other frequencies": ({"verified": {"frequencies": "off by 1e-3", "logits": "equal"}}, "off by 1e-3"),
-    "other logits": ({"verified": {"frequencies": "equal", "logits": "off by 2"}}, "logits after reloading"),
+    "other frequencies": (verdict("off by 1e-3", "equal", 0.0), "off by 1e-3"),
+    "other logits": (verdict("equal", "off by 2", None), "logits after reloading"),
     "other weights": (
         {"checksums": {SHARDS[0]: "0" * 64}},
         f"its weights have changed since they were verified ({INDEX}, {SHARDS[0]}, ",
@@ -526,8 +531,8 @@ NOT_COMPARED = "not compared: quantised weights"
 @pytest.mark.parametrize(
     ("values", "note"),
     [
-        ({"verified": {"frequencies": "equal", "logits": "within 1.0e-06"}}, None),
-        ({"verified": {"frequencies": "equal", "logits": NOT_COMPARED}}, f"logits {NOT_COMPARED}"),
+        (verdict("equal", "within 1.0e-06", 1.0e-06), None),
+        (verdict("equal", NOT_COMPARED, None, compared=False), f"logits {NOT_COMPARED}"),
         (
             {"weights": None, "checksums": None},
             "its weights may have changed since they were verified (no `weights` in",
@@ -919,11 +924,11 @@ def test_the_settings_of_the_library_are_put_back(hub, folder):
 # from Python, in one call
 
 
-def test_a_plan_pushes_itself_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
+def test_a_plan_is_pushed_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     plan = ropepatch.plan(write_checkpoint(tmp_path / "source"), to=256, method="linear")
-    done = plan.push(NAME, private=True)
+    done = ropepatch.push(plan, NAME, private=True)
     assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= hub.files(NAME).keys()
     assert json.loads(hub.files(NAME)["config.json"])["max_position_embeddings"] == 256
     assert (done.created, hub.models[NAME].private) == (True, True)
@@ -932,7 +937,7 @@ def test_a_plan_pushes_itself_and_leaves_nothing_behind(hub, tmp_path, monkeypat
         "ropepatch.publishing.hub.pushing.extend", lambda *arguments: pytest.fail("was written")
     )
     with pytest.raises(RopepatchError, match="no name of a repository"):
-        plan.push("a/b/c")
+        ropepatch.push(plan, "a/b/c")
 
 
 def test_the_token_goes_to_the_hub_alone_whatever_address_the_hub_names(hub, folder):

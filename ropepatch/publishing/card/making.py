@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ropepatch.attention import MAPS
-from ropepatch.extension.record_parts import Adaptation
+from ropepatch.extension.record import Adaptation
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.publishing.card.extended import Extended
 from ropepatch.publishing.card.markdown import code, fenced, link, text

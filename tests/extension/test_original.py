@@ -1,0 +1,113 @@
+"""`original`: the window that a model was trained on, where its config.json says another."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoint_folders import VOCABULARY, write_checkpoint
+from tiny_models import tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import ropepatch
+from ropepatch import METHODS, RopepatchError
+from ropepatch.extension.record import read
+from ropepatch.training.adapter import plan_of_record
+
+STATED, TRAINED, TARGET = 80, 64, 256
+# https://huggingface.co/Qwen/Qwen3-8B, "Processing Long Texts"; its config.json says 40,960
+PUBLISHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original") / "source"
+    return write_checkpoint(folder, max_position_embeddings=STATED)
+
+
+def logits(model):
+    ids = torch.randint(3, VOCABULARY, (2, TARGET), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return model.eval()(ids, use_cache=False).logits
+
+
+def test_yarn_of_qwen3_is_written_as_its_makers_publish_it(tmp_path):
+    model = tiny_model("qwen3")
+    model.config.max_position_embeddings = 40960
+    model.save_pretrained(tmp_path / "source")
+    plan = ropepatch.plan(tmp_path / "source", to="4x", original="32k")
+    assert plan.target == 131_072
+    written = ropepatch.extend(plan, tmp_path / "out").folder
+    raw = json.loads((written / "config.json").read_text())
+    assert raw["max_position_embeddings"] == 131_072
+    theta = raw["rope_parameters"]["rope_theta"]
+    assert raw["rope_parameters"].items() >= PUBLISHED.items()
+    config = AutoConfig.from_pretrained(tmp_path / "source")
+    config.max_position_embeddings, config.rope_parameters = 131_072, PUBLISHED | {"rope_theta": theta}
+    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    rotary = AutoModelForCausalLM.from_pretrained(written).model.rotary_emb
+    assert torch.equal(rotary.inv_freq, inv_freq)
+    assert rotary.attention_scaling == attention_factor == pytest.approx(1.138629436)
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "llama3", "dynamic", "cope", "self-extend"])
+def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
+    plan = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED)
+    assert plan.rope.original_max_position_embeddings == TRAINED
+    assert [line for line in plan.warnings if "original" in line] == [
+        f"L = {TRAINED} is given (original); config.json says {STATED}"
+    ]
+    model = AutoModelForCausalLM.from_pretrained(source)
+    with ropepatch.patch(model, plan):
+        expected = logits(model)
+    with ropepatch.patch(model, method, to=TARGET, original=TRAINED):
+        assert torch.equal(logits(model), expected)
+    with ropepatch.patch(model, method, to=TARGET):
+        assert not torch.equal(logits(model), expected)
+    out = ropepatch.extend(source, tmp_path / "out", to="4x", method=method, original=TRAINED).folder
+    assert torch.equal(logits(ropepatch.load(out)[0]), expected)
+    record = read(out)
+    assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
+    if method != "self-extend":
+        assert plan_of_record(record, source) == plan
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_window_that_is_given_counts_as_if_config_json_said_it(method, source, tmp_path):
+    from methods import example
+
+    saying = write_checkpoint(tmp_path / "source", max_position_embeddings=TRAINED)
+    parameters = example(method, 8).parameters()
+    given = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED, **parameters)
+    said = ropepatch.plan(saying, to=TARGET, method=method, **parameters)
+    assert given.rope == said.rope
+    assert torch.equal(given.frequencies().inv_freq, said.frequencies().inv_freq)
+    assert given.changes == said.changes
+
+
+def test_a_window_that_config_json_says_itself_changes_nothing(source):
+    given = ropepatch.plan(source, to=TARGET, original=STATED)
+    assert given == ropepatch.plan(source, to=TARGET)
+    assert "original" not in given.to_dict()
+
+
+@pytest.mark.parametrize("original", [0, -1, True, 64.0, "4x", "many", ""])
+def test_what_is_no_length_is_refused(original, source):
+    with pytest.raises(RopepatchError, match=r"original must be a number of tokens, got "):
+        ropepatch.plan(source, to=TARGET, original=original)
+
+
+def test_a_window_beyond_the_target_or_of_a_scaled_rope_is_refused(source, tmp_path):
+    with pytest.raises(RopepatchError, match=r"already covers 512 tokens \(original\)"):
+        ropepatch.plan(source, to=TARGET, original=512)
+    plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    with pytest.raises(RopepatchError, match="patch takes a plan"):
+        ropepatch.patch(model, plan, original=TRAINED)
+    with pytest.raises(RopepatchError, match=r"a plan says .* original"):
+        ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    out = ropepatch.extend(plan, tmp_path / "out").folder
+    with pytest.raises(RopepatchError, match=f"original is {TRAINED}, but this rope is scaled already"):
+        ropepatch.plan(out, to=4 * TARGET, original=TRAINED)
