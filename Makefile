@@ -4,7 +4,7 @@
 # make sweep  run every test; PART=1/5 leaves four fifths of what is marked slow or sweep out, as CI does in turn
 # make ends   run those of the mathematics, patches, saving and measuring with the oldest and the newest transformers allowed
 # make lint   format, lint and types
-# make documents   rewrite the tables and figures of the documents from eval/results, the schemas of recipes and suites, and the catalogue of the commands
+# make documents   rewrite all that is generated: blocks and figures of the documents, schemas, headers of recipes, the catalogue of the commands
 # make site   build the documentation into .site; open .site/index.html
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
 
@@ -50,7 +50,8 @@ ends-%: .venv/%/installed
 	OMP_NUM_THREADS=1 .venv/$*/bin/pytest -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
 
 documents: .venv/test/installed
-	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest tests/test_readme.py tests/test_schemas.py tests/recipes tests/studies tests/extension/test_engines.py 
+	.venv/test/bin/python docs/tables.py
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest -q tests/extension/test_engines.py tests/extension/test_families.py -k readme
 
 site: .venv/site/installed
 	@rm -rf docs/figures

@@ -60,6 +60,11 @@ class Case:
         return self.factor * self.trained
 
     @property
+    def named(self) -> Row:
+        """What names the case in a row."""
+        return {"model": self.name, "factor": self.factor, "target": self.target}
+
+    @property
     def tales(self) -> list[Tale]:
         """The held-out tales of tiny."""
         return held_out_tales(self.loaded[1], length=self.target, count=self.windows)
@@ -108,14 +113,14 @@ class Rows:
         self.rows: list[Row] = held.get("rows", [])
         self._env: Row = held.get("env", {})
 
-    def of(self, case: Case) -> list[Row]:
-        """Those of a case."""
-        return [row for row in self.rows if (row["model"], row["factor"]) == (case.name, case.factor)]
+    def of(self, **named: Any) -> list[Row]:
+        """Those with these values, a name that a row lacks being None."""
+        return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
 
-    def add(self, case: Case, row: Row) -> None:
-        """Append a row of a case."""
-        self._env[case.name] = environment(case.loaded[0])
-        self.rows.append({"model": case.name, "factor": case.factor, "target": case.target} | row)
+    def add(self, row: Row, model: Any) -> None:
+        """Append a row that was measured on a model."""
+        self.rows.append(row)
+        self._env[row.get("model", "tiny")] = environment(model)
         with whole_file(self._file) as partial:
             record = {"task": self._task, "rows": self.rows, "env": self._env}
             partial.write_text(results_json(record) + "\n", encoding="utf-8")

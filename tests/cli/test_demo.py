@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import measured
 import pytest
-from readme import README, check_block, updating
+from readme import README
 from transformers import AutoModelForCausalLM
 
 from ropepatch.cli import demo as command
@@ -39,9 +39,6 @@ def done(folder) -> subprocess.CompletedProcess[str]:
         )
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    if updating():
-        shutil.copy(folder / "out" / "demo.json", RESULT)
-        shutil.copy(folder / "out" / "loss.svg", RESULT.with_name("demo-loss.svg"))
     return done
 
 
@@ -50,27 +47,11 @@ def record(done, folder) -> dict:
     return json.loads((folder / "out" / "demo.json").read_text())
 
 
-def table(record: dict) -> str:
-    before, after, floor = record["results"]["before"], record["results"]["after"], record["floor"]
-    lines = ["| nats per token at positions | before | after | floor |", "|---|---|---|---|"]
-    lines += [
-        f"| {span} | {before['nats'][span]:.2f} | {after['nats'][span]:.2f} | {floor[span]:.2f} |"
-        for span in floor
-    ]
-    lines += ["", "| passkeys found at | before | after |", "|---|---|---|"]
-    for length, cell in before["passkey"].items():
-        later = after["passkey"][length]
-        lines.append(f"| {length} tokens | {cell['correct']}/{cell['n']} | {later['correct']}/{later['n']} |")
-    return "\n".join(lines)
-
-
-def test_the_table_of_the_readme_is_that_of_the_result_file(done):
-    check_block("demo", table(json.loads(RESULT.read_text())))
-
-
 def test_the_table_it_prints_has_the_rows_of_the_readme(done, record):
     printed = {tuple(line.split()) for line in done.stdout.splitlines()}
-    rows = [line for line in table(record).splitlines() if line.startswith("| ") and " at " not in line]
+    rows = [
+        line for line in measured.demo(record).splitlines() if line.startswith("| ") and " at " not in line
+    ]
     assert len(rows) == 11
     for row in rows:
         assert tuple(row.replace("|", " ").split()) in printed

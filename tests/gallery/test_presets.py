@@ -2,17 +2,14 @@
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oldest import needs
-from readme import check_block
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
@@ -26,7 +23,6 @@ from ropepatch.settings import parse_length
 
 FILE = resources.files("ropepatch.gallery") / "presets.json"
 PRESETS = {preset["name"]: preset for preset in json.loads(FILE.read_text(encoding="utf-8"))}
-README = Path(__file__).resolve().parents[2] / "recipes" / "README.md"
 # Trained window, rotary dimensions, layers that rotate and see the whole context, of all.
 GEOMETRY = {
     "qwen3.5-9b": (262144, 64, 8, 32),
@@ -187,26 +183,3 @@ def test_engines_that_leave_a_family_unscaled_are_named(planned):
         "mlx-vlm",
         "ollama (MLX)",
     ]
-
-
-def test_the_page_of_the_recipes_lists_every_preset(planned):
-    """From the plans; ROPEPATCH_UPDATE=1 writes it anew."""
-    heads = "model", "reads", "extended to", "saved as", "layers scaled", "other engines, as for LLaMA"
-    lines = [f"| {' | '.join(heads)} |"]
-    lines.append("|---|---|---|---|---|---|")
-    for name, preset in PRESETS.items():
-        lines.append(f"| `{preset['model']}` | {' | '.join(cells(name, planned))} |")
-    check_block("models", "\n".join(lines), README)
-
-
-def cells(name: str, planned: Callable[[str], Plan]) -> list[str]:
-    if name in REFUSED:
-        return ["", "refused", "", "", REFUSED[name]]
-    extension = planned(name)
-    window, _, seeing, layers = GEOMETRY[name]
-    reads = defaultdict(list)
-    for line in extension.engines[1:]:
-        reads[line.reads].append(line.engine)
-    engines = "; ".join(f"{how}: {', '.join(names)}" for how, names in reads.items())
-    kind = extension.rope_parameters["rope_type"]
-    return [f"{window:,}", f"{extension.target:,}", f"`{kind}`", f"{seeing} of {layers}", engines]

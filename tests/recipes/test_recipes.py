@@ -1,6 +1,5 @@
 """The recipes that come with ropepatch, what a recipe file may hold, and the command that lists them."""
 
-import inspect
 import json
 import re
 import shlex
@@ -15,31 +14,18 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from readme import check_block, updating
 from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 from ropepatch import plan
 from ropepatch.cli.extend import extend
 from ropepatch.cli.recipes import recipes
-from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
-from ropepatch.settings import meanings, relative_length
+from ropepatch.settings import relative_length
 from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
-from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import OURS, Recipe, read_recipe
-from ropepatch.training.recipe_sections import (
-    Data,
-    Distil,
-    Fit,
-    FrequencyTraining,
-    Generated,
-    Lora,
-    Parallel,
-    Watch,
-)
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -47,18 +33,6 @@ NAMES = shipped_names(RECIPES)
 REPLICAS = {
     name for name in NAMES if name.startswith("llama2-7b")
 }  # of papers, which trained by cross-entropy
-SECTIONS = {
-    "": Recipe,
-    "data.": Data,
-    "data.sources[].": Texts,
-    "data.sources[]. ": Generated,
-    "distil.": Distil,
-    "lora.": Lora,
-    "frequencies.": FrequencyTraining,
-    "method.": Fit,
-    "parallel.": Parallel,
-    "watch.": Watch,
-}
 
 
 @cache
@@ -158,21 +132,6 @@ def header(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_numbers_of_a_header_are_computed(name):
-    """ROPEPATCH_UPDATE=1 writes them anew."""
-    recipe = read_recipe(name)
-    cost = estimate(name)
-    number = next(i for i, line in enumerate(header(name)) if "training/forecast.py" in line) + 1
-    expected = f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"
-    if updating():
-        lines = find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()
-        lines[number] = expected
-        find_shipped(name, RECIPES, "recipe").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert header(name)[number] == expected
-    assert recipe.model == "tiny" or header(name)[number - 1].startswith("# Not measured: estimates")
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_commands_of_a_header_run_that_recipe(name):
     text = "\n".join(line.removeprefix("#") for line in header(name))
     commands = [line for line in text.replace("\\\n", " ").splitlines() if "ropepatch extend" in line]
@@ -202,41 +161,6 @@ def parse(line: str) -> None:
 
 
 # The README
-
-
-def described_keys() -> list[tuple[str, str, str]]:
-    """Key, default and meaning of every key, from the docstrings."""
-    rows = {}
-    for prefix, kind in SECTIONS.items():
-        texts = meanings(kind)
-        for name, field in kind.model_fields.items():
-            if field.is_required():
-                shown = "required"
-            elif name in ("method", "watch"):
-                shown = {"method": "`yarn`", "watch": "see below"}[name]
-            else:
-                listed = list(field.default) if isinstance(field.default, tuple) else field.default
-                words = yaml.safe_dump(listed, default_flow_style=True).removesuffix("...\n").strip()
-                shown = f"`{words}`"
-            rows.setdefault(f"{prefix.strip()}{name}", (shown, texts[name]))
-    return [(f"`{key}`", default, text.replace("None", "`null`")) for key, (default, text) in rows.items()]
-
-
-def test_the_readme_explains_every_key():
-    """From the docstrings; ROPEPATCH_UPDATE=1 writes it anew."""
-    lines = ["| key | default | |", "|---|---|---|"]
-    lines += [f"| {key} | {default} | {meaning} |" for key, default, meaning in described_keys()]
-    check_block("keys", "\n".join(lines), README)
-
-
-def test_the_readme_explains_every_sampling_of_positions():
-    """From the docstrings; ROPEPATCH_UPDATE=1 writes it anew."""
-    lines = ["| positions | parameters | | source |", "|---|---|---|---|"]
-    for name, kind in POSITIONS.items():
-        parameters = ", ".join(f"`{name}`" for name in kind.model_fields if name != "name")
-        meaning = " ".join(inspect.getdoc(kind).split("\n\n")[0].split())
-        lines.append(f"| `{name}` | {parameters} | {meaning} | {kind.paper} |")
-    check_block("positions", "\n".join(lines), README)
 
 
 def test_the_commands_of_the_readme_parse():

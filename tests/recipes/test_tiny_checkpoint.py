@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from readme import README, block, updating, write_block
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
@@ -13,9 +12,6 @@ import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
-
-RESULT = README.parent / "eval" / "results" / "tiny-checkpoint.json"
-CARD = TINY / "README.md"
 
 
 def test_stock_transformers_loads_it_in_float32(tiny):
@@ -97,28 +93,3 @@ def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):
     for folder in ("./tiny", Path("tiny")):
         with pytest.raises(RopepatchError, match=r"no config\.json in tiny"):
             ropepatch.plan(folder, to=512)
-
-
-def test_the_card_says_what_was_measured():
-    record = json.loads(RESULT.read_text())
-    tales = record["tales"]
-    error = tales["excess_standard_error"]
-    depths = list(record["passkey"]["256"])
-    lines = [
-        f"- Loss on {tales['tales']} tales of {tales['tokens']} tokens: {tales['loss']:.4f} nats per token, "
-        f"{tales['over_floor']:.1%} above the floor of {tales['floor']:.4f} (standard error of the "
-        f"difference {error:.4f}); a reader who forgets every sentence: {tales['forgetful']:.4f}",
-        "- What a window is worth: over the second half of tales of 2048 tokens a perfect reader pays "
-        + ", ".join(f"{nats:.3f} seeing {window} tokens" for window, nats in record["worth"].items()),
-        "- Passkeys retrieved, by depth of the key:",
-        "",
-        f"| tokens | {' | '.join(depths)} |",
-        f"|---|{'---|' * len(depths)}",
-    ]
-    for length, cells in record["passkey"].items():
-        found = (f"{cell['correct']}/{cell['n']}" for cell in cells.values())
-        lines.append(f"| {length} | {' | '.join(found)} |")
-    text = "\n".join(lines)
-    if updating():
-        write_block("measured", text, CARD)
-    assert block("measured", CARD) == text

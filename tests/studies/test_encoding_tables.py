@@ -1,20 +1,10 @@
-"""The tables of the study of encodings: known rows give known figures, and the page is the result file."""
-
-import json
-from pathlib import Path
+"""The tables of the study of encodings: known rows give known figures."""
 
 import encoding_tables as TABLES
 from encoding_gallery import mean_curves, measured_curves
-from readme import check_block
 
 from ropepatch.encodings import ENCODINGS
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "eval" / "studies" / "encodings" / "encodings.md"
-RESULTS = ROOT / "eval" / "results" / "encodings.json"
-
-
-COST = ROOT / "eval" / "results" / "encoding_cost.json"
 LENGTHS = ("128", "256", "512")
 
 
@@ -70,13 +60,6 @@ def test_the_curves_are_means_over_seeds_in_nats():
     means, floor = mean_curves(ROWS)
     assert means["rope"] == {128: 0.75, 256: 1.5, 512: 4.0}
     assert floor == {128: 0.5, 256: 0.25, 512: 0.125}
-
-
-def test_the_page_is_the_result_files():
-    rows = json.loads(RESULTS.read_text())["rows"]
-    for name in ("loss", "recall", "recalibration"):
-        check_block(name, getattr(TABLES, f"{name}_table")(rows), PAGE)
-    check_block("cost", TABLES.cost_table(json.loads(COST.read_text())), PAGE)
 
 
 def test_the_study_has_its_encodings_in_the_order_of_the_registry():

@@ -1,15 +1,8 @@
-"""The tables of learned frequencies: known rows give known shares, and the page is the result file."""
-
-import json
-from pathlib import Path
+"""The tables of learned frequencies: known rows give known shares."""
 
 import fit_study
 import fit_tables as TABLES
 import pytest
-from readme import check_block
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "eval" / "studies" / "fit" / "frequencies.md"
 
 
 def row(label, nats, short, seed=None, **more):
@@ -66,14 +59,3 @@ def test_the_best_vector_fitted_on_the_test_windows_bounds_the_share():
     assert found.bound == pytest.approx(0.1 / 0.5)
     assert "| 40% [" in TABLES.table([found])
     assert "] | 20% |" in TABLES.table([found])
-
-
-def results(name):
-    return json.loads((ROOT / "eval" / "results" / f"{name}.json").read_text())
-
-
-def test_the_page_is_the_result_file():
-    found = list(TABLES.summaries(results("fit")["rows"]))
-    check_block("learned", TABLES.table(found), PAGE)
-    check_block("other-means", TABLES.means_table(results("other-means")["rows"]), PAGE)
-    check_block("starts", TABLES.starts_table(results("fit-starts")), PAGE)

@@ -1,34 +1,13 @@
 """The table of attention maps says what its result file holds, and the file what the study measures."""
 
-import json
-from pathlib import Path
-
 import maps_study
 import maps_tables
 import pytest
-from readme import check_block
 from study import Rows, excess
-
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "eval" / "results" / "attention-maps.json"
-PAGE = ROOT / "eval" / "studies" / "maps" / "maps.md"
 
 
 def row(method, kind="loss", **more):
     return {"method": method, "kind": kind, "settings": None} | more
-
-
-def test_the_page_has_the_table_of_the_results():
-    check_block("maps", maps_tables.maps_table(json.loads(RESULTS.read_text())["rows"]), PAGE)
-
-
-def test_the_guide_has_the_short_table():
-    check_block("maps-measured", maps_tables.short_table(json.loads(RESULTS.read_text())["rows"]))
-
-
-def test_the_page_has_the_table_of_costs():
-    result = json.loads((RESULTS.parent / "attention_cost.json").read_text())
-    check_block("maps-cost", maps_tables.cost_table(result), PAGE)
 
 
 def test_an_excess_is_paired_by_document_and_of_the_same_windows_alone():

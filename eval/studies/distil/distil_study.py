@@ -238,25 +238,23 @@ def main() -> None:
 
     def add(case: Case, row: Row, began: float) -> None:
         wall = round(time.perf_counter() - began, 1)
-        rows.add(case, {"wall": wall, "threads": torch.get_num_threads()} | row)
+        row = case.named | {"wall": wall, "threads": torch.get_num_threads()} | row
+        rows.add(row, case.loaded[0])
         said(f"{case.name} {case.factor} x: {row['of']}, {wall} s")
 
     for case in chosen(CASES, arguments.only):
-        here = rows.of(case)
         trials = [
             trial for trial in TRIALS[: arguments.trials] if case.name != "tiny" or trial.rows in SUITED
         ]
         began = time.perf_counter()
-        if not here:
+        if not rows.of(**case.named):
             for row in references(case):
                 add(case, row, began)
-        methods = [row["method"] for row in here if row["of"] == UNTRAINED]
         for method in dict.fromkeys(trial.method for trial in trials):
-            if method not in methods:
+            if not rows.of(**case.named, of=UNTRAINED, method=method):
                 add(case, untrained(case, method, arguments.work), began)
-        done = [{key: row[key] for key in vars(Trial())} for row in here if row["of"] == "trial"]
         for trial in trials:
-            if vars(trial) not in done:
+            if not rows.of(**case.named, of="trial", **vars(trial)):
                 began = time.perf_counter()
                 add(case, trained(case, trial, arguments.work), began)
 

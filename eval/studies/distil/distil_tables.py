@@ -1,13 +1,6 @@
-"""The table of `distil_study.py`, from its result file.
-
-python eval/studies/distil/distil_tables.py eval/results/distil.json
-"""
+"""The table of `distil_study.py`, from its result file; docs/tables.py writes it into the page."""
 
 from __future__ import annotations
-
-import argparse
-import json
-from pathlib import Path
 
 from distil_study import DISTILLED, FLOOR, OWN, TEACHER, UNTRAINED
 from study import Row, by_case, excess, signed
@@ -65,9 +58,3 @@ def distil_table(rows: list[Row]) -> str:
         lines = [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]
         blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
     return "\n\n".join(blocks)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("results", type=Path)
-    print(distil_table(json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["rows"]))

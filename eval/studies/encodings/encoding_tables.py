@@ -1,6 +1,4 @@
-"""What the study of position encodings found: tables and the figure from its result file.
-
-    python eval/studies/encodings/encoding_tables.py eval/results/encodings.json --figures eval/results
+"""What the study of position encodings found: its tables and its figure, which docs/tables.py writes.
 
 Losses are nats per token above the least that any model can have on the same tokens; means over seeds, with
 the least and the greatest of them where there are several.
@@ -8,15 +6,13 @@ the least and the greatest of them where there are several.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from encoding_gallery import TRAINED, from_scratch, mean_curves, plot_extrapolation
+from encoding_properties import MEANINGS, properties_of
 
-from ropepatch.report.plots import save_figure
+from ropepatch.encodings import ENCODINGS
 from ropepatch.report.printers import markdown_rows
 
 Row = Mapping[str, Any]
@@ -132,20 +128,19 @@ def _spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
     return mean if len(known) == 1 else f"{mean} ({form.format(min(known))} to {form.format(max(known))})"
 
 
-def main() -> None:
-    """Print the tables, and draw the figure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--figures", type=Path, help="a folder")
-    arguments = parser.parse_args()
-    rows = json.loads(arguments.results.read_text(encoding="utf-8"))["rows"]
-    print(*(make(rows) for make in (loss_table, recall_table, recalibration_table)), sep="\n\n")
-    if arguments.figures:
-        means, floor = mean_curves(rows)
-        save_figure(plot_extrapolation(means, TRAINED, floor), arguments.figures / "encodings-extrapolation")
+def properties_table() -> str:
+    """Which properties each encoding has, measured anew, and what it costs, as Markdown."""
+    words = {True: "yes", False: "no", None: "–"}
+    rows = []
+    for name, kind in ENCODINGS.items():
+        measured = properties_of(kind)
+        cells = [words[one.holds] for one in measured.findings().values()]
+        counts = [f"{getattr(measured, count):,}" for count in ("parameters", "per_token", "per_pair")]
+        rows.append([f"`{name}`", *cells, *counts])
+    return markdown_rows(["encoding", *(name.replace("_", " ") for name in MEANINGS)], rows)
 
 
-if __name__ == "__main__":
-    main()
+def figure(rows: Sequence[Row]) -> Any:
+    """Losses by length of what was trained from scratch."""
+    means, floor = mean_curves(rows)
+    return plot_extrapolation(means, TRAINED, floor)

@@ -1,7 +1,4 @@
-"""The measurements that the explorer draws, made from eval/results.
-
-python eval/studies/explorer/explorer_numbers.py    (writes ropepatch/gallery/explorer/measured.json anew)
-"""
+"""The measurements that the explorer draws, made from eval/results; docs/tables.py writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.files import read_json, read_text
-from ropepatch.gallery.explorer.content import MEASURED
 
 RESULTS = Path(__file__).parents[2] / "results"
 OWN, BASE = "own window", "none"
@@ -124,5 +120,6 @@ def _mean(rows: Sequence[dict[str, Any]], kind: str) -> float:
     return round(mean, 4)
 
 
-if __name__ == "__main__":
-    MEASURED.write_text(json.dumps(measured_from(RESULTS), separators=(",", ":")) + "\n", encoding="utf-8")
+def text() -> str:
+    """The file of the explorer."""
+    return json.dumps(measured_from(RESULTS), separators=(",", ":")) + "\n"

@@ -1,6 +1,4 @@
-"""What the study of learned frequencies found: tables and figures from its result file.
-
-    python eval/studies/fit/fit_tables.py eval/results/fit.json --figures eval/results
+"""What the studies of learned frequencies found: tables and the figure, which docs/tables.py writes.
 
 The means are over seeds; the 95 % intervals are of the documents in which the test windows begin, by paired
 differences.
@@ -8,24 +6,27 @@ differences.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from divisors import LearnedDivisors, plot_divisors
+from study import Row, signed
 
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
-from ropepatch.report.plots import save_figure
+from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
+from ropepatch.scaling.rope import Rope
 
 BOUND = "on the test windows"  # the label of fit_study.py
+SPANS = ("0 to 256", "768 to 1024", "0 to 1024")
+ROPES = {
+    "babyllama-361": Rope(16, 1e4, 256),
+    "stories-260k": Rope(8, 1e4, 512),
+    "tiny": Rope(32, 1e4, 256),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Summary:
     forward_tokens: float
 
 
-def summaries(rows: Sequence[dict[str, Any]]) -> Iterator[Summary]:
+def summaries(rows: Sequence[Row]) -> Iterator[Summary]:
     """A summary per checkpoint, text and factor."""
     order = sorted(rows, key=lambda row: (row["model"], row["text"], row["factor"]))
     for (model, text, factor), cell in groupby(
@@ -83,8 +84,8 @@ def _summary(
     model: str,
     text: str,
     factor: int,
-    best: dict[str, Any],
-    fits: list[dict[str, Any]],
+    best: Row,
+    fits: list[Row],
     bound: float | None,
     documents: list[int] | None,
 ) -> Summary:
@@ -117,11 +118,7 @@ def _summary(
 
 def table(found: Sequence[Summary]) -> str:
     """Learned against published, as Markdown."""
-    lines = [
-        "| checkpoint, text | factor | best published | its excess | learned | of it | at best "
-        "| learned less published | within the window | forward tokens |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for one in found:
         seeds = f"{one.excess:.4f} ({', '.join(f'{value:.4f}' for value in one.by_seed)})"
         share = ""
@@ -129,71 +126,65 @@ def table(found: Sequence[Summary]) -> str:
             low, high = one.share.interval()
             share = f"{one.share.value:.0%} [{low:.0%}, {high:.0%}]"
         bound = "" if one.bound is None else f"{one.bound:.0%}"
-        learned = f"{_signed(one.behind)} | {_signed(one.short)}"
-        lines.append(
-            f"| {one.model}, {one.text} | {one.factor} | {one.published} | {one.published_excess:.4f} "
-            f"| {seeds} | {share} | {bound} | {learned} | {one.forward_tokens / 1e6:.1f} M |"
+        published = (
+            f"{one.model}, {one.text}",
+            f"{one.factor}",
+            one.published,
+            f"{one.published_excess:.4f}",
         )
-    return "\n".join(lines)
+        learned = (seeds, share, bound, signed(one.behind), signed(one.short))
+        lines.append((*published, *learned, f"{one.forward_tokens / 1e6:.1f} M"))
+    heads = ("checkpoint, text", "factor", "best published", "its excess", "learned", "of it", "at best")
+    return markdown_rows((*heads, "learned less published", "within the window", "forward tokens"), lines)
 
 
-def means_table(rows: Sequence[dict[str, Any]]) -> str:
+def means_table(rows: Sequence[Row]) -> str:
     """What other means leave of the excess, as Markdown."""
-    lines = [
-        "| checkpoint | factor | means | settings | excess | of the published | within the window |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in sorted(rows, key=lambda row: (row["model"], row["factor"])):
-        kept = (f"{key} {_rounded(value)}" for key, value in row["settings"].items() if key != "tried")
+        settings = (f"{key} {_rounded(value)}" for key, value in row["settings"].items() if key != "tried")
         share = "" if row["share_of_published"] is None else f"{row['share_of_published']:.0%}"
-        lines.append(
-            f"| {row['model']} | {row['factor']} | {row['mean']} | {', '.join(kept)} "
-            f"| {_excess(row)} | {share} | {row['short']:+.4f} |"
-        )
-    return "\n".join(lines)
+        left = signed(Mean.of(row["clusters"])) if row["clusters"] else f"{row['excess']:+.4f}"
+        of = (row["model"], f"{row['factor']}", row["mean"], ", ".join(settings))
+        lines.append((*of, left, share, f"{row['short']:+.4f}"))
+    heads = ("checkpoint", "factor", "means", "settings", "excess", "of the published", "within the window")
+    return markdown_rows(heads, lines)
 
 
-def starts_table(found: dict[str, Any]) -> str:
+def starts_table(found: Row) -> str:
     """The same steps from several starts, as Markdown."""
-    lines = [
-        "| | steps | nats 0 to 256 | nats 768 to 1024 | nats 0 to 1024 | less YaRN after the same steps |",
-        "|---|---|---|---|---|---|",
-    ]
     reference = found["runs"]["yarn, seed 0"]["by_window"]
-    for name, row in found["base"].items():
-        lines.append(_start_row(name, "0", row))
-    for name, row in found["runs"].items():
-        less = _by_document(_less(row["by_window"], reference))
-        lines.append(
-            _start_row(name, f"{row['steps']}", row, "" if name == "yarn, seed 0" else _signed(less))
-        )
-    return "\n".join(lines)
+    lines = []
+    for name, row in (found["base"] | found["runs"]).items():
+        nats = (f"{row['nats'][span]:.4f}" for span in SPANS)
+        less = ""
+        if "steps" in row and name != "yarn, seed 0":
+            less = signed(_by_document(_less(row["by_window"], reference)))
+        lines.append((name, f"{row.get('steps', 0)}", *nats, less))
+    heads = ("", "steps", *(f"nats {span}" for span in SPANS), "less YaRN after the same steps")
+    return markdown_rows(heads, lines)
 
 
-def _start_row(name: str, steps: str, row: dict[str, Any], less: str = "") -> str:
-    nats = [f"{row['nats'][span]:.4f}" for span in ("0 to 256", "768 to 1024", "0 to 1024")]
-    return f"| {name} | {steps} | {' | '.join(nats)} | {less} |"
+def figure(rows: Sequence[Row]) -> Any:
+    """The vectors that descents found on stories and tales."""
+    return plot_divisors(
+        [
+            LearnedDivisors(
+                row["model"],
+                ROPES[row["model"]],
+                row["factor"],
+                row["seed"],
+                tuple(row["divisors"]),
+                row["attention_factor"],
+            )
+            for row in rows
+            if row["label"] == "descent" and row["text"] in ("tinystories", "tales")
+        ]
+    )
 
 
 def _rounded(value: Any) -> Any:
     return f"{value:.3g}" if isinstance(value, float) else value
-
-
-def curves(rows: Sequence[dict[str, Any]], folders: Sequence[str]) -> list[LearnedDivisors]:
-    """The vectors that descents found, for the figure."""
-    ropes = {Path(name).name: survey_checkpoint(find_source(name, weights=False)).rope for name in folders}
-    return [
-        LearnedDivisors(
-            row["model"],
-            ropes[row["model"]],
-            row["factor"],
-            row["seed"],
-            tuple(row["divisors"]),
-            row["attention_factor"],
-        )
-        for row in rows
-        if row["label"] == "descent" and row["model"] in ropes and row["text"] in ("tinystories", "tales")
-    ]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -214,32 +205,3 @@ def _by_document(
         cluster[0] += value
         cluster[1] += weights[index] if weights else 1
     return Mean.of(list(sums.values()))
-
-
-def _excess(row: dict[str, Any]) -> str:
-    return _signed(Mean.of(row["clusters"])) if row["clusters"] else f"{row['excess']:+.4f}"
-
-
-def _signed(mean: Mean) -> str:
-    low, high = mean.interval()
-    return f"{mean.value:+.4f} [{low:+.4f}, {high:+.4f}]"
-
-
-def main() -> None:
-    """Print the tables, and draw the divisors."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--figures", type=Path, help="a folder")
-    parser.add_argument("--checkpoints", nargs="*", default=["tiny"], help="for the figure")
-    arguments = parser.parse_args()
-    rows = json.loads(arguments.results.read_text(encoding="utf-8"))["rows"]
-    found = list(summaries(rows))
-    print(table(found))
-    if arguments.figures:
-        save_figure(plot_divisors(curves(rows, arguments.checkpoints)), arguments.figures / "fit-divisors")
-
-
-if __name__ == "__main__":
-    main()

@@ -80,9 +80,8 @@ def passkeys(case: Case) -> Row:
 
 def measure(case: Case, rows: Rows) -> None:
     """Add the rows of a case that are not there."""
-    known = {(row["kind"], row["method"]) for row in rows.of(case)}
     for kind, method in case.jobs():
-        if (kind, method) in known:
+        if rows.of(**case.named, kind=kind, method=method):
             continue
         began, settings = time.perf_counter(), None
         try:
@@ -94,7 +93,7 @@ def measure(case: Case, rows: Rows) -> None:
             found = {"refused": str(error)}
         seconds = round(time.perf_counter() - began, 1)
         job = {"kind": kind, "method": method, "settings": settings}
-        rows.add(case, {**job, **found, "seconds": seconds})
+        rows.add(case.named | job | found | {"seconds": seconds}, case.loaded[0])
         print(f"{case.name} {case.factor} x: {kind} {method}, {seconds} s", file=sys.stderr, flush=True)
 
 

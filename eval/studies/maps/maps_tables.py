@@ -1,14 +1,8 @@
-"""The table of `maps_study.py`, from its result file.
-
-python eval/studies/maps/maps_tables.py eval/results/attention-maps.json
-"""
+"""The tables of `maps_study.py`, from its result file; docs/tables.py writes them into the pages."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from maps_study import OWN
@@ -95,14 +89,3 @@ def cost_table(result: dict[str, Any]) -> str:
         shown = [f"{one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})" for one in ratios]
         lines.append([cell["map"], f"{cell['tokens']:,}", *shown, f"{cell['training_mib']:.0f} MiB"])
     return markdown_rows(heads, lines)
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("json", type=Path)
-    print(maps_table(json.loads(parser.parse_args().json.read_text(encoding="utf-8"))["rows"]))
-
-
-if __name__ == "__main__":
-    main()

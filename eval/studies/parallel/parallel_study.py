@@ -3,9 +3,9 @@
     python eval/studies/parallel/parallel_study.py --json eval/results/parallel.json --work DIR [--only WAY]
 
 Every row is one start of `ropepatch extend tiny` by torchrun, in the environment that accelerate's launcher
-makes of the way's file in recipes/accelerate; `context` is context_parallel.py beside it, called from
-Python. All train all weights on the same batches, so that the losses must be those of one process. What
-`--json` holds already is not run again.
+makes of the way's file in recipes/accelerate. All train all weights on the same batches, so that the losses
+must be those of one process: a row that says otherwise is not written. What `--json` holds already is not
+run again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import shutil
 import subprocess
 import sys
 import time
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 ROOT = Path(__file__).resolve().parents[3]
 WAYS: dict[str, str | None] = {  # accelerate's file
@@ -33,14 +34,12 @@ WAYS: dict[str, str | None] = {  # accelerate's file
     "zero2": "zero2",
     "zero3": "zero3",
     "sp": "alst",
-    "context": None,
 }
-SPLIT = ("sp", "context")  # which split a row, where the others take rows of their own
+SPLIT = ("sp",)  # which split a row, where the others take rows of their own
 ROW, ROWS, STEPS = 2048, 4, 4  # tokens of a row, rows of a step
 PROCESSES = (2, 4)
 OTHERWISE = {"one process": (1,), "sp": (2,)}  # six heads are not shared by four
-ROOM = 256  # MiB that a process may take for the longest row, beside what it holds before the first
-LONGEST = 32  # times the shortest row tried
+APART = 2e-3  # nats by which a loss may differ
 LIMIT = 300.0  # seconds of a start
 Row = dict[str, Any]
 
@@ -78,7 +77,7 @@ def recipe_of(way: str, processes: int) -> Row:
 def launched(way: str, processes: int, words: list[str], work: Path) -> list[Row] | str:
     """What each process measured, or the last line of what went wrong."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), __file__, "--worker", way, *words]
+    command = [sys.executable, *(launcher if processes > 1 else []), __file__, "--worker", *words]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
     env = os.environ | quiet | environment(WAYS[way], processes)
     for old in work.glob("rank*.json"):
@@ -139,25 +138,13 @@ def measured(way: str, processes: int, work: Path) -> Row:
     if isinstance(found, str):
         return row | {"failed": found}
     seconds = [max(times) for times in zip(*(one["seconds"] for one in found), strict=True)][1:]
-    losses = found[0]["losses"]
     step = sum(seconds) / len(seconds)
     return row | {
         "step": round(step, 3),
         "tokens": round(ROW * ROWS / step),
         "memory": round(max(one["memory"] for one in found)),
-        "losses": losses,
+        "losses": found[0]["losses"],
     }
-
-
-def longest(processes: int, work: Path) -> Row:
-    """The longest row that a number of processes trains on, each with `ROOM` MiB for it."""
-    row, length, reached = {"longest": processes, "room": ROOM}, ROW, 0
-    while length <= LONGEST * ROW:
-        found = launched("context", processes, ["--length", str(length)], work)
-        if isinstance(found, str):
-            return row | {"length": reached, "ended": found}
-        reached, length = length, 2 * length
-    return row | {"length": reached, "ended": "not tried further"}
 
 
 # One of the processes
@@ -168,42 +155,37 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def work_as(way: str, words: list[str], length: int | None, work: Path) -> None:
-    """Train, and write what it took."""
+def work_as(recipe: str, out: str, work: Path) -> None:
+    """Train by a recipe, and write what it took."""
     import torch
     from transformers import TrainerCallback
 
-    import ropepatch  # noqa: F401  # its modules count as what is held before
+    from ropepatch.cli import main
     from ropepatch.training import adaptation
 
     torch.set_num_threads(1)
     before, ends = resident(), [time.perf_counter()]
-    if way == "context":
-        losses = with_context(words, length, ends)
-    else:
 
-        class Watch(TrainerCallback):
-            def on_step_end(self, *told: Any, **more: Any) -> None:
-                ends.append(time.perf_counter())
+    class Watch(TrainerCallback):
+        def on_step_end(self, *given: Any, **more: Any) -> None:
+            ends.append(time.perf_counter())
 
-        without_gpus()
-        make = adaptation.make_trainer
-        adaptation.make_trainer = lambda **told: make(**told | {"callbacks": [*told["callbacks"], Watch()]})
-        from ropepatch.cli import main
-
-        sys.argv = ["ropepatch", "extend", "tiny", "--recipe", words[0], "--out", words[1]]
-        try:
-            main()
-        except SystemExit as end:
-            if end.code:
-                raise
-        losses = []
-        if os.environ.get("RANK", "0") == "0":
-            history = json.loads(Path(words[1], "adaptation", "history.json").read_text())
-            losses = [row["loss"] for row in history if "loss" in row]
+    without_gpus()
+    make = adaptation.make_trainer
+    adaptation.make_trainer = lambda **given: make(**given | {"callbacks": [*given["callbacks"], Watch()]})
+    sys.argv = ["ropepatch", "extend", "tiny", "--recipe", recipe, "--out", out]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    losses = []
+    if os.environ.get("RANK", "0") == "0":
+        history = json.loads(Path(out, "adaptation", "history.json").read_text())
+        losses = [row["loss"] for row in history if "loss" in row]
     seconds = [after - first for first, after in pairwise(ends)]
-    told = {"seconds": seconds, "memory": resident() - before, "losses": losses}
-    (work / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told))
+    measured = {"seconds": seconds, "memory": resident() - before, "losses": losses}
+    (work / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(measured))
 
 
 def without_gpus() -> None:
@@ -220,111 +202,34 @@ def without_gpus() -> None:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # minutes to compile; gloo serves
 
 
-def with_context(words: list[str], length: int | None, ends: list[float]) -> list[float]:
-    """The losses of steps on rows that all processes share, by the recipe, or on one row of a length."""
-    import torch
-    import torch.distributed as dist
-    from context_parallel import context_parallel, shard_row
-
-    import ropepatch
-    from ropepatch.training.loss import causal_lm_loss, linear_head
-
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-    model, tokenizer = ropepatch.load("tiny")
-    batches = read_batches(words[0], tokenizer) if words else [one_row(length or ROW)]
-    accumulated = ROWS if words else 1
-    with ropepatch.patch(model, "linear", to=length or ROW):
-        head = linear_head(model.train())
-        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0), []
-        if length:
-            limited()
-        for first in range(0, len(batches), accumulated):
-            step = [batches[number] for number in range(first, first + accumulated)]
-            count, total = sum(int((row["labels"] != -100).sum()) for row in step), torch.zeros(())
-            with context_parallel(model):
-                for row in step:
-                    loss = causal_lm_loss(model, shard_row(row), count, head=head)
-                    loss.backward()
-                    total += loss.detach()
-            for value in (
-                [total, *(weight.grad for weight in model.parameters())] if dist.is_initialized() else ()
-            ):
-                dist.all_reduce(value)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(total.item())
-            ends.append(time.perf_counter())
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return losses
-
-
-def read_batches(file: str, tokenizer: Any) -> Any:
-    """The batches of a recipe."""
-    from ropepatch.model.source import TINY
-    from ropepatch.training.recipe import read_recipe
-    from ropepatch.training.supply import RecipeReader
-
-    told = {
-        "tokenizer": tokenizer,
-        "trained": 256,
-        "target": ROW,
-        "vocabulary": len(tokenizer),
-        "folder": TINY,
-    }
-    return RecipeReader(recipe=read_recipe(file), **told).supply(per_step=ROWS).batches
-
-
-def one_row(length: int) -> Row:
-    """A row of one document."""
-    import torch
-
-    ids = torch.arange(length)[None] % 900 + 5
-    edges, positions = torch.tensor([0, length]), torch.arange(length)[None]
-    return {"input_ids": ids, "labels": ids, "position_ids": positions, "cu_seq_lens_q": edges}
-
-
-def limited() -> None:
-    """Let this process take so many MiB more."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    held = int(status["VmData"].split()[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (held + ROOM * 2**20,) * 2)
-
-
 def main() -> None:
     """Run what the file does not hold yet, and write it after every row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path, help="the file of results")
     parser.add_argument("--work", type=Path, required=True, help="a folder for what is trained")
-    parser.add_argument("--only", choices=[*WAYS, "longest"], help="one way")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=WAYS, help="one way")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        way, *words = arguments.worker
-        return work_as(way, words, arguments.length, arguments.work)
+        return work_as(*arguments.worker, arguments.work)
+
+    from study import Rows
 
     import ropepatch
-    from ropepatch.evaluation.results import environment as of_machine
-    from ropepatch.files import whole_file
 
     arguments.work.mkdir(parents=True, exist_ok=True)
-    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
-    rows = [row for row in known.get("rows", []) if "failed" not in row]
-    starts = [(way, count) for way in WAYS for count in OTHERWISE.get(way, PROCESSES)]
-    tasks = {(way, count): partial(measured, way, count) for way, count in starts}
-    tasks |= {("longest", count): partial(longest, count) for count in (1, 2)}
-    env = of_machine(ropepatch.load("tiny")[0])
-    done = {(row.get("way", "longest"), row.get("processes", row.get("longest"))) for row in rows}
-    for (way, count), run in tasks.items():
-        if (way, count) in done or arguments.only not in (None, way):
-            continue
-        rows.append(run(arguments.work.resolve()))
-        record = {"task": "parallel", "rows": rows, "cores": os.cpu_count(), "env": env}
-        with whole_file(arguments.json) as file:
-            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(rows[-1], file=sys.stderr, flush=True)
+    rows, model = Rows(arguments.json, "parallel"), ropepatch.load("tiny")[0]
+    for way in WAYS:
+        for processes in OTHERWISE.get(way, PROCESSES):
+            if rows.of(way=way, processes=processes) or arguments.only not in (None, way):
+                continue
+            row = measured(way, processes, arguments.work.resolve())
+            if "failed" not in row:
+                (alone,) = rows.of(way="one process") or [row]
+                pairs = zip(row["losses"], alone["losses"], strict=True)
+                assert all(abs(one - other) < APART for one, other in pairs), f"other losses: {row}"
+                rows.add(row, model)
+            print(row, file=sys.stderr, flush=True)
     return None
 
 

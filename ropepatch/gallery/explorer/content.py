@@ -15,7 +15,7 @@ from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.scaling import METHODS
 
 PRESETS = Path(__file__).parents[1] / "presets.json"
-MEASURED = Path(__file__).with_name("measured.json")  # by eval/studies/explorer/explorer_numbers.py
+MEASURED = Path(__file__).with_name("measured.json")  # written by docs/tables.py
 BASE = 500_000.0  # of abf, as Llama 2 Long has it
 LEFT_OUT = ("mscale", "mscale_all_dim")  # DeepSeek's, for attention of its own kind
 

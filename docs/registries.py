@@ -1,0 +1,161 @@
+"""Tables of the documents that say what the package holds: its registries, recipes, engines and presets."""
+
+import inspect
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import ropepatch
+from ropepatch import ENCODINGS, MAPS, METHODS
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.engines import VERSIONS
+from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.model.survey import survey
+from ropepatch.report.printers import markdown_rows
+from ropepatch.scaling import make_scaling
+from ropepatch.settings import meanings
+from ropepatch.settings.shipped import RECIPES, find_shipped
+from ropepatch.training import recipe_sections as sections
+from ropepatch.training.forecast import Estimate
+from ropepatch.training.positions import POSITIONS
+from ropepatch.training.recipe import Recipe, read_recipe
+
+PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8"))
+
+
+def encodings() -> str:
+    """Every encoding that may replace the rope."""
+    rows = [(f"`{kind.name}`", kind.family, kind.formula, kind.paper) for kind in ENCODINGS.values()]
+    return markdown_rows(("encoding", "family", "scores", "source"), rows)
+
+
+def methods() -> str:
+    """Every scaling."""
+    return _formulas(METHODS.values(), "frequencies")
+
+
+def maps() -> str:
+    """Every attention map."""
+    return _formulas(MAPS.values(), "D is read as")
+
+
+def _formulas(kinds: Iterable[Any], head: str) -> str:
+    rows = [(f"`{kind.name}`", kind.formula, kind.paper, kind.saved_as) for kind in kinds]
+    return markdown_rows(("method", head, "source", "saved as"), rows)
+
+
+# Other engines
+
+RUN = "transformers 5.x", "transformers 4.x", "mlx-lm"  # by tests/extension/test_engines.py
+SERVED = "yarn", "linear", "ntk", "llama3", "ntk-fixed"
+
+
+def engine_versions() -> str:
+    """The version of every engine, and whether it was run or read."""
+    rows = [(name, version, "run" if name in RUN else "read") for name, version in VERSIONS.items()]
+    return markdown_rows(("engine", "version", ""), rows)
+
+
+def engine_notes() -> str:
+    """How other engines read what Llama-2-7b is saved as at four times its window."""
+    names = list(VERSIONS)[2:]
+    [llama_2] = [preset["config"] for preset in PRESETS if preset["name"] == "llama-2-7b"]
+    rows = []
+    for method in SERVED:
+        plan = plan_scaling(survey(llama_2), "llama", None, make_scaling(method, factor=4.0), 16384)
+        cells = [
+            ": ".join(filter(None, (one.reads, one.note))) for one in plan.engines if one.engine in names
+        ]
+        rows.append((f"`{method}`", f"`{plan.rope_parameters['rope_type']}`", *cells))
+    return markdown_rows(("`--method`", "saved as", *names), rows)
+
+
+def models() -> str:
+    """What a plan by YaRN makes of every preset."""
+    heads = "model", "reads", "extended to", "saved as", "layers scaled", "other engines, as for LLaMA"
+    return markdown_rows(heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS])
+
+
+def _planned(preset: Mapping[str, Any]) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(preset["config"]), encoding="utf-8")
+        try:
+            plan = ropepatch.plan(folder, to=preset["to"], method="yarn")
+        except RopepatchError as error:
+            return ["", "refused", "", "", str(error)]
+    reads = defaultdict(list)
+    for line in plan.engines[1:]:
+        reads[line.reads].append(line.engine)
+    engines = "; ".join(f"{how}: {', '.join(names)}" for how, names in reads.items())
+    window, kind = plan.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
+    layers = f"{_scaled_layers(plan)} of {plan.survey.config.num_hidden_layers}"
+    return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers, engines]
+
+
+def _scaled_layers(plan: Plan) -> int:
+    """The layers that rotate and see the whole context."""
+    config: Any = plan.survey.config
+    if hasattr(config, "no_rope_layers"):
+        return sum(config.no_rope_layers)
+    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return types.count("full_attention")
+
+
+# Recipes
+
+SECTIONS: tuple[tuple[str, Any], ...] = (
+    ("", Recipe),
+    ("data.", sections.Data),
+    ("data.sources[].", sections.Texts),
+    ("data.sources[].", sections.Generated),
+    ("distil.", sections.Distil),
+    ("lora.", sections.Lora),
+    ("frequencies.", sections.FrequencyTraining),
+    ("method.", sections.Fit),
+    ("parallel.", sections.Parallel),
+    ("watch.", sections.Watch),
+)
+SHOWN = {"method": "`yarn`", "watch": "see below"}  # defaults
+
+
+def keys() -> str:
+    """Key, default and meaning of every key of a recipe."""
+    rows: dict[str, tuple[str, str]] = {}
+    for prefix, kind in SECTIONS:
+        texts = meanings(kind)
+        for name, field in kind.model_fields.items():
+            default = "required" if field.is_required() else SHOWN.get(name) or _yaml(field.default)
+            rows.setdefault(f"{prefix}{name}", (default, texts[name].replace("None", "`null`")))
+    return markdown_rows(("key", "default", ""), [(f"`{key}`", *row) for key, row in rows.items()])
+
+
+def _yaml(value: Any) -> str:
+    listed = list(value) if isinstance(value, tuple) else value
+    words = yaml.safe_dump(listed, default_flow_style=True).removesuffix("...\n").strip()
+    return f"`{words}`"
+
+
+def positions() -> str:
+    """Every sampling of positions."""
+    rows = []
+    for name, kind in POSITIONS.items():
+        parameters = ", ".join(f"`{field}`" for field in kind.model_fields if field != "name")
+        meaning = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+        rows.append((f"`{name}`", parameters, meaning, kind.paper))
+    return markdown_rows(("positions", "parameters", "", "source"), rows)
+
+
+def recipe_file(name: str) -> str:
+    """A recipe, the numbers of its header computed."""
+    recipe = read_recipe(name)
+    cost = Estimate.of(recipe)
+    lines = find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()
+    number = next(i for i, line in enumerate(lines) if "training/forecast.py" in line) + 1
+    lines[number] = f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,200 @@
+"""Every generated block, figure and file of the repository, from eval/results and the registries.
+
+    python docs/tables.py            writes what differs
+    python docs/tables.py --check    names what differs, and exits 1
+
+A block stands between `<!-- NAME -->` and `<!-- /NAME -->`. Three are measured when they are written and are
+not here: the results of `ropepatch demo`, and the engines and families that tests/extension runs.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "eval" / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "recipes" / "tiny"))
+sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
+sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
+
+import distil_tables
+import encoding_tables
+import explorer_numbers
+import fit_tables
+import maps_tables
+import measured
+import parallel_tables
+import pretraining_recipe
+import registries
+from measured import RESULTS, result
+
+from ropepatch.cli import catalogue
+from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.suites import Suite
+from ropepatch.files import json_text
+from ropepatch.gallery.explorer.content import MEASURED
+from ropepatch.report.plots import figures, save_figure
+from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
+from ropepatch.training.recipe import Recipe
+
+Make = Callable[[], str]
+ROOT = Path(__file__).parents[1]
+STUDIES = "eval/studies"
+
+
+def rows(name: str) -> list[dict[str, object]]:
+    """The rows of a study."""
+    found: list[dict[str, object]] = result(name)["rows"]
+    return found
+
+
+BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
+    "README.md": {"adaptation": measured.adaptation_in_short},
+    "docs/start.md": {"demo": lambda: measured.demo(result("demo"))},
+    "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
+    "docs/guides/attention-maps.md": {
+        "maps-measured": lambda: maps_tables.short_table(rows("attention-maps")),
+    },
+    "docs/guides/extend.md": {"training-free": measured.training_free_chosen},
+    "docs/guides/serve.md": {
+        "engine-versions": registries.engine_versions,
+        "engine-notes": registries.engine_notes,
+    },
+    "docs/reference/attention-maps.md": {"maps": registries.maps},
+    "docs/reference/costs.md": {"costs": measured.costs, "robustness": measured.attacks},
+    "docs/reference/encodings.md": {"encodings": registries.encodings},
+    "docs/reference/methods.md": {"methods": registries.methods},
+    f"{STUDIES}/README.md": {
+        "training-free": measured.training_free,
+        "adaptation": measured.adaptation,
+        "babyllama": measured.babyllama,
+        "llama-cpp": measured.llama_cpp,
+    },
+    f"{STUDIES}/distil/distil.md": {"distil": lambda: distil_tables.distil_table(rows("distil"))},
+    f"{STUDIES}/encodings/encodings.md": {
+        "properties": encoding_tables.properties_table,
+        "loss": lambda: encoding_tables.loss_table(rows("encodings")),
+        "recall": lambda: encoding_tables.recall_table(rows("encodings")),
+        "recalibration": lambda: encoding_tables.recalibration_table(rows("encodings")),
+        "cost": lambda: encoding_tables.cost_table(result("encoding_cost")),
+    },
+    f"{STUDIES}/fit/frequencies.md": {
+        "learned": lambda: fit_tables.table(list(fit_tables.summaries(rows("fit")))),
+        "other-means": lambda: fit_tables.means_table(rows("other-means")),
+        "starts": lambda: fit_tables.starts_table(result("fit-starts")),
+    },
+    f"{STUDIES}/maps/maps.md": {
+        "maps": lambda: maps_tables.maps_table(rows("attention-maps")),
+        "maps-cost": lambda: maps_tables.cost_table(result("attention_cost")),
+    },
+    f"{STUDIES}/parallel/parallel.md": {
+        "parallel": lambda: parallel_tables.ways_table(rows("parallel")),
+        "killed": lambda: parallel_tables.killed_table(result("killed_together")),
+    },
+    "recipes/README.md": {
+        "models": registries.models,
+        "keys": registries.keys,
+        "positions": registries.positions,
+    },
+    "ropepatch/data/tiny/checkpoint/README.md": {"measured": measured.tiny_checkpoint},
+}
+
+
+def schema(kind: type[Suite | Recipe | pretraining_recipe.Recipe]) -> str:
+    """The JSON Schema by which editors complete a file."""
+    content = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | kind.model_json_schema()
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+FILES: Mapping[str, Make] = {
+    "eval/suites/suite.schema.json": partial(schema, Suite),
+    "recipes/recipe.schema.json": partial(schema, Recipe),
+    "recipes/tiny/pretraining.schema.json": partial(schema, pretraining_recipe.Recipe),
+    str(catalogue.FILE.relative_to(ROOT)): lambda: json_text(catalogue.compiled()) + "\n",
+    str(MEASURED.relative_to(ROOT)): explorer_numbers.text,
+}
+
+
+def suite_figure() -> str:
+    """The perplexity of tiny by length, as the guide shows it."""
+    drawn = figures([read_result(file) for file in sorted((RESULTS / "tiny-suite").glob("*.json"))])
+    return svg(drawn["perplexity"])
+
+
+def svg(figure: object) -> str:
+    """A figure as it is saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, file = save_figure(figure, Path(folder) / "figure")
+        return file.read_text(encoding="utf-8")
+
+
+FIGURES: Mapping[str, Make] = {
+    "eval/results/tiny-suite-perplexity.svg": suite_figure,
+    "eval/results/encodings-extrapolation.svg": lambda: svg(encoding_tables.figure(rows("encodings"))),
+    "eval/results/fit-divisors.svg": lambda: svg(fit_tables.figure(rows("fit"))),
+}
+
+
+def with_block(page: str, name: str, text: str) -> str:
+    """A page with the text of a block.
+
+    Raises:
+        ValueError: It has no such block, or several.
+    """
+    new, count = re.subn(
+        rf"(<!-- {name} -->\n).*?\n?(<!-- /{name} -->)",
+        lambda marks: f"{marks[1]}{text}\n{marks[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise ValueError(f"{count} blocks {name}")
+    return new
+
+
+def generated() -> Iterator[tuple[Path, str, str]]:
+    """Every file that holds something generated: its place, its text now, and its text as it would be."""
+    for page, blocks in BLOCKS.items():
+        new = old = (ROOT / page).read_text(encoding="utf-8")
+        for name, make in blocks.items():
+            new = with_block(new, name, make())
+        yield ROOT / page, old, new
+    files = dict(FILES)
+    for name in shipped_names(RECIPES):
+        place = find_shipped(name, RECIPES, "recipe").relative_to(ROOT)
+        files[str(place)] = partial(registries.recipe_file, name)
+    for place, make in files.items():
+        yield ROOT / place, (ROOT / place).read_text(encoding="utf-8"), make()
+    for place, make in FIGURES.items():
+        yield ROOT / place, (ROOT / place).read_text(encoding="utf-8"), make()
+
+
+def differing() -> Iterator[tuple[Path, str]]:
+    """The files that are not what they would be, and what they would be."""
+    for file, old, new in generated():
+        # another release of a font has other numbers of its letters
+        if re.sub(r"(DejaVuSans)-\w+", r"\1", old) != re.sub(r"(DejaVuSans)-\w+", r"\1", new):
+            yield file, new
+
+
+def main() -> None:
+    """Write what differs, or name it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="name what differs, write nothing, exit 1")
+    check = parser.parse_args().check
+    found = list(differing())
+    for file, text in found:
+        sys.stdout.write(f"{file.relative_to(ROOT)}\n")
+        if not check:
+            file.write_text(text, encoding="utf-8")
+    sys.exit(check and bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Commands and code of README and site run, links hold, and what is generated is what its source says."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tables
+import typer
+from readme import DOCUMENTS, ROOT, code_blocks, commands
+from tiny_checkpoint import tiny_llama_folder
+from transformers import AutoConfig
+
+import ropepatch
+from ropepatch.cli import app, main
+from ropepatch.evaluation.measuring import measure
+from ropepatch.evaluation.results import Result
+from ropepatch.evaluation.suites import Suite
+from ropepatch.model.source import TINY
+
+RESULTS = ROOT / "eval" / "results"
+PROTOCOL = ROOT / "eval" / "README.md"
+MEASURED = ROOT / "eval" / "studies" / "README.md"
+COSTS = ROOT / "eval" / "benchmarks" / "README.md"
+
+
+# Programs that are not here: of their lines what they start of ropepatch is parsed.
+ELSEWHERE = ("accelerate", "torchrun", "vllm", "llama-cli", "llama-server", "ollama", "mlx_lm.generate")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with the checkpoints and the books that the documents speak of, small and random."""
+    folder = tmp_path_factory.mktemp("readme")
+    # One head of 16: at 32k tokens attention is all that takes time.
+    tiny_llama_folder(
+        folder / "llama-2-7b",
+        window=4096,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
+    AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "qwen3-8b")
+    shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
+    (folder / "books").mkdir()
+    (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
+    return folder
+
+
+EXTENDED = "llama-2-7b-yarn-32k"
+
+
+def extended(workplace: Path) -> None:
+    """Have the checkpoint that the documents extend, by one of their commands or by this."""
+    if not (workplace / EXTENDED).exists():
+        ropepatch.extend(ropepatch.plan(workplace / "llama-2-7b", to=32_768), workplace / EXTENDED)
+
+
+def measure_few(suite: Suite, **options) -> Iterator[Result]:
+    """A suite with eight windows and three haystacks."""
+    few = {"perplexity": {"windows": 8}, "retrieval": {"haystacks": 3}}
+    tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
+    return measure(suite.model_copy(update={"tasks": tasks}), **options)
+
+
+SLOW = ("ropepatch fit", "ropepatch compare tiny")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(line, marks=pytest.mark.slow)
+        if line.startswith(SLOW) or "--method auto" in line
+        else line
+        for line in commands()
+        if line.startswith("ropepatch ") and line != "ropepatch demo"  # which tests/cli/test_demo.py runs
+    ],
+)
+def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command):
+    words = []
+    for word in shlex.split(command):
+        words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
+    monkeypatch.chdir(workplace)
+    for limit, number in {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2}.items():
+        monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
+    monkeypatch.setattr("ropepatch.fitting.descent.BATCH_TOKENS", 512)
+    monkeypatch.setattr("ropepatch.pipeline.choice.candidates", lambda: ("linear", "yarn"))
+    for amount, number in {"windows": 8, "haystacks": 3}.items():
+        monkeypatch.setitem(ropepatch.choose.__kwdefaults__, amount, number)
+    monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
+    if "--suite" not in command:  # what a suite measures is there, if it is the same
+        monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
+    if "--out fitted.json" in command:
+        (workplace / "fitted.json").unlink(missing_ok=True)
+    elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
+        ropepatch.fit("tiny", to=512, steps=2, init="yarn").save(workplace / "fitted.json")
+    if command.startswith("ropepatch extend llama-2-7b --to 32k"):  # another worker may have made it
+        shutil.rmtree(workplace / EXTENDED, ignore_errors=True)
+    elif EXTENDED in command:
+        extended(workplace)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as end:
+        main()
+    done = capsys.readouterr()
+    assert end.value.code in (None, 0), done.err
+    assert done.out
+
+
+OTHERS = [line for line in commands() if not line.startswith("ropepatch ")]
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_every_other_command_could_be_run(command):
+    """A target of the Makefile, an extra of the package, Python, or a program that is named above."""
+    program, *words = shlex.split(command)
+    if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
+        subprocess.run([program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        install, *packages = words
+        assert install == "install"
+        for package in packages:
+            named = re.fullmatch(r"(?:\.|ropepatch)(?:\[([\w,]+)\])?", package)
+            assert set((named[1] or "all").split(",")) <= extras.keys()
+    elif program == "python":
+        subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
+    else:
+        assert program in ELSEWHERE
+        if "ropepatch" in words:
+            name, *rest = words[words.index("ropepatch") + 1 :]
+            typer.main.get_command(app).commands[name].make_context(name, rest)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(file, id=str(file.relative_to(ROOT)))
+        for file, code in code_blocks("python").items()
+        if code
+    ],
+)
+def test_the_python_of_a_document_runs(workplace, monkeypatch, capsys, document):
+    """Block after block, as a reader would; what they make is removed, so that pages can make the same."""
+    extended(workplace)
+    there = set(workplace.iterdir())
+    monkeypatch.chdir(workplace)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in code_blocks("python")[document]:
+        exec(compile(block, str(document), "exec"), names)
+    for new in set(workplace.iterdir()) - there:
+        shutil.rmtree(new)
+
+
+def test_every_link_of_the_documents_leads_somewhere():
+    for document in (*DOCUMENTS, PROTOCOL, MEASURED, COSTS, TINY / "README.md"):
+        for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
+            drawn = document.parent.name == "docs" and link.startswith("figures/")  # by docs/generate.py
+            assert drawn or (document.parent / link).exists(), f"{document}: {link}"
+
+
+MEASURED_BY_TESTS = {"engines", "families"}  # of tests/extension
+
+
+def test_what_is_generated_is_what_its_source_says():
+    found = [str(file.relative_to(ROOT)) for file, _ in tables.differing()]
+    assert not found, "make documents"
+
+
+def test_every_generated_block_has_its_source():
+    listed = [
+        page for folder in ("docs", "eval", "recipes", "ropepatch") for page in (ROOT / folder).rglob("*.md")
+    ]
+    for page in (ROOT / "README.md", *listed):
+        marks = re.findall(r"^<!-- /([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(marks) - MEASURED_BY_TESTS == {*tables.BLOCKS.get(str(page.relative_to(ROOT)), ())}, page
+
+
+def test_a_block_that_is_out_of_date_is_named_and_one_that_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setattr(tables, "BLOCKS", {"docs/start.md": {"demo": lambda: "| 1 |"}})
+    monkeypatch.setattr(tables, "FILES", {})
+    monkeypatch.setattr(tables, "FIGURES", {})
+    [(file, text)] = tables.differing()
+    assert file == ROOT / "docs" / "start.md"
+    assert "<!-- demo -->\n| 1 |\n<!-- /demo -->" in text
+    with pytest.raises(ValueError, match="0 blocks costs"):
+        tables.with_block(text, "costs", "")
