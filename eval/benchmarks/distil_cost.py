@@ -29,7 +29,7 @@ from ropepatch.training.adapter import trainable
 from ropepatch.training.fused_loss import DISTILLED, TeacherOutput, linear_distillation
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.recipe_sections import Distil, Lora
+from ropepatch.training.recipe import Distil, Lora
 from ropepatch.training.teacher import Teacher
 
 TARGET = {"time: distillation / cross-entropy": 1.6, "memory: distillation / cross-entropy": 1.3}

@@ -30,8 +30,7 @@ from ropepatch.pipeline.request import Request
 from ropepatch.pipeline.running import Feedback, device, num_processes
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
-from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import Fit
+from ropepatch.training.recipe import Fit, Recipe
 from ropepatch.training.supply import RecipeReader
 
 # In the work folder; the last is a folder of `ropepatch.choose`.

@@ -34,8 +34,7 @@ from ropepatch.training.adapter import (
     without_deprecations,
 )
 from ropepatch.training.parallel import load_whole_models
-from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import map_of
+from ropepatch.training.recipe import Recipe, map_of
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import damage, newest_sound, seal
 from ropepatch.training.supply import Supply

@@ -27,7 +27,7 @@ from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import read_header
-from ropepatch.training.recipe_sections import Lora
+from ropepatch.training.recipe import Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -28,8 +28,7 @@ from ropepatch.model.precision import BFLOAT16, FLOAT32
 from ropepatch.model.source import TINY
 from ropepatch.settings import relative_length
 from ropepatch.training.preparation import Weights, prepare
-from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import SELF
+from ropepatch.training.recipe import SELF, Recipe
 from ropepatch.training.rows import Schedule
 from ropepatch.training.supply import held_out_of
 from ropepatch.training.watching import DEPTHS

@@ -23,8 +23,7 @@ from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing
-from ropepatch.training.recipe import Recipe, refuse_map
-from ropepatch.training.recipe_sections import map_of
+from ropepatch.training.recipe import Recipe, map_of, refuse_map
 
 EXTRA = 'pip install "ropepatch[train]"'
 

@@ -24,7 +24,7 @@ from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.positions import PositionSampling, row_positions
-from ropepatch.training.recipe_sections import Data
+from ropepatch.training.recipe import Data
 
 logger = logging.getLogger(__name__)
 

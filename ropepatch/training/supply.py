@@ -19,8 +19,7 @@ from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.settings import seed_of
-from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import SELF, Generated
+from ropepatch.training.recipe import SELF, Generated, Recipe
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 from ropepatch.training.self_written import self_written
 

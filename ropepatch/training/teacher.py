@@ -15,7 +15,7 @@ from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
 from ropepatch.training.loss import LABELS, linear_head
-from ropepatch.training.recipe_sections import Distil
+from ropepatch.training.recipe import Distil
 
 UNKNOWN: Any = object()
 

@@ -39,7 +39,7 @@ from ropepatch.training.adapter import (
     load_adapter,
     plan_of_record,
 )
-from ropepatch.training.recipe_sections import Watch
+from ropepatch.training.recipe import Watch
 from ropepatch.training.rows import held_out
 from ropepatch.training.trainer import HISTORY
 from ropepatch.training.watching import Watcher

@@ -19,7 +19,7 @@ from run_recipes import small_recipe, write_recipe, write_recipe_and_suite
 
 import ropepatch
 from ropepatch.model.source import TINY
-from ropepatch.training.recipe_sections import Data, Distil, Generated
+from ropepatch.training.recipe import Data, Distil, Generated
 
 VOLATILE = {"seconds", "minutes", "date"}
 

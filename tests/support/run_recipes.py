@@ -14,8 +14,7 @@ from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
 from ropepatch.training import adaptation
-from ropepatch.training.recipe import Recipe
-from ropepatch.training.recipe_sections import Data, Generated, Lora, Watch
+from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
 
 STEPS = 6
 SUITE = """

@@ -40,8 +40,7 @@ from ropepatch.model.source import TINY, find_source
 from ropepatch.training import trainer
 from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
-from ropepatch.training.recipe import read_recipe
-from ropepatch.training.recipe_sections import Lora, Watch
+from ropepatch.training.recipe import Lora, Watch, read_recipe
 from ropepatch.training.trainer import LongContextTrainer
 
 LORA, TRAINED = Lora(r=4), 256
@@ -425,7 +424,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
 TWO = """
 import sys
 from run_recipes import small_recipe
-from ropepatch.training.recipe_sections import Lora
+from ropepatch.training.recipe import Lora
 import ropepatch
 from ropepatch.training.adaptation import adapt, merged_model
 adapt(ropepatch.plan("tiny", to=512, method="yarn"), small_recipe(lora=Lora(r=4)), sys.argv[1])

@@ -27,7 +27,7 @@ from ropepatch.training.forecast import (
     published_config,
 )
 from ropepatch.training.preparation import Weights, prepare
-from ropepatch.training.recipe_sections import Data, Distil, Generated, Lora, Watch
+from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.run import Run
 
 PLAN = ropepatch.plan("tiny", to=512)

@@ -22,7 +22,7 @@ from ropepatch.data.tokens import Reading, TokenStore, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
-from ropepatch.training.recipe_sections import Data, Generated
+from ropepatch.training.recipe import Data, Generated
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 
 LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]

@@ -15,7 +15,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.training import self_written as module
 from ropepatch.training.adaptation import adapt
-from ropepatch.training.recipe_sections import Data, Distil, Generated, Watch
+from ropepatch.training.recipe import Data, Distil, Generated, Watch
 from ropepatch.training.self_written import generated, self_written
 
 

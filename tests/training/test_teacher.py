@@ -28,8 +28,7 @@ from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.preparation import prepare
-from ropepatch.training.recipe import read_recipe
-from ropepatch.training.recipe_sections import Data, Distil, Generated, Lora
+from ropepatch.training.recipe import Data, Distil, Generated, Lora, read_recipe
 from ropepatch.training.run import Run
 from ropepatch.training.teacher import Teacher
 from ropepatch.training.trained_frequencies import train_frequencies

@@ -31,8 +31,7 @@ from ropepatch.pipeline.results import Results
 from ropepatch.scaling.file import write_scaling
 from ropepatch.training import adaptation
 from ropepatch.training.adaptation import adapt
-from ropepatch.training.recipe import read_recipe
-from ropepatch.training.recipe_sections import Data, FrequencyTraining, Lora
+from ropepatch.training.recipe import Data, FrequencyTraining, Lora, read_recipe
 from ropepatch.training.supply import RecipeReader
 from ropepatch.training.trained_frequencies import FILE, TrainedRope, frozen, train_frequencies
 

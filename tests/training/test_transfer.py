@@ -19,7 +19,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.training.adaptation import adapt
-from ropepatch.training.recipe_sections import Lora
+from ropepatch.training.recipe import Lora
 from ropepatch.training.transfer import transfer
 
 ROPE = {"rope_type": "default", "rope_theta": 5e5}

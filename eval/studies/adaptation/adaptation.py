@@ -33,8 +33,7 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.training.recipe import Recipe, read_recipe
-from ropepatch.training.recipe_sections import Data, FrequencyTraining, Watch
+from ropepatch.training.recipe import Data, FrequencyTraining, Recipe, Watch, read_recipe
 from ropepatch.training.supply import RecipeReader
 
 TARGET, TRAINED = 2048, 256
