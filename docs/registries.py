@@ -21,7 +21,7 @@ from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import make_scaling
 from ropepatch.settings import meanings
 from ropepatch.settings.shipped import RECIPES, find_shipped
-from ropepatch.training import recipe_sections as sections
+from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate
 from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import Recipe, read_recipe
