@@ -101,11 +101,7 @@ def map_changes(
 
 
 def check_holds_map(survey: Survey) -> None:
-    """Refuse a model with which a map can be used in memory, but not saved.
-
-    Raises:
-        RopepatchError: With the reason.
-    """
+    """Refuse a model with which a map can be used in memory, but not saved."""
     reasons = {
         "its language model is a part of it": survey.section is not None,
         "its weights are quantised, and the result could not be compared": "quantization_config"
@@ -131,11 +127,7 @@ def other_code(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
-    """Refuse what `other_code` finds in a source, whose config.json is written anew.
-
-    Raises:
-        RopepatchError: With the file.
-    """
+    """Refuse what `other_code` finds in a source, whose config.json is written anew."""
     for name in other_code(folder, names):
         raise RopepatchError(
             f"{name} brings code of others, which trust_remote_code=True would run too",
@@ -157,22 +149,13 @@ def read_without_ropepatch(folder: Path, ids: Tensor, positions: Tensor) -> dict
 
     Returns:
         The `logits`, and the `inv_freq` of its rotary module.
-
-    Raises:
-        RopepatchError: If transformers does not load or run it.
     """
     with tempfile.TemporaryDirectory(prefix="ropepatch-") as scratch:
-        asked, answer = Path(scratch) / "asked.safetensors", Path(scratch) / "answer.safetensors"
-        save_file({"ids": ids, "positions": positions.contiguous()}, asked)
+        inputs, outputs = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"
+        save_file({"ids": ids, "positions": positions.contiguous()}, inputs)
         environment = os.environ | {"HF_MODULES_CACHE": f"{scratch}/modules", "HF_HUB_OFFLINE": "1"}
-        command = [
-            sys.executable,
-            "-P",
-            str(HERE / "reading_mapped.py"),
-            str(folder),
-            str(asked),
-            str(answer),
-        ]
+        script = HERE / "reading_mapped.py"
+        command = [sys.executable, "-P", *map(str, (script, folder, inputs, outputs))]
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
@@ -182,7 +165,7 @@ def read_without_ropepatch(folder: Path, ids: Tensor, positions: Tensor) -> dict
                 f"transformers cannot run what was written: {last[:300]}",
                 hint="nothing was kept; please report the model type and the method",
             )
-        return load_file(answer)
+        return load_file(outputs)
 
 
 def _classes(model_type: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ropepatch.attention import MAPS, AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
@@ -44,10 +44,6 @@ from ropepatch.settings import Length
 ADAPTER = "adapter_config.json"
 
 logger = logging.getLogger("ropepatch")
-
-
-class ABSENT:
-    """Stands for a configuration value that was not there; a class, which copies and pickles as itself."""
 
 
 class ScaledRope(RotarySubstitute):
@@ -112,11 +108,7 @@ class Patch(Substitution[ScaledRope]):
 
     @property
     def plan(self) -> Plan:
-        """The plan in force.
-
-        Raises:
-            RopepatchError: If the patch has been removed.
-        """
+        """The plan in force."""
         return self._active().plan
 
     def set_length(self, length: int) -> None:
@@ -132,8 +124,7 @@ class Patch(Substitution[ScaledRope]):
             changes = _config_of(rope.plan, _checked(length))
             scales = _softmax_of(self.model, changes)
             rope.configs.ours.update(changes)
-            _set_config(text_config(self.model.config), changes)
-            _set_softmax(self.model, scales)
+            _set(self.model, changes, scales)
             rope.hold(length)
 
     def record(self, folder: str | Path) -> None:
@@ -162,7 +153,7 @@ class Patch(Substitution[ScaledRope]):
 
     def _undo(self) -> None:
         rope = self._substitute
-        _set_softmax(self.model, rope.softmax)
+        _set(self.model, {}, rope.softmax)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
     def _active(self) -> ScaledRope:
@@ -293,8 +284,7 @@ def _scaled(base: PreTrainedModel, path: str, plan: Plan, length: int) -> Patch:
     rope = ScaledRope(stock, plan, length, softmax)
     rope.train(stock.training)
     with own_configs(base, *changes) as rope.configs:
-        _set_config(text_config(base.config), changes)
-    _set_softmax(base, scales)
+        _set(base, changes, scales)
     base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
     return Patch(base, path, rope)
@@ -351,25 +341,10 @@ def _softmax_of(model: PreTrainedModel, changes: dict[str, Any]) -> dict[str, fl
     return softmax_scales(model.config, ropes, type(model)) if pair else {}
 
 
-def _set_softmax(model: PreTrainedModel, scales: dict[str, float]) -> None:
-    for name, scale in scales.items():
+def _set(model: PreTrainedModel, config: dict[str, Any], softmax: dict[str, float]) -> None:
+    """Set values of the text model's configuration, and softmax scales by the names of their modules."""
+    for key, value in config.items():
+        setattr(text_config(model.config), key, value)
+    for name, scale in softmax.items():
         module: Any = model.get_submodule(name)
         module.scaling = scale
-
-
-def _set_config(config: PreTrainedConfig, values: dict[str, Any]) -> None:
-    """Set all values or, where one is refused, none."""
-    before = {key: getattr(config, key, ABSENT) for key in values}
-    try:
-        _assign(config, values)
-    except BaseException:
-        _assign(config, before)
-        raise
-
-
-def _assign(config: PreTrainedConfig, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if value is not ABSENT:
-            setattr(config, key, value)
-        elif hasattr(config, key):
-            delattr(config, key)

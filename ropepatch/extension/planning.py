@@ -18,9 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.attention import MAPS, AttentionMap, make_map
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.config_changes import changed, find_changes
+from ropepatch.extension.config_changes import SavedRope, changed, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
-from ropepatch.extension.forms import SavedRope
 from ropepatch.extension.map_code import map_changes
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
@@ -170,7 +169,7 @@ class Plan:
         return json_text(self.to_dict())
 
     def __str__(self) -> str:
-        return plan_text(self.to_dict())
+        return plan_text(self)
 
     def __repr__(self) -> str:
         names = "model", "revision", "model_type", "rope", "method", "target", "site", "section", "warnings"

@@ -9,13 +9,13 @@ import sys
 from typing import Any
 
 
-def main(folder: str, asked: str, answer: str) -> None:
-    """Write the logits [1, T, V] of the tokens that were asked for, and the frequencies.
+def main(folder: str, inputs_file: str, outputs_file: str) -> None:
+    """Write the logits [1, T, V] of the given tokens, and the frequencies.
 
     Args:
         folder: The checkpoint.
-        asked: Holds `ids` and `positions`, [1, T].
-        answer: The file to write.
+        inputs_file: Holds `ids` and `positions`, [1, T].
+        outputs_file: The file to write.
     """
     sys.modules["ropepatch"] = None  # type: ignore[assignment]  # an import of it fails now
 
@@ -27,13 +27,17 @@ def main(folder: str, asked: str, answer: str) -> None:
     model: Any = load(
         folder, trust_remote_code=True, local_files_only=True, use_safetensors=True, dtype="float32"
     )
-    told = load_file(asked)
+    inputs = load_file(inputs_file)
     # The mask is explicit because jumps in the positions would be taken for packed documents.
-    mask = torch.ones_like(told["ids"])
+    mask = torch.ones_like(inputs["ids"])
     with torch.inference_mode():
-        out = model.eval()(told["ids"], position_ids=told["positions"], attention_mask=mask, use_cache=False)
+        out = model.eval()(
+            inputs["ids"], position_ids=inputs["positions"], attention_mask=mask, use_cache=False
+        )
     tables = {name.rpartition(".")[2]: table for name, table in model.named_buffers() if "inv_freq" in name}
-    save_file({"logits": out.logits.float().contiguous()} | {k: v.clone() for k, v in tables.items()}, answer)
+    save_file(
+        {"logits": out.logits.float().contiguous()} | {k: v.clone() for k, v in tables.items()}, outputs_file
+    )
 
 
 if __name__ == "__main__":

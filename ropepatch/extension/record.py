@@ -308,11 +308,7 @@ class Record(Part):
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Record:
-        """The record that a file holds.
-
-        Raises:
-            RopepatchError: With the first key that is missing, or holds something else.
-        """
+        """The record that a file holds."""
         if "needs_ropepatch" in content:
             raise RopepatchError(
                 f"{FILE} is of a checkpoint whose position encoding is swapped, not of an extension",
@@ -340,11 +336,7 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Record:
-    """The record of a checkpoint or an adapter.
-
-    Raises:
-        RopepatchError: If there is none, or it is damaged; with the key.
-    """
+    """The record of a checkpoint or an adapter."""
     return Record.parse(read_json(folder / FILE))
 
 
@@ -355,12 +347,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def amend(folder: Path, **changes: Any) -> Record:
-    """Change some keys of the record of a folder, or leave those out that are None; the others stay.
-
-    Raises:
-        RopepatchError: If there is no record, it is damaged, or a value is not what the key must hold; the
-            file is as it was then.
-    """
+    """Change some keys of the record of a folder, or leave those out that are None; the others stay."""
     record = read(folder).amended(**changes)
     write(folder, record)
     return record

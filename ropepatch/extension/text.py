@@ -4,116 +4,108 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from ropepatch.attention import MAPS, make_map
+from ropepatch.attention import AttentionMap
 from ropepatch.errors import printable
 from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.scaling.bands import bands
-from ropepatch.scaling.rope import Rope
+
+if TYPE_CHECKING:
+    from ropepatch.extension.planning import Plan
 
 WIDTH = 80
 ENDS = 1 << 20  # keys at each end of a band: its extremes are there, or come again within a chunk
-PlanRecord = Mapping[str, Any]  # what `Plan.to_dict` gives and ropepatch.json holds
 
 
 @float32_on_cpu()
-def plan_text(record: PlanRecord) -> str:
+def plan_text(plan: Plan) -> str:
     """A plan as aligned plain text, without a trailing newline."""
     out = io.StringIO()
     plain: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
     console = Console(file=out, width=WIDTH, force_jupyter=False, **plain)  # or a notebook displays it all
-    rope = _rope_before(record)
-    revision = f" at {record['revision']}" if record["revision"] else ""
+    method, window, layers = plan.method, plan.rope.original_max_position_embeddings, plan.site.layer_type
+    revision = f" at {plan.revision}" if plan.revision else ""
     console.print(
-        f"{printable(record['model'])}{revision} ({printable(record['model_type'])}): "
-        f"{rope.original_max_position_embeddings} -> {record['target']} tokens",
+        f"{printable(plan.model)}{revision} ({printable(plan.model_type)}): {window} -> {plan.target} tokens",
         soft_wrap=True,  # a path, to copy
     )
     parameters = "".join(
-        f", {key}={_short(value)}" for key, value in record["parameters"].items() if value is not None
+        f", {key}={_short(value)}" for key, value in method.parameters().items() if value is not None
     )
-    console.print(f"{record['method']} ({record['paper']}): factor={record['factor']:g}{parameters}")
-    if record["layer_type"]:
-        console.print(f"scales the rope of the {record['layer_type']} layers; the others keep theirs")
+    console.print(f"{method.name} ({method.paper}): factor={plan.scaling.factor:g}{parameters}")
+    if layers:
+        console.print(f"scales the rope of the {layers} layers; the others keep theirs")
     console.print()
-    if record["method"] in MAPS:
-        console.print(_distance_table(record))
-        console.print(_reach(record))
+    if plan.distances:
+        console.print(_distance_table(plan.distances, plan.target))
+        reach = plan.distances.reach(window)
+        length = "whatever the length" if reach is None else f"up to {reach} tokens"
+        console.print(f"no distance leaves the {window} that were trained, {length}")
     else:
-        console.print(_band_table(rope, record))
-        before, a = rope.carried_attention_factor, record["attention_factor"]
+        console.print(_band_table(plan))
+        before, a = plan.rope.carried_attention_factor, plan.frequencies().attention_factor
         console.print(f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})")
     console.print()
-    if record["config_changes"]:
+    if plan.savable:
         console.print("config.json")
-        console.print(_change_table(record))
-        basis = "" if record["model_type"] in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
+        console.print(_grid(("", "", ""), _changes(plan)))
+        basis = "" if plan.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
         console.print(f"engines and the rope type they read{basis}")
-        console.print(_engine_table(record))
-    for warning in record["warnings"]:
+        kind = plan.distances.name if plan.distances else plan.rope_parameters["rope_type"]
+        rows = ((f"  {engine.engine}", engine.reads, kind, engine.note) for engine in plan.engines)
+        console.print(_grid(("", "", "", ""), rows))
+    for warning in plan.warnings:
         console.print(f"warning: {printable(warning)}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
 
 
-def _rope_before(record: PlanRecord) -> Rope:
-    carried = tuple(record["inv_freq_before"]) if record["already_scaled"] else None
-    window = record["original_max_position_embeddings"]
-    a = record["attention_factor_before"]
-    return Rope(record["rotary_dim"], record["rope_theta"], window, carried, a)
-
-
-def _rope_parameters(record: PlanRecord, values: str) -> dict[str, Any]:
-    """Those of the layers that are scaled, of `config_before` or `config_changes`."""
-    flat: dict[str, Any] = record[values]["rope_parameters"]
-    return flat if record["layer_type"] is None else flat[record["layer_type"]]
-
-
-def _grid(*headers: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(any(headers)))
+def _grid(headers: Iterable[str], rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:
+    headers = list(headers)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
     for place, header in enumerate(headers):
         justify: Any = "right" if header in right else "left"
         table.add_column(header, justify=justify, overflow="fold", no_wrap=place == 0)  # a name, to copy
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _band_table(rope: Rope, record: PlanRecord) -> Table:
-    numbers = "wavelength (tokens)", f"rotations in {rope.original_max_position_embeddings}", "divided by"
-    table = _grid("pairs", "", *numbers, right=numbers)
-    for band in bands(rope, torch.tensor(record["inv_freq"], dtype=torch.float32), record["factor"]):
-        pairs = f"{band.first}" if band.first == band.last else f"{band.first} to {band.last}"
-        table.add_row(pairs, band.fate, _span(band.wavelength), _span(band.rotations), _span(band.divisor))
-    return table
+def _band_table(plan: Plan) -> Table:
+    window = plan.rope.original_max_position_embeddings
+    numbers = "wavelength (tokens)", f"rotations in {window}", "divided by"
+    rows = (
+        (
+            f"{band.first}" if band.first == band.last else f"{band.first} to {band.last}",
+            band.fate,
+            *map(_span, (band.wavelength, band.rotations, band.divisor)),
+        )
+        for band in bands(plan.rope, plan.frequencies().inv_freq, plan.scaling.factor)
+    )
+    return _grid(("pairs", "", *numbers), rows, numbers)
 
 
-def _distance_table(record: PlanRecord) -> Table:
+def _distance_table(distances: AttentionMap, target: int) -> Table:
     """What the last token sees, one row for each band of a map."""
-    last = torch.tensor([record["target"] - 1])
-    headers = "keys at a distance of", "are read at"
-    table = _grid(*headers, right=headers)
-    for band in make_map(record["method"], **record["parameters"]).bands():
+    last, rows = torch.tensor([target - 1]), []
+    for band in distances.bands():
         begin, end = int(band.begin(last).clamp(min=0)), int(band.end(last))
         if begin < end:
             stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
             keys = torch.cat([torch.arange(*stretch) for stretch in stretches])
             read = (band.query(last)[:, None] - band.key(keys)).double()
-            true = float(last - end + 1), float(last - begin)
-            table.add_row(*map(_span, (true, (float(read.min()), float(read.max())))))
-    return table
-
-
-def _reach(record: PlanRecord) -> str:
-    window = record["original_max_position_embeddings"]
-    reach = make_map(record["method"], **record["parameters"]).reach(window)
-    length = "whatever the length" if reach is None else f"up to {reach} tokens"
-    return f"no distance leaves the {window} that were trained, {length}"
+            rows.append(
+                map(_span, ((target - end, target - 1 - begin), (float(read.min()), float(read.max()))))
+            )
+    headers = "keys at a distance of", "are read at"
+    return _grid(headers, rows, headers)
 
 
 def _span(ends: tuple[float, float]) -> str:
@@ -121,29 +113,17 @@ def _span(ends: tuple[float, float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _change_table(record: PlanRecord) -> Table:
+def _changes(plan: Plan) -> Iterable[tuple[str, ...]]:
     """One row per value that changes; the older keys repeat rope_parameters and are only named."""
-    table = _grid("", "", "")
-    before, changes = record["config_before"], record["config_changes"]
+    before, changes = plan.before, plan.changes
     for key in (key for key in changes if key not in LEGACY_KEYS and key != "rope_parameters"):
-        table.add_row(f"  {key}", _short(before.get(key, "absent")), f"-> {_short(changes[key])}")
-    old, new = (_rope_parameters(record, values) for values in ("config_before", "config_changes"))
+        yield f"  {key}", _short(before.get(key, "absent")), f"-> {_short(changes[key])}"
+    old, new = plan.site.of(before["rope_parameters"]), plan.rope_parameters
     for key in [*new, *(key for key in old if key not in new)]:
         row = _short(old.get(key, "absent")), f"-> {_short(new.get(key, 'absent'))}"
-        name = f"  rope_parameters.{printable(key)}"
-        table.add_row(name, *(row if old.get(key) != new.get(key) else row[:1]))
+        yield f"  rope_parameters.{printable(key)}", *(row if old.get(key) != new.get(key) else row[:1])
     if legacy := [key for key in changes if key in LEGACY_KEYS]:
-        table.add_row(f"  {', '.join(legacy)}", "the same, for older readers")
-    return table
-
-
-def _engine_table(record: PlanRecord) -> Table:
-    table = _grid("", "", "", "")
-    kind = _rope_parameters(record, "config_changes")["rope_type"]
-    kind = record["method"] if record["method"] in MAPS else kind
-    for engine in record["engines"]:
-        table.add_row(f"  {engine['engine']}", engine["reads"], kind, engine["note"])
-    return table
+        yield f"  {', '.join(legacy)}", "the same, for older readers"
 
 
 def _short(value: Any) -> str:

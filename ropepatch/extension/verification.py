@@ -38,9 +38,6 @@ def verify(written: Checkpoint, source: Checkpoint, plan: Plan, num_bytes: int) 
         source: The checkpoint it was made from.
         plan: What it should compute.
         num_bytes: The size of its weights; logits are compared where they fit into memory.
-
-    Raises:
-        RopepatchError: If anything differs.
     """
     check_frequencies(written, plan)
     if "quantization_config" in written.raw:
@@ -54,11 +51,7 @@ def verify(written: Checkpoint, source: Checkpoint, plan: Plan, num_bytes: int) 
 
 
 def verify_trained(written: Checkpoint, model: Any, plan: Plan) -> Verdict:
-    """Reload a written checkpoint with stock transformers and compare it with the patched model in memory.
-
-    Raises:
-        RopepatchError: If anything differs.
-    """
+    """Reload a written checkpoint with stock transformers and compare it with the patched model in memory."""
     check_frequencies(written, plan)
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
         return _uncompared("the weights do not fit into memory twice")
@@ -75,10 +68,6 @@ def read_mapped(source: Checkpoint, plan: Plan, num_bytes: int) -> tuple[Plan, T
 
     Returns:
         The plan, which then names the layers that turn where not all do; and the logits to be expected.
-
-    Raises:
-        RopepatchError: If the model cannot have the map, or does not fit into memory: what no comparison
-            has proven is not written.
     """
     assert plan.distances is not None
     if (needed := 2 * num_bytes) > available_bytes():
@@ -90,9 +79,7 @@ def read_mapped(source: Checkpoint, plan: Plan, num_bytes: int) -> tuple[Plan, T
     model = load_model(source, dtype=torch.float32)
     try:
         patch(model, plan)
-    except (
-        RopepatchError
-    ):  # where its attention is probed a NaN looks like an attention that cannot be mapped
+    except RopepatchError:  # to the probe of attention a NaN looks like one that cannot be mapped
         check_finite(model, source.folder.name)
         raise
     changes = map_changes(plan.survey, plan.distances, plan.target, mapped_layers(model))
@@ -107,9 +94,6 @@ def verify_mapped(written: Checkpoint, expected: Tensor, plan: Plan) -> Verdict:
         written: The folder to judge, whose code is what we have just put there.
         expected: The logits of the patched source.
         plan: What it should compute.
-
-    Raises:
-        RopepatchError: If anything differs.
     """
     read = read_without_ropepatch(written.folder, *probe(plan.survey.config.vocab_size, plan.target))
     planned = plan.frequencies().inv_freq
@@ -118,8 +102,7 @@ def verify_mapped(written: Checkpoint, expected: Tensor, plan: Plan) -> Verdict:
     difference = (read["logits"] - expected).abs().max().item()
     if not difference <= MAP_TOLERANCE * expected.abs().max().item():
         raise _differs("logits", difference)
-    logits = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
+    return _equal(difference)
 
 
 def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
@@ -137,6 +120,11 @@ def check_frequencies(written: Checkpoint, plan: Plan) -> None:
         raise _differs("frequencies for the other layers", float("nan"))
 
 
+def _equal(difference: float) -> Verdict:
+    logits = "equal" if difference == 0 else f"within {difference:.1e}"
+    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
+
+
 def _uncompared(reason: str) -> Verdict:
     return Verdict(frequencies="equal", logits=f"not compared: {reason}", compared=False, difference=None)
 
@@ -147,8 +135,7 @@ def _compare(patched: Tensor, written: Checkpoint, plan: Plan) -> Verdict:
     dynamic = plan.rope_parameters["rope_type"] == "dynamic"
     if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):
         raise _differs("logits", difference)
-    logits = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
+    return _equal(difference)
 
 
 def probe(vocabulary: int, target: int) -> tuple[Tensor, Tensor]:
@@ -159,11 +146,7 @@ def probe(vocabulary: int, target: int) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
-    """The logits of random tokens spread evenly over the target: [1, T, V] float32.
-
-    Raises:
-        RopepatchError: If one is NaN or infinite; with the tensor that is to blame, if any.
-    """
+    """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
     ids, positions = probe(text_config(model.config).vocab_size, target)
     # The mask is explicit because jumps in the positions would be taken for packed documents.
     with stock_code(f"run {name}"):

@@ -109,11 +109,7 @@ def extend(
 
 
 def check_savable(plan: Plan) -> None:
-    """Refuse a plan whose method no checkpoint can hold.
-
-    Raises:
-        RopepatchError: With the method that can be saved in its place.
-    """
+    """Refuse a plan whose method no checkpoint can hold."""
     if plan.distances is not None:
         check_holds_map(plan.survey)
     if not plan.savable:
@@ -135,21 +131,13 @@ def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool =
 
 
 def check_room(weights: Weights, place: Path) -> None:
-    """Refuse a disk that has no room for a copy of weights in a folder, which need not exist yet.
-
-    Raises:
-        RopepatchError: With both sizes.
-    """
+    """Refuse a disk that has no room for a copy of weights in a folder, which need not exist yet."""
     there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
     check_space("the copy", there, weights.num_bytes, hint=NO_ROOM)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> None:
-    """Refuse weights that are not those of a model, which may be on the meta device.
-
-    Raises:
-        RopepatchError: If no name agrees, one tensor has another shape, or one is missing.
-    """
+    """Refuse weights that are not those of a model, which may be on the meta device."""
     configs = model.config, text_config(model.config)
     tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
     shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
@@ -172,9 +160,6 @@ def save_trained(
         out: The folder to make; it must not exist.
         record: Further keys of the record.
         enclose: Called with the folder before it takes its name, to put more into it.
-
-    Raises:
-        RopepatchError: If the folder exists or cannot be written, or the result differs from the model.
     """
     folder = absent(out)
     source = source_of(plan, beside=folder)
@@ -199,12 +184,7 @@ def save_trained(
 
 
 def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Checkpoint:
-    """The checkpoint that a plan was made from.
-
-    Raises:
-        RopepatchError: If it is gone, the plan is of a model with code of its own, or the folder ``beside``
-            it lies within it.
-    """
+    """The checkpoint that a plan was made from."""
     if plan.survey.own_config is not None:
         raise RopepatchError(
             f"{plan.model} has code of its own, and stock transformers loads no checkpoint of it",
@@ -218,12 +198,7 @@ def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Check
 
 
 def origin_of(source: Checkpoint) -> dict[str, Any]:
-    """Of the record of a checkpoint, the keys that tell of the one it is made from: `base` and `earlier`.
-
-    Raises:
-        RopepatchError: If its own record is damaged, one of the files that are written anew is a link that
-            leads out of it, or there is an adapter beside the model.
-    """
+    """Of the record of a checkpoint, the keys that tell of the one it is made from: `base` and `earlier`."""
     if (source.folder / "adapter_config.json").exists():
         raise RopepatchError(
             f"{source.name} holds a PEFT adapter beside a model, and stock transformers would apply it",
@@ -236,31 +211,19 @@ def origin_of(source: Checkpoint) -> dict[str, Any]:
 
 
 def copy_small_files(source: Path, partial: Path) -> None:
-    """Carry over what is neither weights nor written anew.
-
-    Raises:
-        RopepatchError: If one is a link that leads out of the source.
-    """
+    """Carry over what is neither weights nor written anew."""
     copy_files(small_files(source), partial)
 
 
 def small_files(source: Path) -> dict[str, Path]:
-    """The files of a checkpoint that are carried over as they are, by their paths in it.
-
-    Raises:
-        RopepatchError: If one is a link that leads out of it, or no regular file.
-    """
+    """The files of a checkpoint that are carried over as they are, by their paths in it."""
     files = [file for file in sorted(source.iterdir()) if is_carried(file.name) and file.name not in WRITTEN]
     files += sorted(source.glob(f"{TEMPLATES}/*.jinja"))
     return _checked({file.relative_to(source).as_posix(): file for file in files}, source)
 
 
 def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """What a user wants carried over beside a checkpoint, by the paths in it.
-
-    Raises:
-        RopepatchError: A pattern names nothing that may be carried over, or a link that leads out of it.
-    """
+    """What a user wants carried over beside a checkpoint, by the paths in it."""
     weights = {file.name for file in source.iterdir() if _is_weights(file)}
     return _checked(included(source, patterns, but=WRITTEN | weights), source)
 

@@ -11,7 +11,7 @@ from oldest import OLDEST
 from stock_ropes import stock_table
 from transformers import LlamaConfig
 
-from ropepatch.extension.forms import SavedRope, saved_ropes
+from ropepatch.extension.config_changes import SavedRope, saved_ropes
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import STOPPED, Frequencies, Rope
 
