@@ -196,11 +196,7 @@ def begin(
     until: float = math.inf,
     advance: Advance = lambda done, total: None,
 ) -> FitState:
-    """The state before the first step; `screened` says what `until` and `advance` are.
-
-    Raises:
-        RopepatchError: An unknown method among those that are named, or no loss that is finite.
-    """
+    """The state before the first step; `screened` says what `until` and `advance` are."""
     methods = starts_of(train, settings)
     starts = dict(methods)
     if settings.init == "auto":

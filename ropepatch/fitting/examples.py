@@ -23,20 +23,12 @@ TALES = 200  # that tiny learns from
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Windows, all of one length, and the name of the text they are from.
+    """Windows, all of one length, and the name of the text they are from."""
 
-    Args:
-        train: What the fit learns from.
-        validation: What its vectors are compared on.
-        test: What is read once, at the end.
-        sources: Of each test window the index of the document in which it begins.
-        text: The name of the source.
-    """
-
-    train: Sequence[Tensor]
-    validation: Sequence[Tensor]
-    test: Sequence[Tensor]
-    sources: Sequence[int]
+    train: Sequence[Tensor]  # what the fit learns from
+    validation: Sequence[Tensor]  # what its vectors are compared on
+    test: Sequence[Tensor]  # what is read once, at the end
+    sources: Sequence[int]  # of each test window the index of the document in which it begins
     text: str
 
     @property
@@ -50,11 +42,7 @@ class Splits:
         return digest(self.windows)
 
     def check_ids(self, vocabulary: int) -> None:
-        """Refuse token ids that a model does not have.
-
-        Raises:
-            RopepatchError: With the first.
-        """
+        """Refuse token ids that a model does not have."""
         for ids in self.windows:
             if ids.min() < 0 or ids.max() >= vocabulary:
                 raise RopepatchError(
@@ -72,18 +60,9 @@ def read_splits(
     length: int,
     spare: int,
 ) -> Splits:
-    """Windows cut from a text, joined as `ropepatch.data.texts.cut_windows` joins it; or tales of tiny.
+    """Windows cut from a text, joined as `ropepatch.data.texts.cut_windows` joins it; without one tales.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        text: A file, a folder, a `datasets` id or a saved set; None for tales.
-        field: The column or key of a document's text.
-        split: The split of a `datasets` id or a saved set.
-        length: Tokens of a window.
-        spare: Leave out the windows that a perplexity task with so many would read.
-
-    Raises:
-        RopepatchError: No such text, or too little of it.
+    With ``spare`` the windows are left out that a perplexity task with so many would read.
     """
     if text is None:
         narrator = Narrator(tokenizer)

@@ -45,15 +45,10 @@ STARTING = 3  # of a budget of time, one part in so many goes to the starts
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted scaling, how it was found, and how sure it is that it is better.
+    """A fitted scaling, how it was found, and how sure it is that it is better."""
 
-    Args:
-        plan: The scaling on the model it was fitted on; what `ropepatch.patch` and `extend` take.
-        record: How it was found, JSON-ready.
-    """
-
-    plan: Plan
-    record: dict[str, Any]
+    plan: Plan  # the scaling on the model it was fitted on; what `ropepatch.patch` and `extend` take
+    record: dict[str, Any]  # how it was found, JSON-ready
 
     @property
     def scaling(self) -> CustomDivisors:
@@ -61,11 +56,7 @@ class Fitted:
         return cast("CustomDivisors", self.plan.scaling)
 
     def save(self, file: str | Path) -> Path:
-        """Write the small JSON that every command takes for a method.
-
-        Raises:
-            RopepatchError: If the file exists or cannot be written.
-        """
+        """Write the small JSON that every command takes for a method."""
         plan = self.plan
         return write_scaling(file, plan.scaling, plan.rope, plan.target, fit=self.record)
 
@@ -285,11 +276,7 @@ def _late(end: float) -> bool:
 
 
 def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
-    """The state of a fit that a work folder keeps; empty where it keeps none.
-
-    Raises:
-        RopepatchError: It keeps another fit, or cannot be read.
-    """
+    """The state of a fit that a work folder keeps; empty where it keeps none."""
     if work is None or not (file := work / STATE).exists():
         return {}
     hint = "remove it, or choose another --out"

@@ -37,12 +37,7 @@ class LearnableRope(RotarySubstitute):
 
     The stock class does the work in its own layout and precision, as in
     `ropepatch.extension.patching.ScaledRope`; its `inv_freq` and `attention_scaling` are computed
-    from `vector` at every call.
-
-    Args:
-        stock: The model's rotary module.
-        site: Where it stands.
-        rope: Its rope, whose frequencies the divisors divide.
+    from `vector` at every call, whose divisors divide the frequencies of the rope.
     """
 
     inv_freq: Tensor
@@ -80,14 +75,9 @@ def learnable(model: PreTrainedModel, survey: Survey) -> Iterator[LearnableRope]
 
 
 class FitLoss:
-    """The weighted mean loss over windows, in nats per token, as a function of a vector.
+    """The weighted mean loss over windows of one length, in nats per token, as a function of a vector.
 
-    Args:
-        model: The model, its weights frozen.
-        module: The rotary module in it.
-        rope: The rope of the model.
-        windows: The windows, all of one length.
-        short: The weight of a token within the trained context, against 1 beyond it.
+    ``short`` is the weight of a token within the trained context, against 1 beyond it.
 
     Attributes:
         ids: [N, T] int64.

@@ -28,15 +28,10 @@ LARGEST = 12.0
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """The logarithms of a divisor per rotary pair and of an attention factor.
+    """The logarithms of a divisor per rotary pair and of an attention factor, float32."""
 
-    Args:
-        log_divisors: ln(theta_i / theta'_i), float32 [P], fastest pair first.
-        log_attention: ln a, float32 [].
-    """
-
-    log_divisors: Tensor
-    log_attention: Tensor
+    log_divisors: Tensor  # ln(theta_i / theta'_i) [P], fastest pair first
+    log_attention: Tensor  # ln a, []
 
     @classmethod
     def of(cls, frequencies: Frequencies, rope: Rope) -> Vector:
@@ -66,11 +61,7 @@ class Vector:
         return Vector(divisors, self.log_attention)
 
     def scaling(self, factor: float) -> CustomDivisors:
-        """The method that says the same, to 8 digits.
-
-        Args:
-            factor: s, the target over the original window.
-        """
+        """The method that says the same, to 8 digits, at s, the target over the original window."""
         ratios, a = self.log_divisors.detach().double().exp(), math.exp(self.log_attention.item())
         return CustomDivisors.rounded(ratios, a, factor=factor, digits=8)
 
@@ -87,11 +78,7 @@ def published(rope: Rope, factor: float) -> dict[str, Vector]:
 
 
 def named(name: str, rope: Rope, factor: float) -> Vector:
-    """The vector of one method.
-
-    Raises:
-        RopepatchError: No such method, or one that cannot be the start of a static vector.
-    """
+    """The vector of one method."""
     if name in MAPS:
         raise RopepatchError(
             f"{name} is an attention map: it has no frequencies to start from", hint="--init auto"

@@ -60,12 +60,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Adapted:
-    """The outcome of `adapt`.
-
-    Args:
-        folder: The checkpoint, or the adapter.
-        gate: The loss within the old context, before and after.
-    """
+    """The outcome of `adapt`: the checkpoint or the adapter, and the loss within the old context."""
 
     folder: Path
     gate: records.Gate
@@ -279,11 +274,7 @@ def _save(
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
-    """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint.
-
-    Raises:
-        RopepatchError: If merging changes what the model computes.
-    """
+    """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint."""
     model: Any = load_model(source)
     dtype = model.dtype
     if recipe.lora is None:

@@ -40,10 +40,6 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
 
     What is trained is in float32: steps of 2e-5 are lost in bfloat16, which keeps 8 bits. Frozen weights stay
     in the dtype they were loaded in.
-
-    Raises:
-        RopepatchError: If PEFT is missing, the model has none of the target modules, or one of them is its
-            embeddings, which are also its head.
     """
     if lora is None:
         whole: nn.Module = model.float().requires_grad_(True)
@@ -83,13 +79,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
 
 
 def load_in_4_bits(source: Checkpoint, dtype: str, device: torch.device) -> PreTrainedModel:
-    """Load a checkpoint with the weights of its linear layers in NF4, by bitsandbytes (arXiv:2305.14314).
-
-    Args:
-        source: The checkpoint, which is not quantised.
-        dtype: The precision in which it computes.
-        device: Where it goes.
-    """
+    """Load a checkpoint with the weights of its linear layers in NF4, by bitsandbytes (arXiv:2305.14314)."""
     kind = getattr(torch, dtype)
     how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
@@ -219,11 +209,7 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def check_trained_from(record: Record, base: Checkpoint) -> None:
-    """Refuse a checkpoint that is not the one whose adaptation a record tells of.
-
-    Raises:
-        RopepatchError: If its weights are others.
-    """
+    """Refuse a checkpoint that is not the one whose adaptation a record tells of."""
     if base.fingerprint != record.base_weights:
         raise RopepatchError(
             f"{base.name} has other weights than the adapter was trained on",
@@ -232,11 +218,7 @@ def check_trained_from(record: Record, base: Checkpoint) -> None:
 
 
 def plan_of_record(record: Record, model: str | Path, revision: str | None = None) -> Plan:
-    """The plan of a record, for its base or for a sibling of that.
-
-    Raises:
-        RopepatchError: If the model does not allow it.
-    """
+    """The plan of a record, for its base or for a sibling of that."""
     scaling = {"method": record.method, "factor": record.factor} | record.parameters
     return make_plan(model, to=record.target, original=record.original, revision=revision, **scaling)
 

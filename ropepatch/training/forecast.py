@@ -47,19 +47,12 @@ FOUR_BITS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The memory of one process at its peak, in GiB, without what the allocator loses to fragments.
+    """The memory of one process at its peak, in GiB, without what the allocator loses to fragments."""
 
-    Args:
-        weights_gib: The weights, of a process that holds all of them.
-        optimizer_gib: Gradients and both moments of Adam.
-        activations_gib: A forward and backward pass, with the logits of a chunk.
-        evaluation_gib: A forward pass of the longest sequence that is evaluated, with its keys and values.
-    """
-
-    weights_gib: float
-    optimizer_gib: float
-    activations_gib: float
-    evaluation_gib: float
+    weights_gib: float  # of a process that holds all of them
+    optimizer_gib: float  # gradients and both moments of Adam
+    activations_gib: float  # of a forward and backward pass, with the logits of a chunk
+    evaluation_gib: float  # of a forward pass over the longest sequence that is evaluated
 
     @property
     def total_gib(self) -> float:
@@ -84,15 +77,7 @@ def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: in
 
     Frozen weights take 2 bytes in mixed precision, in 4 bits `FOUR_BITS`, else 4; what is trained takes 4,
     its gradient 4 and Adam's moments 8; training all weights in mixed precision also keeps the copies of 2
-    bytes that autocast makes.
-
-    Args:
-        recipe: What is run.
-        config: The configuration of the model's text part.
-        counted: Its weights.
-        dtype: The precision it runs in.
-        window: The old context, in tokens.
-        target: The new context, in tokens.
+    bytes that autocast makes. ``window`` and ``target`` are the old and the new context.
     """
     size, trained = 4 if dtype == FLOAT32 else 2, counted.trained or 0
     if recipe.lora is None:
@@ -184,11 +169,7 @@ class Estimate:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Estimate | None:
-        """That of a recipe; None where the configuration of its model is not known here.
-
-        Raises:
-            RopepatchError: PEFT is missing, or the recipe does not fit that model.
-        """
+        """That of a recipe; None where the configuration of its model is not known here."""
         raw = published_config(recipe.model)
         if raw is None:
             return None
@@ -210,16 +191,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training will do.
+    """What a training will do."""
 
-    Args:
-        content: All of it, JSON-ready; sizes are in bytes.
-        obstacles: Why it cannot run here; nothing where it can.
-        warnings: What the user may not have meant.
-    """
-
-    content: dict[str, Any]
-    obstacles: tuple[RopepatchError, ...]
+    content: dict[str, Any]  # JSON-ready; sizes are in bytes
+    obstacles: tuple[RopepatchError, ...]  # why it cannot run here
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,11 +212,7 @@ class Forecast:
 
 
 def forecast(plan: Plan, recipe: Recipe, out: str | Path, *, processes: int = 1) -> Forecast:
-    """What `ropepatch.adapt` will do with the same arguments.
-
-    Raises:
-        RopepatchError: A text of the recipe is not there, or its windows do not fit its batches.
-    """
+    """What `ropepatch.adapt` will do with the same arguments."""
     prepared, window = prepare(plan, recipe), plan.rope.original_max_position_embeddings
     counted, cost = prepared.counted, None
     if counted.trained is not None:

@@ -40,7 +40,7 @@ def linear_cross_entropy(
         weight: The head's weight [V, H], in the dtype of `hidden` unless autocast makes it so.
         labels: The token that follows each [N], int64.
         bias: The head's bias [V].
-        chunk: Logits of at most so many tokens are held at a time; liger chooses for itself.
+        chunk: Tokens whose logits are held at a time; liger chooses for itself.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
     return _backend(hidden)(hidden, weight, labels, bias, chunk)
@@ -48,23 +48,16 @@ def linear_cross_entropy(
 
 @dataclass(frozen=True, eq=False)
 class TeacherOutput:
-    """What a teacher expects to follow each token: the hidden states of its head, and the head.
+    """What a teacher expects to follow each token: hidden states and the head they go through, or logits."""
 
-    Args:
-        hidden: Its hidden states [N, H], or its logits [N, V] where it has no weight.
-        weight: The weight of its head [V, H]; None where the logits are there.
-        bias: The bias of its head [V].
-    """
-
-    hidden: Tensor
-    weight: Tensor | None = None
-    bias: Tensor | None = None
+    hidden: Tensor  # [N, H], or logits [N, V] without a weight
+    weight: Tensor | None = None  # [V, H]
+    bias: Tensor | None = None  # [V]
 
     def logits(self, rows: slice) -> Tensor:
         """Of some of the tokens [C, V]."""
-        return (
-            self.hidden[rows] if self.weight is None else F.linear(self.hidden[rows], self.weight, self.bias)
-        )
+        hidden = self.hidden[rows]
+        return hidden if self.weight is None else F.linear(hidden, self.weight, self.bias)
 
 
 def linear_distillation(
@@ -92,9 +85,9 @@ def linear_distillation(
         bias: The bias of the student's head [V].
         temperature: T.
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
-        top_k: The teacher's likeliest tokens that are told apart; all others are one event, whose
-            probability counts and which the student divides as it does. None for all of the vocabulary.
-        chunk: Logits of at most so many tokens are held at a time, of each of both.
+        top_k: Keep the teacher's k likeliest tokens; all others are one event, which the student divides as
+            it does. None for all of the vocabulary.
+        chunk: Tokens whose logits are held at a time, of each of both.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
     teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))

@@ -41,8 +41,8 @@ def causal_lm_loss(
 
     Args:
         model: A causal language model, wrapped or not.
-        batch: What it takes, with `labels` [B, N], which are those of the tokens themselves, or with
-            `shift_labels` [B, N], which are those of the tokens that follow. Labels of -100 are left out.
+        batch: With `labels` [B, N] of the tokens themselves, or with `shift_labels` [B, N] of the tokens that
+            follow; -100 is left out.
         num_items: What the sum over the labels is divided by; None for their number.
         head: What `linear_head` found; None to make all logits.
         distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
@@ -81,10 +81,7 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     """The layer whose output is the model's logits; None, with a warning, where the model does more to them.
 
     Besides what `find_linear_head` asks for, the loss of a short pass must be the same with and without all
-    logits.
-
-    Args:
-        model: As it is trained, wrapped or not. Every process calls this.
+    logits. Every process calls this.
     """
     base: Any = base_model(model)
     vocabulary = text_config(base.config).vocab_size
@@ -109,12 +106,11 @@ def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:
     """A packed row of one document, of tokens from all over the vocabulary."""
     ids = (torch.arange(CHECKED, device=device) * 7919 % vocabulary)[None]
     ends = torch.tensor([0, CHECKED], dtype=torch.int32, device=device)
+    segments: dict[str, Any] = {f"cu_seq_lens_{side}": ends for side in "qk"}
+    segments |= {f"max_length_{side}": CHECKED for side in "qk"}
     return {
         "input_ids": ids,
         "labels": ids,
         "position_ids": torch.arange(CHECKED, device=device)[None],
-        "cu_seq_lens_q": ends,
-        "cu_seq_lens_k": ends,
-        "max_length_q": CHECKED,
-        "max_length_k": CHECKED,
+        **segments,
     }

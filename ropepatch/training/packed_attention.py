@@ -36,13 +36,6 @@ def packed_attention(model: nn.Module, name: str = NAME) -> Iterator[None]:
     no mask and no cached past. Any other is refused: evaluate outside.
 
     A backward pass belongs inside: activation checkpointing runs the forward pass again in it.
-
-    Args:
-        model: A causal language model, possibly inside a PEFT model.
-        name: Under which the attention is registered.
-
-    Raises:
-        RopepatchError: The model does more than attend causally through sdpa.
     """
     base = base_model(model)
     if reason := uninterchangeable(base):

@@ -34,20 +34,13 @@ SPLIT = ("input_ids", "position_ids", "shift_labels")  # of a row, [1, T]
 
 @dataclass(frozen=True)
 class Sharing:
-    """What accelerate's launcher put into the environment of this process.
-
-    Args:
-        processes: All of them.
-        engine: What splits the weights: `FSDP`, `DEEPSPEED` or None.
-        zero: The stage of DeepSpeed's ZeRO; of rows that processes share, 1 and 2 add up gradients of which 3
-            takes the mean (DeepSpeed 0.19).
-        sequence: Over how many processes DeepSpeed's Ulysses splits a row (arXiv:2309.14509).
-    """
+    """What accelerate's launcher put into the environment of this process."""
 
     processes: int
-    engine: str | None = None
+    engine: str | None = None  # what splits the weights: `FSDP` or `DEEPSPEED`
+    # Of ZeRO: of rows that processes share, stages 1 and 2 add up gradients of which 3 takes the mean.
     zero: int | None = None
-    sequence: int = 1
+    sequence: int = 1  # over how many processes DeepSpeed's Ulysses splits a row (arXiv:2309.14509)
 
     @classmethod
     def of(cls, recipe: Recipe) -> Sharing:
@@ -73,16 +66,7 @@ class Sharing:
         return "packed" if recipe.attention == "sdpa" else "varlen"
 
     def check(self, recipe: Recipe, config: Any, trained: int) -> None:
-        """Refuse what these processes cannot share, before anything is read.
-
-        Args:
-            recipe: What is trained.
-            config: Of the model's text part.
-            trained: The old context, in tokens.
-
-        Raises:
-            RopepatchError: With what does not fit, and what does.
-        """
+        """Refuse what these processes cannot share, before anything is read."""
         place = shipped("recipes/accelerate")
         launch = f"accelerate launch --config_file {place}/alst.yaml --num_processes {self.sequence}"
         if self.sequence > 1 and not (self.zero == 3 and os.environ.get(f"{PREFIX}SP_SIZE")):
@@ -126,11 +110,7 @@ class Sharing:
         ]
 
     def join(self, recipe: Recipe) -> PartialState:
-        """Join the processes, once the environment that accelerate reads says what the recipe does.
-
-        Raises:
-            RopepatchError: They are not those that the launcher started.
-        """
+        """Join the processes, once the environment that accelerate reads says what the recipe does."""
         from accelerate import PartialState
 
         self.announce(recipe)

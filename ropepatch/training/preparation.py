@@ -30,25 +30,15 @@ EXTRA = 'pip install "ropepatch[train]"'
 
 @dataclass(frozen=True)
 class Weights:
-    """Numbers of weights of a model.
-
-    Args:
-        all: Those of the model itself.
-        linear: Those of its linear layers but the head, which 4 bits can hold.
-        trained: Those that are trained, of the adapter and of the model; None if the adapter is refused.
-    """
+    """Numbers of weights of a model."""
 
     all: int
-    linear: int
-    trained: int | None
+    linear: int  # those of linear layers but the head, which 4 bits can hold
+    trained: int | None  # those of the adapter included; None if the adapter is refused
 
     @classmethod
     def of(cls, model: Any, recipe: Recipe) -> Weights:
-        """Those of a model, which gets the adapter of the recipe; it may be on the meta device.
-
-        Raises:
-            RopepatchError: The adapter does not fit the model, or PEFT is missing.
-        """
+        """Those of a model, which gets the adapter of the recipe; it may be on the meta device."""
         counted = cls.before(model)
         trained = trainable(model, recipe.lora).parameters()
         return replace(counted, trained=sum(weights.numel() for weights in trained if weights.requires_grad))
@@ -64,19 +54,12 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A recipe on the model of a plan, before a weight is read.
-
-    Args:
-        counted: The weights of the model.
-        sharing: How processes share the run.
-        precision: What the recipe states, or else follows from the hardware.
-        obstacles: Why it cannot run here; nothing where it can.
-    """
+    """A recipe on the model of a plan, before a weight is read."""
 
     counted: Weights
     sharing: Sharing
-    precision: Precision
-    obstacles: tuple[RopepatchError, ...]
+    precision: Precision  # what the recipe states, or else follows from the hardware
+    obstacles: tuple[RopepatchError, ...]  # why it cannot run here
 
     def check(self) -> None:
         """Raise the first obstacle."""
@@ -118,12 +101,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
 
 
 def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
-    """Refuse a plan under which no model can be trained, or not by this recipe.
-
-    Raises:
-        RopepatchError: Its method is an attention map, no checkpoint can hold it, or it follows the length;
-            the weights are quantised; or the model cannot have the map of the recipe's teacher.
-    """
+    """Refuse a plan under which no model can be trained, or not by this recipe."""
     refuse_map(plan.method.name)
     if not plan.savable:
         raise RopepatchError(

@@ -79,11 +79,7 @@ class Data(Settings):
     boundaries: bool = True
 
     def lengths(self, trained: int) -> tuple[list[int], int]:
-        """The tokens of each window and those of a batch, for an old context of ``trained`` tokens.
-
-        Raises:
-            RopepatchError: A batch has no room for a row.
-        """
+        """The tokens of each window and those of a batch, for an old context of ``trained`` tokens."""
         room = relative_length(self.tokens_per_batch, trained)
         windows = [relative_length(window, trained) for window in self.windows]
         for window in windows:
@@ -122,11 +118,7 @@ class Lora(Settings):
 
 
 def map_of(content: Any) -> AttentionMap:
-    """The attention map that a recipe names, or describes by a mapping with its name and parameters.
-
-    Raises:
-        RopepatchError: No such map or parameter, or one outside its domain.
-    """
+    """The attention map that a recipe names, or describes by a mapping with its name and parameters."""
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     refuse_unknown([name], MAPS, "map")
@@ -404,11 +396,7 @@ def read_recipe(name: str) -> Recipe:
 
 
 def refuse_map(method: str) -> None:
-    """Refuse to train under an attention map.
-
-    Raises:
-        RopepatchError: The method is one.
-    """
+    """Refuse to train under an attention map."""
     if method in MAPS:
         raise RopepatchError(
             f"nothing is trained under an attention map, got {method}",

@@ -44,7 +44,7 @@ class Row:
     lengths: tuple[int, ...]
 
     def joined(self) -> Row:
-        """As one document, in which the first token of each that it was follows from the one before it."""
+        """The row as one document: every token but the first has a label."""
         begins = list(accumulate(self.lengths))[:-1]
         labels = self.labels.clone()
         labels[begins] = self.ids[begins]
@@ -54,15 +54,8 @@ class Row:
 class TokenRows:
     """Documents joined end to end and cut into windows, which come in an order of their own in each epoch.
 
-    Args:
-        store: The documents.
-        begin: The token to begin from; those before it are held out.
-        seed: The seed of the order.
-
-    Attributes:
-        name: The name of the source.
-        digest: Names its content.
-        size: Tokens that can be read before they come again; None if they never do.
+    The tokens before ``begin`` are held out. `digest` names the content, `size` counts the tokens that can be
+    read before they come again; None if they never do.
     """
 
     def __init__(self, store: TokenStore, begin: int, seed: int) -> None:
@@ -73,11 +66,7 @@ class TokenRows:
         self._orders: dict[int, tuple[int, Tensor]] = {}  # by window, the epoch and the order in it
 
     def row(self, index: int, window: int) -> Row:
-        """The row of a number from 0, in W = ``window`` tokens.
-
-        Raises:
-            RopepatchError: There are fewer tokens than that.
-        """
+        """The row of a number from 0, in W = ``window`` tokens."""
         windows = (len(self._store) - self._begin) // window
         if windows < 1:
             held_out = f" after the {self._begin} that are held out" if self._begin else ""
@@ -100,16 +89,7 @@ class TokenRows:
 
 
 class GeneratedRows:
-    """Rows of a material of the bundled checkpoint, one document each, and never the same twice.
-
-    Args:
-        material: One of `ropepatch.data.tiny.materials.MATERIALS`.
-        tokenizer: The tokenizer of the bundled checkpoint.
-        seed: The seed of the rows.
-
-    Raises:
-        RopepatchError: No such material, or a tokenizer that does not split the words of tales as it must.
-    """
+    """Rows of a material of the bundled checkpoint, one document each, and never the same twice."""
 
     def __init__(self, material: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         refuse_unknown([material], MATERIALS, "material")
@@ -139,9 +119,6 @@ def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], 
     """The first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
 
     The document in which the last of them ends goes on in the rest.
-
-    Raises:
-        RopepatchError: There are fewer tokens than that.
     """
     taken = length * count
     if len(store) < taken:
@@ -154,28 +131,18 @@ def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What every row of a training is: its window, its source, and its number in it.
+    """What every row of a training is; all int64."""
 
-    Attributes:
-        begins: The first row of each batch, and the number of rows, int64.
-        windows: The tokens of each row, int64.
-        sources: The number of each row's source, int64.
-        indices: How many earlier rows are of the same source and window, int64.
-    """
-
-    begins: Tensor
-    windows: Tensor
-    sources: Tensor
-    indices: Tensor
+    begins: Tensor  # the first row of each batch, and the number of rows
+    windows: Tensor  # the tokens of each row
+    sources: Tensor  # the number of each row's source
+    indices: Tensor  # how many earlier rows are of the same source and window
 
     @classmethod
     def of(cls, data: Data, *, trained: int, steps: int, per_step: int, seed: int) -> Schedule:
         """The schedule of ``steps`` optimiser steps of ``per_step`` batches each.
 
         The steps take one window after the other; all batches of a step have the same.
-
-        Raises:
-            RopepatchError: A batch has no room for a row.
         """
         lengths, room = data.lengths(trained)
         steps_of = torch.arange(steps * per_step) // per_step
@@ -202,28 +169,15 @@ class Schedule:
 class Batches(Dataset[dict[str, Tensor | int]]):
     """Whole forward passes of one process, in the order in which they are trained on.
 
-    An item follows from the arguments and its number alone. Dealt to n processes in turn, with ``per_step`` n
-    times the batches that each accumulates, a step has the same items however many they are.
+    An item follows from the arguments and its number alone; `digest` names all of them. Dealt to n processes
+    in turn, with ``per_step`` n times the batches that each accumulates, a step has the same items however
+    many they are.
 
     An item is one sequence, the rows of the batch on end: ``input_ids``, ``labels`` and ``position_ids``,
     int64 [1, N]; ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], where the segments begin and the
     last ends; ``max_length_q`` and ``max_length_k``, the longest, as numbers. Segments are the documents of
     each row, or, without boundaries, the rows. The labels are not shifted, and the first of each segment is
     -100.
-
-    Args:
-        schedule: What every row is.
-        streams: The rows of each source.
-        positions: Where the tokens of a row are said to stand.
-        boundaries: Whether tokens attend to their own document alone.
-        target: The new context, in tokens.
-        seed: The seed of the positions.
-
-    Attributes:
-        digest: Names all items.
-
-    Raises:
-        RopepatchError: A window that does not fit a batch or the target, or a source that has no such row.
     """
 
     def __init__(
@@ -263,7 +217,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
 
     @property
     def report(self) -> list[str]:
-        """How much is read of each source, a line each."""
+        """How much is read of each source."""
         return [
             f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
             + ("" if stream.size is None else f", {self.times(number):.1f} times what it has")
@@ -288,10 +242,8 @@ class Batches(Dataset[dict[str, Tensor | int]]):
             "input_ids": torch.cat([row.ids for row in rows])[None],
             "labels": torch.cat([row.labels for row in rows])[None],
             "position_ids": torch.cat(positions)[None],
-            "cu_seq_lens_q": ends,
-            "cu_seq_lens_k": ends,
-            "max_length_q": max(lengths),
-            "max_length_k": max(lengths),
+            **{f"cu_seq_lens_{side}": ends for side in "qk"},
+            **{f"max_length_{side}": max(lengths) for side in "qk"},
         }
 
     def _row(self, number: int) -> Row:

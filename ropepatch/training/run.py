@@ -43,35 +43,20 @@ LATER = ("distil", "parallel", "quantization")  # sections that runs of before d
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One adaptation, in all of its processes.
-
-    Args:
-        plan: What is extended, and how.
-        recipe: How it is trained.
-        source: The base checkpoint.
-        out: The folder to make.
-        sharing: How its processes share it.
-        precision: In which it computes, if it begins here.
-        state: What accelerate knows of the processes.
-        tokenizer: The tokenizer of the base checkpoint.
-    """
+    """One adaptation, in all of its processes."""
 
     plan: Plan
     recipe: Recipe
     source: Checkpoint
     out: Path
     sharing: Sharing
-    precision: Precision
-    state: Any
+    precision: Precision  # in which it computes, if it begins here
+    state: Any  # accelerate's, of the processes
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
     def of(cls, plan: Plan, recipe: Recipe, out: str | Path) -> Run:
-        """The run that makes a folder.
-
-        Raises:
-            RopepatchError: The plan or the checkpoint does not allow it, or something else is in its place.
-        """
+        """The run that makes a folder."""
         prepared = prepare(plan, recipe)
         prepared.check()
         folder = Path(out).expanduser().absolute()
@@ -124,11 +109,7 @@ class Run:
         }
 
     def is_finished(self, record: dict[str, Any]) -> bool:
-        """Whether the folder holds what this run makes.
-
-        Raises:
-            RopepatchError: It holds something else.
-        """
+        """Whether the folder holds what this run makes."""
         if not self.out.exists():
             return False
         adaptation = records.read(self.out).adaptation
@@ -149,11 +130,7 @@ class Run:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other calls from training in the same folder.
-
-        Raises:
-            RopepatchError: One does already.
-        """
+        """Keep other calls from training in the same folder."""
         if not self.state.is_main_process:
             yield
             return
@@ -174,11 +151,7 @@ class Run:
                 shutil.rmtree(self.folder)
 
     def resumed(self, record: dict[str, Any]) -> dict[str, Any] | None:
-        """What `begin` put on record, if this run was begun before.
-
-        Raises:
-            RopepatchError: The folder is of another run, or of none.
-        """
+        """What `begin` put on record, if this run was begun before."""
         file = self.folder / RECORD
         if file.exists():
             earlier = read_json(file)
@@ -192,12 +165,7 @@ class Run:
         return None
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
-        """Put on record what decides the weights, the precision, and the loss of the base model.
-
-        Args:
-            record: What decides the weights.
-            base: The loss of the base model within the old context.
-        """
+        """Put on record what decides the weights, the precision, and the loss of the base model."""
         begun: dict[str, Any] = record | {"base": base, "precision": self.precision.to_dict()}
         [begun] = utils.broadcast_object_list([begun])  # two processes may measure two things
         if self.state.is_main_process:

@@ -41,18 +41,7 @@ def self_written(
     Shards are appended to the cache as they are generated: another call gets the same tokens, and one that
     asks for more, or follows an interruption, resumes after the last whole shard.
 
-    Args:
-        checkpoint: The checkpoint.
-        tokenizer: Its tokenizer.
-        length: Tokens of a document; no more than the model was trained to read.
-        tokens: How many are wanted.
-        seed: The seed of the draws.
-        cache: The folder of tokens.
-        say: Called before each shard with a line on how much is there, the rate and the time left.
-
-    Raises:
-        RopepatchError: The model cannot be loaded, its logits are no numbers, or the disk does not take the
-            tokens.
+    ``say`` is called before each shard with a line on how much is there, the rate and the time left.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
@@ -87,9 +76,6 @@ def generated(
     """Documents of ``length`` tokens, int32, drawn token by token at temperature 1.
 
     Where the model ends a text, it begins the next: so rows of that length are one document each.
-
-    Raises:
-        RopepatchError: The logits are no numbers.
     """
     first, rows = first_token(tokenizer), max(1, SHARD // length)
     if first is None:

@@ -26,18 +26,11 @@ from ropepatch.training.self_written import self_written
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a model is evaluated on while it trains.
-
-    Args:
-        name: The text, or the source of the recipe.
-        source: The number of that source; None for a text of its own, or for the tales of tiny.
-        length: Tokens of a piece.
-        count: Pieces.
-    """
+    """The pieces of text that a model is evaluated on while it trains."""
 
     name: str
-    source: int | None
-    length: int
+    source: int | None  # its number in the recipe; None for a text of its own, or for the tales of tiny
+    length: int  # tokens of a piece
     count: int
 
 
@@ -56,17 +49,11 @@ def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class Supply:
-    """Text as token ids.
+    """Text as token ids."""
 
-    Attributes:
-        batches: What is trained on, a whole forward pass of one process each.
-        pieces: Held-out token ids [target], or [L] where the target is not watched, not trained on.
-        notes: What was read and what was left out, a line each.
-    """
-
-    batches: Batches
-    pieces: list[Tensor]
-    notes: list[str]
+    batches: Batches  # what is trained on, a whole forward pass of one process each
+    pieces: list[Tensor]  # held out, [target], or [L] where the target is not watched
+    notes: list[str]  # what was read and what was left out
 
     @property
     def tokens(self) -> int:
@@ -81,34 +68,19 @@ class Supply:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecipeReader:
-    """Reads what a recipe names; texts are tokenised once, and come from the cache afterwards.
-
-    Args:
-        recipe: The recipe, which says what is read.
-        tokenizer: The tokenizer of the model.
-        trained: The old context, in tokens.
-        target: The new context, in tokens.
-        vocabulary: How many tokens the model knows.
-        folder: The checkpoint, which writes what a recipe calls `generated: self`.
-        cache: The folder of tokenised texts.
-        say: Called with lines that tell how far the writing is.
-    """
+    """Reads what a recipe names; texts are tokenised once, and come from the cache afterwards."""
 
     recipe: Recipe
     tokenizer: PreTrainedTokenizerBase
-    trained: int
-    target: int
+    trained: int  # the old context, in tokens
+    target: int  # the new context, in tokens
     vocabulary: int
-    folder: Path
+    folder: Path  # the checkpoint, which generates what a recipe calls `generated: self`
     cache: Path = field(default_factory=default_cache)
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] = lambda line: None  # how far the generation is
 
     def supply(self, per_step: int) -> Supply:
-        """What is trained on and watched, in so many batches of one optimiser step over all processes.
-
-        Raises:
-            RopepatchError: A text that is not there, is too short, or does not fit the tokenizer.
-        """
+        """What is trained on and watched, in so many batches of one optimiser step over all processes."""
         recipe, data, seed = self.recipe, self.recipe.data, self.recipe.seed
         schedule = Schedule.of(
             data, trained=self.trained, steps=recipe.max_steps, per_step=per_step, seed=seed
@@ -122,9 +94,6 @@ class RecipeReader:
         """Write windows [target] of the texts, by their weights, and of nothing that is watched, for a fit.
 
         The file has a JSON object with `input_ids` in each line; its folder is made.
-
-        Raises:
-            RopepatchError: What `supply` refuses, or too few windows for a fit.
         """
         wanted, target = TALES + HELD_OUT, self.target
         streams, _, _ = self._open(lambda source: wanted * target)
@@ -184,22 +153,10 @@ class RecipeReader:
 
     def _self_written(self, tokens: int, seed: int) -> TokenStore:
         windows, _ = self.recipe.data.lengths(self.trained)
-        return self_written(
-            Checkpoint(self.folder),
-            self.tokenizer,
-            length=min(self.trained, max(windows)),
-            tokens=tokens,
-            seed=seed,
-            cache=self.cache,
-            say=self.say,
-        )
+        length = min(self.trained, max(windows))
+        asked = {"length": length, "tokens": tokens, "seed": seed}
+        return self_written(Checkpoint(self.folder), self.tokenizer, **asked, cache=self.cache, say=self.say)
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
-        return tokenised(
-            text,
-            tokens=tokens,
-            tokenizer=self.tokenizer,
-            trained=self.trained,
-            vocabulary=self.vocabulary,
-            cache=self.cache,
-        )
+        limits = {"trained": self.trained, "vocabulary": self.vocabulary, "tokens": tokens}
+        return tokenised(text, self.tokenizer, **limits, cache=self.cache)

@@ -21,13 +21,9 @@ UNKNOWN: Any = object()
 
 
 class Teacher:
-    """What the base model expects, by the weights of its student.
+    """What the base model expects, by the weights of its student, a PEFT model without a wrapper around it.
 
-    Args:
-        model: The student, a PEFT model; no data-parallel wrapper around it.
-        window: L, the tokens the base model was trained to read.
-        mapped: The map for pieces that are longer, taken out; None where there are none.
-        distil: How the student is compared with it.
+    Pieces longer than the window L that the base was trained to read are read under the map, if there is one.
     """
 
     def __init__(self, model: Any, window: int, mapped: Mapped | None, distil: Distil) -> None:

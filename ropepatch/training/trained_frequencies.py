@@ -29,11 +29,6 @@ class TrainedRope(LearnableRope):
 
     They are parameters, so that a data-parallel wrapper sums their gradients; float32 whatever the model is
     cast to; and in no state dict, for stock transformers has no such weights: `save` and `restore` keep them.
-
-    Args:
-        stock: The model's own rotary module.
-        plan: Where they start.
-        learning_rate: The learning rate of the frequencies.
     """
 
     def __init__(self, stock: nn.Module, plan: Plan, learning_rate: float) -> None:
@@ -74,11 +69,7 @@ class TrainedRope(LearnableRope):
 
 @float32_on_cpu()
 def train_frequencies(model: nn.Module, plan: Plan, learning_rate: float) -> TrainedRope:
-    """Put a `TrainedRope` in the place of the rotary module of a patched model, possibly inside a PEFT model.
-
-    Raises:
-        RopepatchError: No gradient reaches the frequencies of this model.
-    """
+    """Replace the rotary module of a patched model, possibly inside a PEFT model, by a `TrainedRope`."""
     base = base_model(model)
     scaled: Any = base.get_submodule(plan.site.path)
     rope = TrainedRope(scaled.stock, plan, learning_rate)
@@ -102,12 +93,7 @@ def read_vector(folder: Path) -> Vector:
 
 @float32_on_cpu()
 def frozen(plan: Plan, folder: Path) -> Plan:
-    """The plan of trained frequencies.
-
-    Args:
-        plan: What the training started from.
-        folder: Where `TrainedRope.save` wrote what they became.
-    """
+    """The plan of what `TrainedRope.save` wrote, for a training that started from another."""
     vector, start = read_vector(folder), plan.frequencies()
     inv_freq = start.inv_freq * torch.exp(-vector.log_divisors)
     factor = start.attention_factor * torch.exp(vector.log_attention).item()

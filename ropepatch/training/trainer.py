@@ -148,11 +148,7 @@ class LongContextTrainer(Trainer):
         return metrics
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, and keep the history on disk; refuse a loss that is no number.
-
-        Raises:
-            RopepatchError: The loss is not finite.
-        """
+        """Log, and keep the history on disk; refuse a loss that is no number."""
         super().log(logs, *args, **kwargs)
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
@@ -187,13 +183,8 @@ class LogOnSave(TrainerCallback):
 class ProgressLines(TrainerCallback):
     """Says at every logging step how far it is, how fast, how long it will take, and what was measured.
 
-    Args:
-        say: Called with each line.
-        tokens_per_step: The tokens that all processes read in a step.
-        base: The loss of the base model within the old context.
-
-    Attributes:
-        advance: Called after every step with how many are taken, and how many there are.
+    ``tokens_per_step`` are those of all processes, ``base`` is the loss of the base model within the old
+    context; `advance` is called after every step with how many are taken, and how many there are.
     """
 
     def __init__(self, say: Callable[[str], None], tokens_per_step: float, base: float) -> None:
@@ -204,7 +195,7 @@ class ProgressLines(TrainerCallback):
         self._began = self._seconds = self._logged = 0.0
         self._steps = 0
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Start the clock, which stands still between steps: measurements and checkpoints do not count."""
         self._began = time.perf_counter()
 
@@ -266,21 +257,13 @@ def _one_line() -> Iterator[None]:
 
 @_one_line()
 def make_trainer(**arguments: Any) -> LongContextTrainer:
-    """The trainer.
-
-    Raises:
-        RopepatchError: transformers refuses its arguments.
-    """
+    """The trainer."""
     return LongContextTrainer(**arguments)
 
 
 @_one_line()
 def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
-    """The arguments of a run in a folder, in a precision that the recipe states or leaves open.
-
-    Raises:
-        RopepatchError: transformers refuses them.
-    """
+    """The arguments of a run in a folder, in a precision that the recipe states or leaves open."""
     trackers = ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
     ours = {
         "output_dir": str(folder),

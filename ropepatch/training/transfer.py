@@ -50,19 +50,11 @@ SAMPLE = "It's 1 of 23 answers:\n\n  Où est-il? {x_1} = 4.56 % ☃"  # split al
 
 @dataclass(frozen=True)
 class Transferred:
-    """The outcome of `transfer`.
-
-    Args:
-        folder: The checkpoint.
-        gate: The loss within the old context, of the sibling as it was and now.
-        training_free: The loss of the target's last half if the sibling's rope alone is scaled, nats per
-            token.
-        target_loss: The same loss now.
-    """
+    """The outcome of `transfer`; losses are of the last half of the target, in nats per token."""
 
     folder: Path
-    gate: Gate
-    training_free: float
+    gate: Gate  # the loss within the old context, of the sibling as it was and now
+    training_free: float  # with the sibling's rope scaled alone
     target_loss: float
 
     def __str__(self) -> str:
@@ -152,11 +144,7 @@ def transfer(
 
 @torch.no_grad()
 def add_difference(model: Any, adapted: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> None:
-    """Add adapted - base to the weights of a model, in place.
-
-    Raises:
-        RopepatchError: If there is no difference.
-    """
+    """Add adapted - base to the weights of a model, in place."""
     changed = False
     for name, weight in model.named_parameters():
         if not torch.equal(adapted[name], base[name].to(adapted[name].dtype)):
@@ -180,11 +168,7 @@ def _weights(adapted: Path, record: Record, base: Checkpoint) -> tuple[dict[str,
 
 
 def check_siblings(base: Checkpoint, instruct: Checkpoint) -> None:
-    """Refuse two checkpoints that are not fine-tunings of one: before any weight is read.
-
-    Raises:
-        RopepatchError: With what differs: weights that are quantised, shapes, or the tokenizer.
-    """
+    """Refuse two checkpoints that are not fine-tunings of one: before any weight is read."""
     shapes = []
     for source in (base, instruct):
         raw = survey_checkpoint(source).raw

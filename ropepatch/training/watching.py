@@ -16,23 +16,16 @@ DEPTHS = 5  # stretches of the target, each with as many passkeys
 
 @dataclass(frozen=True, eq=False)
 class Watcher:
-    """Measures one model again and again, always on the same text and keys.
-
-    Args:
-        tokenizer: The tokenizer of the model.
-        pieces: Held-out token ids, [target] or [L] each; of the latter no loss at the target is measured.
-        trained: The old context L, in tokens.
-        target: The new context, in tokens; None where nothing is read beyond the old one.
-        trials: Passkeys at each of five depths of the target; 0 for none.
-        split: Whether the processes share the work; not where the model itself is split over them.
-    """
+    """Measures one model again and again, always on the same text and keys."""
 
     tokenizer: PreTrainedTokenizerBase
-    pieces: Sequence[Tensor]
-    trained: int
-    target: int | None
-    trials: int
-    split: bool
+    pieces: Sequence[
+        Tensor
+    ]  # held out, [target] or [L] each; of the latter no loss at the target is measured
+    trained: int  # the old context L, in tokens
+    target: int | None  # None where nothing is read beyond the old context
+    trials: int  # passkeys at each of five depths of the target
+    split: bool  # whether processes share the work; not where the model itself is split over them
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Nats per token of the first L tokens and of the target's last half; the share of keys found."""
