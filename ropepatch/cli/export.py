@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import WEIGHTS, bar
 
@@ -64,7 +64,7 @@ def _fold(model: str, out: Path, revision: str | None, as_json: bool) -> None:
         print(json_text(record.to_dict()))
         return
     assert record.verified is not None
-    print(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
+    print(f"{printable(str(folder))}: attention factor {record.folded_attention_factor:.4f} -> 1")
     print(f"reloaded with stock transformers: logits {record.verified.logits}")
 
 
@@ -80,5 +80,6 @@ def _write_gguf(model: str, out: Path, revision: str | None, as_json: bool) -> N
         return
     factor = f"frequencies in rope_freqs, attention factor {written.attention_factor:.4f}"
     rope = factor if written.scaled else "plain rope"
-    print(f"{written.file}: {written.num_bytes / 1e6:.1f} MB, {written.context_length} tokens, {rope}")
+    where, size = printable(str(written.file)), f"{written.num_bytes / 1e6:.1f} MB"
+    print(f"{where}: {size}, {written.context_length} tokens, {rope}")
     print(f"tokenizer: {written.tokenizer}")

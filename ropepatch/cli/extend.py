@@ -35,6 +35,7 @@ from ropepatch.cli.arguments import (
 from ropepatch.cli.push import print_pushed, pushed_data
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import is_first, say_on_stderr
+from ropepatch.publishing.loading import call
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -229,9 +230,8 @@ class _Screen:
         folder = str(extension.folder)
         if not is_first() or not (extension.folder / "config.json").exists():
             return
-        trust = ", trust_remote_code=True" * (extension.plan.distances is not None)
-        loading = f"pipeline('text-generation', {folder!r}{trust})('Once')".replace("'", '"')
-        code = f"from transformers import pipeline; print({loading})"
+        loading = call("pipeline", "text-generation", folder, code=extension.plan.distances is not None)
+        code = f'from transformers import pipeline; print({loading}("Once"))'
         say_on_stderr(f"load:    python -c {shlex.quote(code)}")
         say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
         if not extension.pushed:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropepatch.cli.arguments import AsJson, Include
+from ropepatch.errors import printable
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
+from ropepatch.publishing.loading import call, load_adapter
 
 if TYPE_CHECKING:
     from ropepatch.publishing.hub import Pushed
@@ -82,16 +84,16 @@ def print_pushed(pushed: Pushed) -> None:
             f"left out, no part of a checkpoint: {', '.join(pushed.left_out)} (--include sends more along)"
         )
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"
     if pushed.dry_run:
         if pushed.created:
             print(f"{pushed.repo} would be created")
         _print_sizes("upload  ", pushed)
         for name in pushed.unchanged:
-            print(f"  unchanged  {'':>13}  {name}")
+            print(f"  unchanged  {'':>13}  {printable(name)}")
         for name in pushed.deleted:
-            print(f"  delete     {'':>13}  {name}")
+            print(f"  delete     {'':>13}  {printable(name)}")
         print(f"{counts} to upload to {pushed.url}; nothing was sent")
         return
     print(pushed.url)
@@ -100,7 +102,7 @@ def print_pushed(pushed: Pushed) -> None:
         deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
         print(f"commit {pushed.commit}: {counts}{deleted}, {len(pushed.unchanged)} unchanged")
         for name in pushed.deleted:
-            print(f"deleted {name}")
+            print(f"deleted {printable(name)}")
     else:
         print(f"nothing has changed since commit {pushed.commit}")
     print(_how_to_load(pushed))
@@ -108,14 +110,16 @@ def print_pushed(pushed: Pushed) -> None:
 
 def _print_sizes(verb: str, pushed: Pushed) -> None:
     for name, size in pushed.uploaded.items():
-        print(f"  {verb}   {size / 1e6:>10.3f} MB  {name}")
+        print(f"  {verb}   {size / 1e6:>10.3f} MB  {printable(name)}")
 
 
 def _how_to_load(pushed: Pushed) -> str:
-    revision = "" if pushed.branch == "main" else f', revision="{pushed.branch}"'
-    if "adapter_model.safetensors" in (*pushed.uploaded, *pushed.unchanged):
-        return f'ropepatch.load_adapter(huggingface_hub.snapshot_download("{pushed.repo}"{revision}))'
-    return f'AutoModelForCausalLM.from_pretrained("{pushed.repo}"{revision})'
+    branch = None if pushed.branch == "main" else pushed.branch
+    names = {*pushed.uploaded, *pushed.unchanged}
+    if "adapter_model.safetensors" in names:
+        return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
+    code = "modeling_attention_map.py" in names
+    return call("AutoModelForCausalLM.from_pretrained", pushed.repo, branch=branch, code=code)
 
 
 def _files(count: int) -> str:

@@ -22,15 +22,17 @@ TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint th
 # somebody's notes or keys, and Mistral's params.json would give engines the rope of before.
 KNOWN = (
     *("config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"),
-    *("tokenizer.json", "tokenizer.*.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("tokenizer.json", "tokenizer.[0-9]*.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "tokenizer.model", "tokenizer.model.v*", "tekken.json", "tiktoken.model"),
     *("*.tiktoken", "vocab.json", "vocab.txt", "vocab.bpe", "merges.txt", "encoder.json", "emoji.json"),
     *("spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "bpe.model"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
     *("audio_tokenizer_config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json"),
 )
-LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin
-    r"(LICEN[SC]E|NOTICE|USE_POLICY)[^.]*(\.(\d+|txt|md|rst|html|pdf))*", re.IGNORECASE
+LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin, nor LICENSE_KEY.txt
+    r"(?!.*(key|pass|secret|token(?!izer)|credential|private))"
+    r"(LICEN[SC]ES?|NOTICES?|USE_POLICY)([ _-][^.]*)?(\.(\d+|txt|md|rst|html|pdf))*",
+    re.IGNORECASE,
 )
 DOWNLOADED = [
     *(*KNOWN, "*.json", "*.safetensors", "*.jinja", "README.md"),

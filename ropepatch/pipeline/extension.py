@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
 from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.extension import record as records
@@ -107,7 +107,9 @@ class Extension:
         if not self.record:
             return "\n\n".join(map(str, filter(None, (self.plan, self.forecast))))
         window = self.plan.rope.original_max_position_embeddings
-        lines = [f"{self.folder}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
+        lines = [
+            f"{printable(str(self.folder))}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
+        ]
         if verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             stock = "transformers and its code" if self.plan.distances else "stock transformers"

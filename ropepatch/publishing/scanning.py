@@ -17,7 +17,8 @@ from ropepatch.files import check_regular
 RULES = Path(__file__).with_name("gitleaks.toml")
 HUB_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")  # older ones have digits, which gitleaks does not expect
 LARGEST = 256 << 20  # bytes; what is larger is no text
-BEFORE, AFTER = 128, 8192  # of a rule's keyword: within it every secret lies, also a private key
+BEFORE, AFTER = 128, 8192  # of a rule's keyword: within it every secret lies but a private key
+UNBOUNDED = "private-key"  # those of PGP may be long; a second header ends the search for the first one's end
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Rule:
         for keyword in self.keywords:
             place = lowered.find(keyword)
             while place >= 0:
-                matches = self.pattern.finditer(data, max(0, place - BEFORE), place + AFTER)
+                end = len(data) if self.name == UNBOUNDED else place + AFTER
+                matches = self.pattern.finditer(data, max(0, place - BEFORE), end)
                 if any(_entropy(match[match.lastindex or 0]) >= self.entropy for match in matches):
                     return True
                 place = lowered.find(keyword, place + 1)

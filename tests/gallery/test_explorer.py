@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,17 @@ def test_a_drag_a_link_a_key_and_a_dropped_file_change_what_is_shown(opened, fil
     (tmp_path / "broken.json").write_text("{")
     page.locator("#file").set_input_files(tmp_path / "broken.json")
     expect(page.locator("#problem")).to_have_text("broken.json: no JSON.")
+
+
+def test_a_page_to_pass_on_has_no_folder_of_the_user_and_a_command_to_paste(opened, tmp_path):
+    folder = tmp_path / "it's $(touch X)"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of("llama-2-7b")))
+    file = ropepatch.explore(folder, out=tmp_path / "page.html", tiny=False)
+    assert str(tmp_path) not in file.read_text(encoding="utf-8")
+    page = opened(file.as_uri() + "#to=8192")
+    (word,) = shlex.split(page.locator("#command").inner_text())[2:3]
+    assert word == folder.name
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (380, "dark")])

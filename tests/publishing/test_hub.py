@@ -28,6 +28,8 @@ from safetensors.numpy import save_file
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.extension.map_code import code_of
+from ropepatch.model.checkpoint import CODE
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
 from ropepatch.publishing.hub import Pushed, check_repo, push
@@ -301,6 +303,7 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
     stays += ["LICENSE.bin", "NOTICE.txt.pkl", "trainer_state.json", "training_args.json", ".git/config"]
     stays += ["additional_chat_templates/tool.py", "extra.safetensors", "training_args.bin"]
     stays += ["evaluation/cache.pkl", "run/state.json", "credentials.json", "token.json", "config.local.json"]
+    stays += ["LICENSE_KEY.txt", "license_keys.txt", "notice_to_self_passwords.md", "tokenizer.secret.json"]
     stays += ["passwords.txt", "params.json", "model.gguf", "adaptation/run.pkl", "evaluation/x.json/deep"]
     sent = files_of(folder)
     for name in stays:
@@ -377,6 +380,7 @@ SECRETS = {
     "private-key": KEY,
     "github-pat": "gh" + "p_016C7EaUqDzVnMwTyXkLbR9sHjQ2fG5oPi3d",
     "aws-access-token": "AKIA" + "QX7ZL2M4PNVB3KTC",
+    "private-key of 12 kB": KEY.replace("b3BlbnNzaC1rZXktdjEAAAA\n", "b3BlbnNzaC1rZXktdjEAAAA\n" * 60),
     "openai-api-key": "sk-" + "aB3dE5fG7hJ9kL1mN2pQ" + "T3BlbkFJ" + "zY8xW6vU4tS2rQ1pO9nM",
 }
 CODES = ["utf-8", "utf-16", "utf-16-be", "utf-32"]
@@ -387,7 +391,7 @@ CODES = ["utf-8", "utf-16", "utf-16-be", "utf-32"]
 def test_a_file_that_holds_a_key_is_refused_in_whatever_code_it_is_written(hub, folder, kind, code):
     (folder / "LICENSE").write_bytes(f"Copyright.\nmine: {SECRETS[kind]}\n".encode(code))
     message, _ = refused(folder)
-    assert message == f"LICENSE holds what looks like a secret ({kind})"
+    assert message == f"LICENSE holds what looks like a secret ({kind.partition(' ')[0]})"
     assert SECRETS[kind] not in message
     assert hub.requests == []
 
@@ -449,6 +453,39 @@ def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, n
 
 
 # what must be proven
+
+
+AUTO_MAP = {"auto_map": {"AutoTokenizer": "other/repo--module.Class"}}
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory) -> Path:
+    """A checkpoint with an attention map, as `extend` leaves it."""
+    made = tmp_path_factory.mktemp("mapped")
+    return ropepatch.extend(write_checkpoint(made / "source"), made / "map", to=256, method="rerope").folder
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "generation_config.json", "custom_generate/generate.py"]
+)
+def test_code_of_others_beside_a_map_is_refused_as_trust_would_run_it_too(hub, mapped, tmp_path, name):
+    foreign = Path(shutil.copytree(mapped, tmp_path / "map"))
+    include = ["custom_generate/*"] if "generate.py" in name else []
+    write(foreign / name, AUTO_MAP)
+    assert f"{name} brings code of others" in refused(foreign, include=include)[0]
+    assert hub.requests == []
+    if include:  # it stays behind where nobody asks for it
+        pushed(foreign)
+        assert name not in hub.files(NAME)
+
+
+def test_code_of_a_map_that_changed_with_its_record_is_said_so(hub, mapped, tmp_path):
+    foreign = Path(shutil.copytree(mapped, tmp_path / "map"))
+    assert pushed(foreign).notes == ()
+    (foreign / CODE).write_text((foreign / CODE).read_text() + "# mine\n")
+    edit_json(foreign / "ropepatch.json", code=code_of(foreign))
+    (note,) = pushed(foreign).notes
+    assert note.startswith(f"{CODE} is not what this version of ropepatch writes")
 
 
 def test_a_byte_between_the_samples_of_the_fingerprint_is_missed_by_an_old_record_alone(tmp_path, folder):
@@ -858,6 +895,11 @@ def test_the_command_prints_where_it_is_and_how_to_load_it(hub, folder, command)
     assert "note: left out, no part of a checkpoint: optimizer.pt" in done.stderr
     again = command(folder, NAME, "--revision", "longer").stdout
     assert again.splitlines()[1] == f"nothing has changed since commit {hub.head(NAME, 'longer')}"
+
+
+def test_the_line_that_loads_a_map_says_that_its_code_is_trusted(hub, mapped, command):
+    load = command(mapped, NAME).stdout.splitlines()[-1]
+    assert load == f'AutoModelForCausalLM.from_pretrained("{NAME}", trust_remote_code=True)'
 
 
 def test_the_command_hands_on_what_it_was_told(hub, folder, command):

@@ -67,7 +67,10 @@ const jsonText = (value) =>
 /** A length as the command line takes it. */
 const shortLength = (tokens) => (tokens % 1024 ? String(tokens) : `${tokens / 1024}k`);
 
+/** A word of a shell, quoted where it has to be. */
+const word = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+
 function command(model, name, length, given) {
-  const settings = Object.entries(given).map(([key, value]) => ` --set ${key}=${value}`).join("");
-  return `ropepatch extend ${model} --to ${shortLength(length)} --method ${name}${settings}`;
+  const settings = Object.entries(given).map(([key, value]) => ` --set ${word(`${key}=${value}`)}`).join("");
+  return `ropepatch extend ${word(model)} --to ${shortLength(length)} --method ${name}${settings}`;
 }

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from ropepatch.attention import MAPS
 from ropepatch.files import read_text
 from ropepatch.model.config import SCALING_KEYS
-from ropepatch.model.source import find_source
+from ropepatch.model.source import TINY, find_source
 from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.scaling import METHODS
 
@@ -65,8 +65,9 @@ def entry_of(model: str, *, title: str | None = None, revision: str | None = Non
     """
     source = find_source(model, revision, weights=False)
     surveyed = survey_checkpoint(source)
-    name = Path(source.name).name
-    entry = {"name": name, "title": title or source.name, "model": source.name, "source": "its config.json"}
+    shown = source.name if source.revision else source.folder.resolve().name  # a page is passed on
+    shown = "tiny" if source.folder == TINY else shown
+    entry = {"name": Path(shown).name, "title": title or shown, "model": shown, "source": "its config.json"}
     return entry | {"config": _rope_part(surveyed), "rope": rope_entry(surveyed)}
 
 

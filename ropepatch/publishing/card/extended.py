@@ -17,8 +17,8 @@ from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
 from ropepatch.model.checkpoint import CODE
 from ropepatch.model.source import HUB_ID
-from ropepatch.publishing.card.markdown import text
 from ropepatch.publishing.card.names import shown_name
+from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
@@ -84,10 +84,9 @@ class Extended:
         """Where the base model is on the Hub."""
         return f"https://huggingface.co/{self.base_id}"
 
-    @property
-    def python_name(self) -> str:
-        """Its name and branch as arguments of Python."""
-        return text(self.name) + (f", revision={text(self.branch)}" if self.branch else "")
+    def loaded_by(self, function: str) -> str:
+        """The call that loads it."""
+        return call(f"{function}.from_pretrained", self.name, branch=self.branch, code=self.code is not None)
 
     @property
     def shell_name(self) -> str:
@@ -96,11 +95,11 @@ class Extended:
         return shlex.quote(self.name) + branch
 
     @property
-    def adapter_arguments(self) -> str:
-        """What `ropepatch.load_adapter` takes to load it."""
-        folder = f"snapshot_download({self.python_name})" if "/" in self.name else text(self.name)
+    def adapter_loading(self) -> str:
+        """The call that loads it, of an adapter."""
         is_public = self.base_id or self.record.model == "tiny"
-        return folder if is_public else f"{folder}, base={text('path/to/' + self.base_name)}"
+        base = None if is_public else f"path/to/{self.base_name}"
+        return load_adapter(self.name, branch=self.branch, base=base)
 
     @property
     def base_name(self) -> str:

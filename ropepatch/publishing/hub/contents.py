@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.map_code import code_of
+from ropepatch.extension.map_code import code_of, map_code, other_code
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.source import TEMPLATES, included, is_carried
+from ropepatch.model.survey import survey
 from ropepatch.model.weights import changed, fingerprint, read_header, read_headers
 from ropepatch.publishing.scanning import check_secrets
 
@@ -109,8 +110,12 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER[0]).is_file() and not (folder / "config.json").exists()
 
 
-def judge(folder: Path) -> Judgement:
+def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
     """What speaks against pushing a folder: nothing verified it, it has changed since, or it failed its gate.
+
+    Args:
+        folder: Of a checkpoint or an adapter.
+        names: Of the files that are pushed.
 
     Raises:
         RopepatchError: If `config.json` or the weights cannot be read.
@@ -144,8 +149,15 @@ def judge(folder: Path) -> Judgement:
         changes = record.config_changes.items()
         if key := next((key for key, value in changes if stated.get(key) != value), None):
             against.append(f"config.json has changed since it was verified ({key})")
-        if holds_map(folder) and record.code != code_of(folder):
-            against.append(f"its code has changed since it was verified ({CODE})")
+        if holds_map(folder):
+            others = other_code(folder, names)
+            against += [f"{name} brings code of others, which trust in the map would run" for name in others]
+            if record.code != code_of(folder):
+                against.append(f"its code has changed since it was verified ({CODE})")
+            elif (folder / CODE).read_text(encoding="utf-8") != _own_code(folder):
+                notes.append(
+                    f"{CODE} is not what this version of ropepatch writes: read it before you push it"
+                )
         weights, changed_weights = read_headers(folder), "its weights have changed since they were verified"
         if record.checksums is not None:
             if differing := changed(weights, record.checksums):
@@ -168,6 +180,11 @@ def judge(folder: Path) -> Judgement:
 def holds_map(folder: Path) -> bool:
     """Whether a folder holds a checkpoint with an attention map, which its code goes with."""
     return not is_adapter(folder) and Checkpoint(folder).kind == "mapped"
+
+
+def _own_code(folder: Path) -> str:
+    stock = Checkpoint(folder).stock_raw
+    return map_code(str(stock["model_type"]), survey(stock).site.path)
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

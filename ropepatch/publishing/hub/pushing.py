@@ -113,15 +113,15 @@ def push(
     _check_name(repo)
     if not BRANCH.fullmatch(branch):
         raise RopepatchError(f"{branch!r} is no name of a branch", hint="--revision long-context, say")
-    judgement = judge(place)
+    token = api.token if api and isinstance(api.token, str) else get_token()
+    contents = read_contents(place, token, include)
+    judgement = judge(place, contents.files)
     if judgement.against and not force:
         raise RopepatchError(
             f"{place} is not pushed: {'; '.join(judgement.against)}",
             hint="`ropepatch push --force` pushes it all the same",
         )
     notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
-    token = api.token if api and isinstance(api.token, str) else get_token()
-    contents = read_contents(place, token, include)
     if token is None and not dry_run:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = api or HfApi(token=token, library_name="ropepatch")

@@ -1,0 +1,39 @@
+"""The line that loads a checkpoint is Python and a word of a shell, whatever the folder is called."""
+
+import ast
+import shlex
+
+import pytest
+from checkpoint_folders import write_checkpoint
+
+from ropepatch.publishing.loading import call, load_adapter
+
+NAMES = [
+    "it's-yarn",
+    'a"+__import__("os").popen("touch X").read()+"b',
+    'a\\n"b\x1b[31m\u202e\U0001f600 é',
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_stays_a_text_of_printable_characters(name):
+    for line in (
+        call("load", name, branch=name, code=True),
+        load_adapter(f"a/{name}", branch=name, base=name),
+    ):
+        assert line.isprintable()
+        texts = [node.value for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Constant)]
+        assert {text for text in texts if text is not True} <= {name, f"a/{name}"}
+        assert len(ast.parse(line).body) == 1
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_line_that_extend_prints_loads_the_folder_and_does_nothing_else(name, tmp_path, run_here):
+    source = write_checkpoint(tmp_path / "source")
+    done = run_here("extend", source, "--to", "128", "--method", "ntk", "--out", tmp_path / name)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
+    *_, code = shlex.split(line)
+    (_, printed) = ast.parse(code).body
+    loading, text = printed.value.args[0].func, printed.value.args[0].args[0].value
+    assert text == "Once"
+    assert [part.value for part in loading.args] == ["text-generation", str(tmp_path / name)]
