@@ -19,8 +19,7 @@ from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.survey import survey
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import make_scaling
-from ropepatch.settings import meanings
-from ropepatch.settings.shipped import RECIPES, find_shipped
+from ropepatch.settings import RECIPES, find_shipped, meanings
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate
 from ropepatch.training.positions import POSITIONS

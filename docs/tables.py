@@ -38,7 +38,7 @@ from ropepatch.evaluation.suites import Suite
 from ropepatch.files import json_text
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.report.plots import figures, save_figure
-from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
+from ropepatch.settings import RECIPES, find_shipped, shipped_names
 from ropepatch.training.recipe import Recipe
 
 Make = Callable[[], str]

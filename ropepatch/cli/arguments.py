@@ -77,7 +77,7 @@ def complete(*kinds: str) -> Callable[[str], list[str]]:
     """For the shell, the names of these kinds that begin with what is typed so far."""
 
     def names(incomplete: str) -> list[str]:
-        from ropepatch.settings.shipped import SUITES, shipped_names
+        from ropepatch.settings import SUITES, shipped_names
 
         known = [
             name for kind in kinds for name in (shipped_names(SUITES) if kind == "suites" else entries(kind))
@@ -144,7 +144,7 @@ def some_methods(names: str) -> None:
 @early
 def a_recipe(name: str) -> None:
     """Refuse what is no recipe."""
-    from ropepatch.settings.shipped import RECIPES, find_shipped
+    from ropepatch.settings import RECIPES, find_shipped
 
     find_shipped(name, RECIPES, "recipe")
 
@@ -152,7 +152,7 @@ def a_recipe(name: str) -> None:
 @early
 def a_suite(name: str) -> None:
     """Refuse what is no suite."""
-    from ropepatch.settings.shipped import SUITES, find_shipped
+    from ropepatch.settings import SUITES, find_shipped
 
     find_shipped(name, SUITES, "suite")
 

@@ -18,7 +18,7 @@ def compiled() -> dict[str, dict[str, Any]]:
     from ropepatch.cli.descriptions import describe_encoding, describe_method, describe_recipe
     from ropepatch.encodings import ENCODINGS
     from ropepatch.scaling import METHODS
-    from ropepatch.settings.shipped import RECIPES, shipped_names
+    from ropepatch.settings import RECIPES, shipped_names
     from ropepatch.training.recipe import read_recipe
 
     return {

@@ -38,7 +38,7 @@ def recipes(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes that `extend --recipe` trains by, print one, or copy one."""
-    from ropepatch.settings.shipped import RECIPES, find_shipped
+    from ropepatch.settings import RECIPES, find_shipped
 
     if copy:
         if name is None:

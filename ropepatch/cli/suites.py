@@ -26,8 +26,7 @@ def suites(
     as_json: AsJson = False,
 ) -> None:
     """List the suites that `eval` and `extend --eval` measure, or print one."""
-    from ropepatch.settings import read_yaml
-    from ropepatch.settings.shipped import SUITES, find_shipped, shipped_names
+    from ropepatch.settings import SUITES, find_shipped, read_yaml, shipped_names
 
     files = {
         known: find_shipped(known, SUITES, "suite") for known in ([name] if name else shipped_names(SUITES))

@@ -18,12 +18,13 @@ from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular
+from ropepatch.settings import HUB_NAME
 
 SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
-HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.+-]+))?", re.ASCII)
+DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
 HALF_A_PAIR = re.compile("[\\ud800-\\udfff]")  # of surrogates, which JSON can spell and is no character
 LARGEST = 2**30  # bytes of a line, characters of a document
@@ -98,7 +99,7 @@ def _local(source: str | Path) -> Path | None:
     if path.exists():
         check_regular(path)
         return path
-    named = HUB_ID.fullmatch(str(source))
+    named = DATASET_ID.fullmatch(str(source))
     if isinstance(source, Path) or not named or FILE_NAME.fullmatch(named["name"]):
         raise RopepatchError(f"no such file or folder: {source}", hint=EXPECTED)
     if Path(named["name"]).exists():

@@ -16,8 +16,18 @@ from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.extension.planning import check_method
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import method_label
-from ropepatch.settings import Length, OneOf, Settings, Several, Text, refuse_unknown, seed_of, shown
-from ropepatch.settings.shipped import SUITES, find_shipped
+from ropepatch.settings import (
+    SUITES,
+    Length,
+    OneOf,
+    Settings,
+    Several,
+    Text,
+    find_shipped,
+    refuse_unknown,
+    seed_of,
+    shown,
+)
 
 
 def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.settings import HUB_NAME
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 PASSED_ON = ("license", "license_name", "license_link", "language")
 TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 # What transformers, tokenizers, processors and engines read beside the weights. Any other file may be

@@ -18,8 +18,7 @@ from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
-from ropepatch.settings import Length, relative_length, short_length
-from ropepatch.settings.shipped import name_of
+from ropepatch.settings import Length, name_of, relative_length, short_length
 from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 

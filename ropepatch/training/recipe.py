@@ -13,6 +13,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, NamedMethod, WrittenScaling, read_method
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import (
+    RECIPES,
     Amount,
     Count,
     Length,
@@ -25,10 +26,10 @@ from ropepatch.settings import (
     Weight,
     Whole,
     expected,
+    find_shipped,
     refuse_unknown,
     relative_length,
 )
-from ropepatch.settings.shipped import RECIPES, find_shipped
 from ropepatch.training.positions import Positions
 
 SELF = "self"  # the source that is written by the model itself

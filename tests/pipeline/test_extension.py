@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.running import bar
-from ropepatch.settings.shipped import RECIPES, find_shipped
+from ropepatch.settings import RECIPES, find_shipped
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_the_folder_has_the_whole_name_of_the_recipe(name, tmp_path, monkeypatch
     bundled, recipes = find_shipped("tiny", RECIPES, "recipe"), tmp_path / "recipes"
     recipes.mkdir()
     (recipes / f"{name}.yaml").write_bytes(bundled.read_bytes())
-    monkeypatch.setattr("ropepatch.settings.shipped.shipped", lambda folder: recipes)
+    monkeypatch.setattr("ropepatch.settings.shipped", lambda folder: recipes)
     for given in (name, str(recipes / f"{name}.yaml")):
         made = ropepatch.extend("tiny", to="1k", recipe=given, dry_run=True, say=print)
         assert made.folder.name.endswith(f"-1k-{name}")

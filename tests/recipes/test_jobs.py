@@ -19,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 import ropepatch
 from ropepatch.cli.extend import extend
-from ropepatch.settings.shipped import RECIPES, shipped_names
+from ropepatch.settings import RECIPES, shipped_names
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "recipes" / "jobs"

@@ -23,8 +23,7 @@ from ropepatch.cli.extend import extend
 from ropepatch.cli.recipes import recipes
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
-from ropepatch.settings import relative_length
-from ropepatch.settings.shipped import RECIPES, find_shipped, shipped_names
+from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
 from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
 

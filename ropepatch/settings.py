@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import check_regular
+from ropepatch.files import check_regular, shipped
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -72,6 +72,33 @@ def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -
             raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest_or_all(name, choices))
 
 
+# YAML files that come with ropepatch
+
+SUITES, RECIPES = "eval/suites", "recipes"
+ENDINGS = (".yaml", ".yml")
+
+
+def shipped_names(folder: str) -> list[str]:
+    """Names of the YAML files in a folder that comes with ropepatch."""
+    return sorted(file.stem for file in shipped(folder).glob("*.yaml"))
+
+
+def name_of(named: str) -> str:
+    """The name of a shipped file, or that of a path without its ending."""
+    return Path(named).stem if named.endswith(ENDINGS) else named
+
+
+def find_shipped(name: str, folder: str, what: str) -> Path:
+    """The YAML file of a name in such a folder, or one by its own path; ``what`` names its kind."""
+    if name.endswith(ENDINGS):
+        return Path(name)
+    refuse_unknown([name], shipped_names(folder), what)
+    return shipped(folder) / f"{name}.yaml"
+
+
+# Names, lengths and seeds
+
+HUB_NAME = r"[A-Za-z0-9][\w.-]*"  # of an owner or a repository, in ASCII
 TOKENS = r"([0-9]{1,12})([kKmM]?)"
 MULTIPLE = r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x"  # of the trained context
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
