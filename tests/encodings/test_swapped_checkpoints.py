@@ -22,7 +22,7 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.subject import find_subject
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
-from ropepatch.publishing.hub.contents import judge
+from ropepatch.publishing.contents import judge
 
 
 @pytest.fixture(scope="module")

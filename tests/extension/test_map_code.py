@@ -33,9 +33,9 @@ from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.loading import load_model
 from ropepatch.model.survey import survey
 from ropepatch.publishing.card import write_card
+from ropepatch.publishing.contents import judge, read_contents
 from ropepatch.publishing.folding import fold_attention
 from ropepatch.publishing.gguf import export_gguf
-from ropepatch.publishing.hub.contents import judge, read_contents
 
 WEIGHTS = "model.safetensors"
 SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"

@@ -32,8 +32,8 @@ from ropepatch.extension.map_code import code_of
 from ropepatch.model.checkpoint import CODE
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
+from ropepatch.publishing.contents import judge
 from ropepatch.publishing.hub import Pushed, check_repo, push
-from ropepatch.publishing.hub.contents import judge
 from ropepatch.publishing.scanning import check_secrets
 
 NAME = "local/tiny-2k"
@@ -819,7 +819,7 @@ def test_a_gated_repository_is_not_taken_for_one_that_is_not_there(hub, folder):
 
 @pytest.mark.parametrize("request_name", ["look", "create", "preupload", "put", "commit"])
 def test_a_hub_that_does_not_answer_is_not_waited_for_for_ever(hub, folder, request_name, monkeypatch):
-    monkeypatch.setattr("ropepatch.publishing.hub.explaining.TIME_LIMIT", 0.05)
+    monkeypatch.setattr("ropepatch.publishing.hub_client.TIME_LIMIT", 0.05)
     hub.fail(*REQUESTS[request_name], "hang")
     message, hint = refused(folder)
     assert message == "the Hub did not answer within 0 seconds"
@@ -975,9 +975,7 @@ def test_a_plan_is_pushed_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
     assert json.loads(hub.files(NAME)["config.json"])["max_position_embeddings"] == 256
     assert (done.created, hub.models[NAME].private) == (True, True)
     assert list((tmp_path / "temporary").iterdir()) == []
-    monkeypatch.setattr(
-        "ropepatch.publishing.hub.pushing.extend", lambda *arguments: pytest.fail("was written")
-    )
+    monkeypatch.setattr("ropepatch.publishing.hub.extend", lambda *arguments: pytest.fail("was written"))
     with pytest.raises(RopepatchError, match="no name of a repository"):
         ropepatch.push(plan, "a/b/c")
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.map_code import code_of, map_code, other_code
-from ropepatch.files import read_json
+from ropepatch.extension.map_code import code_of, map_code, other_code, sha256
+from ropepatch.extension.record import Record
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.source import TEMPLATES, included, is_carried
 from ropepatch.model.survey import survey
-from ropepatch.model.weights import changed, fingerprint, read_header, read_headers
+from ropepatch.model.weights import changed, fingerprint, read_header
 from ropepatch.publishing.scanning import check_secrets
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -35,13 +35,7 @@ EVIDENCE = re.compile(rf"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluati
 
 @dataclass(frozen=True)
 class Contents:
-    """What of a folder is pushed.
-
-    Args:
-        files: By their names in the repository.
-        left_out: What else is there, hidden entries apart.
-        notes: What the user should know of them.
-    """
+    """What of a folder is pushed: files by their names in the repository, the rest, and remarks."""
 
     files: dict[str, Path]
     left_out: tuple[str, ...]
@@ -50,13 +44,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the record says for and against a folder.
-
-    Args:
-        against: Why it should not be pushed.
-        notes: What its reader should know.
-        allows_card: Whether a card can be written from the record.
-    """
+    """What speaks against pushing a folder, remarks, and whether a card can be written from its record."""
 
     against: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -67,25 +55,28 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
     """The files of a checkpoint or an adapter, its weights checked by their headers.
 
     Args:
-        folder: Of the checkpoint.
-        token: That of the user, which no file may hold.
+        folder: The folder of the checkpoint.
+        token: The user's token, which no file may hold.
         include: Patterns of what is pushed beside it.
 
     Raises:
         RopepatchError: If it is no checkpoint, its weights are unsound or pickled, or a file is a link that
             leads out of the folder, or holds a secret.
     """
-    names = {path.name for path in _weights(folder)}
-    own = names | ({CODE} if holds_map(folder) else set())  # code of any other kind stays here
+    checkpoint = None if is_adapter(folder) else Checkpoint(folder)
+    weights = checkpoint.weights.files if checkpoint else read_header(folder / ADAPTER[1]).files
+    names = {path.name for path in weights}
+    # Code of any other kind is not pushed.
+    own = names | ({CODE} if checkpoint and checkpoint.kind == "mapped" else set())
     files, others = {}, []
     for part, patterns in CARRIED.items():
         place = folder / part
         for path in sorted(place.iterdir()) if place.is_dir() else ():
             name = f"{part}/{path.name}" if part else path.name
-            known = path.name in own or is_carried(path.name) if not part else False
-            carried = known or any(fnmatchcase(path.name, pattern) for pattern in patterns)
             if path.name.startswith(".") or name in CARRIED:
                 continue
+            carried = any(fnmatchcase(path.name, pattern) for pattern in patterns)
+            carried |= not part and (path.name in own or is_carried(path.name))
             if carried and (path.is_file() or path.is_symlink()):
                 files[name] = path
             else:
@@ -114,62 +105,29 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
     """What speaks against pushing a folder: nothing verified it, it has changed since, or it failed its gate.
 
     Args:
-        folder: Of a checkpoint or an adapter.
-        names: Of the files that are pushed.
+        folder: The folder of a checkpoint or an adapter.
+        names: The files that are pushed.
 
     Raises:
         RopepatchError: If `config.json` or the weights cannot be read.
     """
     if not records.exists(folder):
         return Judgement(("nothing has verified it (no ropepatch.json)",))
-    if not is_adapter(folder) and Checkpoint(folder).kind == "swapped":
-        return Judgement(
-            ("its position encoding is swapped: only ropepatch loads it, and nothing verified it",)
-        )
+    checkpoint = None if is_adapter(folder) else Checkpoint(folder)
+    if checkpoint and checkpoint.kind == "swapped":
+        reason = "its position encoding is swapped: only ropepatch loads it, and nothing verified it"
+        return Judgement((reason,))
     try:
         record = records.read(folder)
     except RopepatchError as error:
         return Judgement((str(error),))
-    against, notes = [], []
-    if is_adapter(folder):
-        notes.append("an adapter: ropepatch puts it on its base, with the rope it was trained under")
+    if checkpoint is None:
+        against: list[str] = []
+        notes = ["an adapter: ropepatch puts it on its base, with the rope it was trained under"]
     else:
-        verdict = record.verified
-        if verdict is None:
-            against.append("nothing has verified it (no `verified` in ropepatch.json)")
-        elif verdict.frequencies != "equal":
-            against.append(f"its frequencies after reloading are {verdict.frequencies}, expected equal")
-        elif not verdict.compared:
-            notes.append(f"logits {verdict.logits}")
-        elif verdict.difference is None:
-            against.append(f"its logits after reloading are {verdict.logits}, expected equal")
-        config = read_json(folder / "config.json")
-        part = config.get("text_config")
-        stated = part if isinstance(part, dict) and part else config
-        changes = record.config_changes.items()
-        if key := next((key for key, value in changes if stated.get(key) != value), None):
-            against.append(f"config.json has changed since it was verified ({key})")
-        if holds_map(folder):
-            others = other_code(folder, names)
-            against += [f"{name} brings code of others, which trust in the map would run" for name in others]
-            if record.code != code_of(folder):
-                against.append(f"its code has changed since it was verified ({CODE})")
-            elif (folder / CODE).read_text(encoding="utf-8") != _own_code(folder):
-                notes.append(
-                    f"{CODE} is not what this version of ropepatch writes: read it before you push it"
-                )
-        weights, changed_weights = read_headers(folder), "its weights have changed since they were verified"
-        if record.checksums is not None:
-            if differing := changed(weights, record.checksums):
-                against.append(f"{changed_weights} ({', '.join(differing)[:200]})")
-        elif record.weights is None:
-            notes.append(
-                "its weights may have changed since they were verified (no `weights` in ropepatch.json)"
-            )
-        elif record.weights != fingerprint(weights):
-            against.append(changed_weights)
-        else:
-            notes.append("of its weights samples alone were compared (no `checksums` in ropepatch.json)")
+        said = [*_verified(record), *_unchanged(checkpoint, record, names)]
+        against = [line for line, refuses in said if refuses]
+        notes = [line for line, refuses in said if not refuses]
     gate = record.adaptation and record.adaptation.gate
     if gate and not gate.passed:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
@@ -177,14 +135,51 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
     return Judgement(tuple(against), tuple(notes), allows_card=True)
 
 
-def holds_map(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint with an attention map, which its code goes with."""
-    return not is_adapter(folder) and Checkpoint(folder).kind == "mapped"
+def _verified(record: Record) -> Iterator[tuple[str, bool]]:
+    """What the verdict on a checkpoint says, and whether it speaks against it."""
+    verdict = record.verified
+    if verdict is None:
+        yield "nothing has verified it (no `verified` in ropepatch.json)", True
+    elif verdict.frequencies != "equal":
+        yield f"its frequencies after reloading are {verdict.frequencies}, expected equal", True
+    elif not verdict.compared:
+        yield f"logits {verdict.logits}", False
+    elif verdict.difference is None:
+        yield f"its logits after reloading are {verdict.logits}, expected equal", True
 
 
-def _own_code(folder: Path) -> str:
-    stock = Checkpoint(folder).stock_raw
-    return map_code(str(stock["model_type"]), survey(stock).site.path)
+def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """What differs from the record, and whether it speaks against a push."""
+    part = checkpoint.raw.get("text_config")
+    stated = part if isinstance(part, dict) and part else checkpoint.raw
+    changes = record.config_changes.items()
+    if key := next((key for key, value in changes if stated.get(key) != value), None):
+        yield f"config.json has changed since it was verified ({key})", True
+    if checkpoint.kind == "mapped":
+        for name in other_code(checkpoint.folder, names):
+            yield f"{name} brings code of others, which trust in the map would run", True
+        code = code_of(checkpoint.folder)
+        if not code or record.code != code:
+            yield f"its code has changed since it was verified ({CODE})", True
+        elif code[CODE] != _own_code(checkpoint):
+            yield f"{CODE} is not what this version of ropepatch writes: read it before you push it", False
+    weights, changed_weights = checkpoint.weights, "its weights have changed since they were verified"
+    if record.checksums is not None:
+        if differing := changed(weights, record.checksums):
+            yield f"{changed_weights} ({', '.join(differing)[:200]})", True
+    elif record.weights is None:
+        unknown = "its weights may have changed since they were verified"
+        yield f"{unknown} (no `weights` in ropepatch.json)", False
+    elif record.weights != fingerprint(weights):
+        yield changed_weights, True
+    else:
+        yield "of its weights samples alone were compared (no `checksums` in ropepatch.json)", False
+
+
+def _own_code(checkpoint: Checkpoint) -> str:
+    """The sha256 of the code of its map, as this version writes it."""
+    stock = checkpoint.stock_raw
+    return sha256(map_code(str(stock["model_type"]), survey(stock).site.path).encode())
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
@@ -209,10 +204,3 @@ def _unnamed_figures(files: dict[str, Path]) -> list[str]:
 
     card = files["README.md"].read_text(encoding="utf-8", errors="replace")
     return [name for name in figures if MARKER in card and f"({name})" not in card]
-
-
-def _weights(folder: Path) -> tuple[Path, ...]:
-    if not is_adapter(folder):
-        read_json(folder / "config.json")
-        return read_headers(folder).files
-    return read_header(folder / ADAPTER[1]).files

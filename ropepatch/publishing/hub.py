@@ -1,4 +1,4 @@
-"""One push: look, compare, send what changed in one commit, look again."""
+"""Push a checkpoint to the Hub: look, compare, send what changed in one commit, look again."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_session, get_token
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    hf_raise_for_status,
+    validate_repo_id,
+)
+from huggingface_hub.utils.sha import git_hash
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
-from ropepatch.publishing.hub import explaining
-from ropepatch.publishing.hub.contents import is_stale, is_weights, judge, read_contents
-from ropepatch.publishing.hub.explaining import AGAIN, LOG_IN, talking
-from ropepatch.publishing.hub.remote import Remote, look
+from ropepatch.model.weights import sha256
+from ropepatch.publishing import hub_client
+from ropepatch.publishing.contents import is_stale, is_weights, judge, read_contents
+from ropepatch.publishing.hub_client import AGAIN, LOG_IN, hub_errors
 
 CARD = "README.md"
 BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|/\.|\.lock$|/$|\.$))[\w][\w./-]{0,199}")
@@ -33,8 +44,8 @@ class Pushed:
 
     Args:
         repo: The repository, with its namespace.
-        url: Where a browser finds it.
-        branch: What was pushed to.
+        url: Its page.
+        branch: The branch.
         commit: The newest commit of the branch; None where there is none yet.
         created: Whether the repository was not there before.
         dry_run: Whether nothing was sent.
@@ -42,7 +53,7 @@ class Pushed:
         unchanged: The files that the Hub has already.
         deleted: What an earlier push left there and no longer holds.
         left_out: What of the folder is no part of a checkpoint.
-        notes: What the user should know.
+        notes: Remarks for the user.
     """
 
     repo: str
@@ -63,6 +74,57 @@ class Pushed:
         return sum(self.uploaded.values())
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A branch as the Hub has it; `exists` is False for the main that it would be made from."""
+
+    hub: HfApi
+    repo: str
+    private: bool
+    exists: bool
+    head: str
+    files: dict[str, RepoSibling]
+
+    def holds(self, name: str, path: Path) -> bool:
+        """Whether a file is the one of this name there: by size, then by its hash for git or LFS."""
+        if (entry := self.files.get(name)) is None:
+            return False
+        if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
+            return False
+        if entry.lfs is None:
+            return git_hash(path.read_bytes()) == entry.blob_id
+        return sha256(path) == entry.lfs.sha256
+
+    def text(self, name: str, token: str | None) -> str:
+        """The content of a file there."""
+        headers = build_hf_headers(token=token or False, library_name="ropepatch")
+        address = f"{self.hub.endpoint}/{self.repo}/resolve/{self.head}/{name}"
+        response = get_session().get(address, headers=headers)
+        hf_raise_for_status(response)
+        return str(response.content.decode("utf-8", errors="replace"))
+
+    def is_on_main(self, branch: str) -> bool:
+        """Whether the branch is to be made, or holds nothing yet that main does not hold."""
+        main = None if branch == "main" else fetch_branch(self.hub, self.repo, "main")
+        return main is not None and main.head == self.head
+
+
+def fetch_branch(hub: HfApi, repo: str, branch: str) -> Branch | None:
+    """The branch (or a commit), or main if it is not there; None without the repository."""
+    options: dict[str, Any] = {"files_metadata": True, "timeout": hub_client.TIME_LIMIT}
+    try:
+        try:
+            info, exists = hub.model_info(repo, revision=branch, **options), True
+        except RevisionNotFoundError:
+            info, exists = hub.model_info(repo, **options), False
+    except GatedRepoError:
+        raise
+    except RepositoryNotFoundError:
+        return None
+    files = {file.rfilename: file for file in info.siblings or ()}
+    return Branch(hub, repo, bool(info.private), exists, str(info.sha), files)
+
+
 def push(
     folder: str | Path | Plan,
     repo: str,
@@ -76,30 +138,30 @@ def push(
     say: Callable[[str], None] = lambda line: None,
     api: HfApi | None = None,
 ) -> Pushed:
-    """Bring a checkpoint or an adapter to the Hub: what changed, in one commit, checked afterwards.
+    """Push a checkpoint or an adapter to the Hub: what changed, in one commit, checked afterwards.
 
-    An interrupted push is gone on with by the same call: files that arrived are not sent again. A README.md
-    on the Hub that ropepatch did not write stays as it is.
+    The same call resumes an interrupted push: files that arrived are not sent again. A README.md on the Hub
+    that ropepatch did not write stays.
 
     Args:
-        folder: Of the checkpoint: `ropepatch.json` says that it was verified. Or a plan, whose checkpoint is
-            written into a temporary folder.
+        folder: The folder of a checkpoint that `ropepatch.json` says was verified. Or a plan, whose
+            checkpoint is written into a temporary folder.
         repo: `owner/name`, or `name` in the user's own namespace; made if it is not there.
         private: Make it private.
         revision: The branch, made from main if it is not there; None for main.
         dry_run: Only say what would be done.
         force: Push what was not verified, or failed its gate, and replace weights that ropepatch did not
-            bring there.
+            write there.
         card: Write the model card into the folder first, unless its README.md is the user's own.
         include: Patterns of paths in the folder (of a plan: in its source) that are pushed beside the
             checkpoint.
-        say: Takes lines that tell how far it is.
-        api: Whom to talk to; None for the Hub, with the user's token.
+        say: Takes lines of progress.
+        api: The Hub; None for the usual one, with the user's token.
 
     Raises:
-        RopepatchError: If the folder holds no sound checkpoint or nothing speaks for it, a name is no name,
+        RopepatchError: If the folder holds no sound checkpoint or nothing verified it, a name is invalid,
             there is no token, a file holds a secret, the repository is public but should be private or
-            holds weights of others, or the Hub does not play along.
+            holds weights of others, or the Hub refuses.
     """
     options: Any = {"private": private, "revision": revision, "dry_run": dry_run, "force": force}
     if isinstance(folder, Plan):
@@ -125,20 +187,20 @@ def push(
     if token is None and not dry_run:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = api or HfApi(token=token, library_name="ropepatch")
-    remote, created = None, False
+    there, created = None, False
     try:
-        with talking(repo, token, hub.endpoint):
+        with hub_errors(repo, token, hub.endpoint):
             repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
-            remote = look(hub, repo, branch)
-            created = remote is None
+            there = fetch_branch(hub, repo, branch)
+            created = there is None
     except RopepatchError as error:
         if not dry_run:
             raise
         notes.append(f"not compared with the Hub, all files count as new: {error}")
-    with talking(repo, token, hub.endpoint):
-        _check_private(remote, repo, private)
-        if remote is not None and not force:
-            _check_weights(remote, branch, contents.files)
+    with hub_errors(repo, token, hub.endpoint):
+        _check_private(there, repo, private)
+        if there is not None and not force:
+            _check_weights(there, branch, contents.files)
         has_card = card and judgement.allows_card
         if has_card and not dry_run:
             from ropepatch.publishing.card import write_card
@@ -146,36 +208,35 @@ def push(
             write_card(place, repo, None if branch == "main" else branch)
             contents = read_contents(place, token, include)
         if not dry_run:
-            remote = _created(hub, repo, branch, remote, private=private, say=say)
-        elif remote is not None and not remote.has_branch:
+            there = _created(hub, repo, branch, there, private=private, say=say)
+        elif there is not None and not there.exists:
             notes.append(f"the branch {branch} would be made from main")
-        files, there = contents.files, remote.files if remote else {}
-        same = {name for name, path in files.items() if remote and remote.holds(name, path)}
-        differs = CARD in there and CARD not in same and (has_card or CARD in files)
-        if remote and differs and _has_own_card(remote, branch, token):
+        files, held = contents.files, there.files if there else {}
+        same = {name for name, path in files.items() if there and there.holds(name, path)}
+        differs = CARD in held and CARD not in same and (has_card or CARD in files)
+        if there and differs and _has_own_card(there, branch, token):
             files.pop(CARD, None)
             has_card = False
             notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
         if dry_run and has_card:
             notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
-        stale = {name for name in there if is_stale(name, files, ours=records.FILE in there)}
         planned = Pushed(
             repo=repo,
             url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
             branch=branch,
-            commit=remote.head if remote else None,
+            commit=there.head if there else None,
             created=created,
             dry_run=dry_run,
             uploaded={name: path.stat().st_size for name, path in files.items() if name not in same},
             unchanged=tuple(sorted(same)),
-            deleted=tuple(sorted(stale)),
+            deleted=tuple(sorted(n for n in held if is_stale(n, files, ours=records.FILE in held))),
             left_out=contents.left_out,
             notes=(*contents.notes, *notes),
         )
-        if dry_run or remote is None or not (planned.uploaded or planned.deleted):
+        if dry_run or there is None or not (planned.uploaded or planned.deleted):
             return planned
         say(f"uploading {len(planned.uploaded)} files, {planned.num_bytes / 1e6:.1f} MB, to {repo}")
-        return _send(remote, planned, files, say)
+        return _send(there, planned, files, say)
 
 
 def check_repo(repo: str) -> None:
@@ -191,7 +252,7 @@ def check_repo(repo: str) -> None:
     token = get_token()
     if token is None:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
-    with talking(repo, token):
+    with hub_errors(repo, token):
         HfApi(token=token, library_name="ropepatch").whoami()
 
 
@@ -206,53 +267,51 @@ def _check_name(repo: str) -> None:
         ) from error
 
 
-def _check_private(remote: Remote | None, repo: str, private: bool) -> None:
-    if private and remote is not None and not remote.private:
+def _check_private(there: Branch | None, repo: str, private: bool) -> None:
+    if private and there is not None and not there.private:
         raise RopepatchError(
             f"{repo} exists and is public", hint="make it private in its settings on the Hub, or name another"
         )
 
 
-def _check_weights(remote: Remote, branch: str, files: dict[str, Path]) -> None:
-    """Refuse to replace weights that ropepatch did not bring there."""
-    if records.FILE in remote.files:
-        return
-    weights = filter(is_weights, remote.files)
-    others = [name for name in weights if name not in files or not remote.holds(name, files[name])]
-    if others and not remote.is_kept_by_main(branch):
+def _check_weights(there: Branch, branch: str, files: dict[str, Path]) -> None:
+    """Refuse to replace weights that ropepatch did not write there."""
+    weights = () if records.FILE in there.files else filter(is_weights, there.files)
+    others = [name for name in weights if name not in files or not there.holds(name, files[name])]
+    if others and not there.is_on_main(branch):
         raise RopepatchError(
-            f"{remote.repo} holds other weights: {', '.join(others)[:200]}",
+            f"{there.repo} holds other weights: {', '.join(others)[:200]}",
             hint="`ropepatch push --force` replaces them; a new branch or repository leaves them",
         )
 
 
-def _has_own_card(remote: Remote, branch: str, token: str | None) -> bool:
-    """Whether the README.md there is not ropepatch's: written or edited there."""
+def _has_own_card(there: Branch, branch: str, token: str | None) -> bool:
+    """Whether the README.md there was written or edited there, and main does not hold it."""
     from ropepatch.publishing.card import MARKER
 
-    return MARKER not in remote.text(CARD, token) and not remote.is_kept_by_main(branch)
+    return MARKER not in there.text(CARD, token) and not there.is_on_main(branch)
 
 
 def _created(
-    hub: HfApi, repo: str, branch: str, remote: Remote | None, *, private: bool, say: Callable[[str], None]
-) -> Remote:
+    hub: HfApi, repo: str, branch: str, there: Branch | None, *, private: bool, say: Callable[[str], None]
+) -> Branch:
     """The branch, made where it was not there."""
-    if remote is not None and remote.has_branch:
-        return remote
-    if remote is None:
+    if there is not None and there.exists:
+        return there
+    if there is None:
         say(f"creating {repo}" + (", private" if private else ""))
         hub.create_repo(repo, private=private or None, exist_ok=True)
     if branch != "main":
         say(f"creating the branch {branch}")
         hub.create_branch(repo, branch=branch, exist_ok=True)
-    remote = look(hub, repo, branch)
-    if remote is None or not remote.has_branch:
+    there = fetch_branch(hub, repo, branch)
+    if there is None or not there.exists:
         raise RopepatchError(f"the Hub made no branch {branch} of {repo}", hint=AGAIN)
-    _check_private(remote, repo, private)
-    return remote
+    _check_private(there, repo, private)
+    return there
 
 
-def _send(before: Remote, planned: Pushed, files: dict[str, Path], say: Callable[[str], None]) -> Pushed:
+def _send(before: Branch, planned: Pushed, files: dict[str, Path], say: Callable[[str], None]) -> Pushed:
     """One commit, which the Hub takes whole or not at all; but a .gitignore there may swallow files."""
     hub, repo = before.hub, before.repo
     additions = [CommitOperationAdd(name, files[name]) for name in planned.uploaded]
@@ -265,13 +324,13 @@ def _send(before: Remote, planned: Pushed, files: dict[str, Path], say: Callable
         parent_commit=before.head,
     ).oid
     say("checking what the Hub has")
-    after = look(hub, repo, commit)
-    now = after.files.keys() if after and after.has_branch else set()
+    after = fetch_branch(hub, repo, commit)
+    now = after.files.keys() if after and after.exists else set()
     if wrong := sorted((files.keys() - now) | (now & {*planned.deleted})):
         raise RopepatchError(
             f"{repo} does not hold what was sent: {', '.join(wrong)[:200]}",
             hint=f"look for a .gitignore there that names it; then {AGAIN}",
         )
-    newest = hub.model_info(repo, revision=planned.branch, timeout=explaining.TIME_LIMIT).sha
+    newest = hub.model_info(repo, revision=planned.branch, timeout=hub_client.TIME_LIMIT).sha
     moved = [] if newest == commit else [f"{planned.branch} has since moved on to {newest}"]
     return replace(planned, commit=commit, notes=(*planned.notes, *moved))

@@ -1,4 +1,4 @@
-"""What the Hub refuses, and a line that goes dead, in one line and a hint each; never with the token."""
+"""The Hub's client with a time limit, and its errors as one line and a hint each; never with the token."""
 
 from __future__ import annotations
 
@@ -48,16 +48,13 @@ ANSWERS = {
 
 
 @contextmanager
-def talking(repo: str, token: str | None, endpoint: str | None = None) -> Iterator[None]:
-    """Within it the Hub may take `TIME_LIMIT`, shows bars to a terminal alone, and its errors are explained.
+def hub_errors(repo: str, token: str | None, endpoint: str | None = None) -> Iterator[None]:
+    """Limit the Hub's client in time, keep the token at the Hub, and raise its errors as `RopepatchError`.
 
     Args:
-        repo: Which the errors name.
-        token: Which they never hold, and nobody but the Hub gets.
+        repo: The repository that errors name.
+        token: The token that errors must not hold.
         endpoint: The Hub; None for the usual one.
-
-    Raises:
-        RopepatchError: For whatever goes wrong between here and the Hub.
     """
     try:
         bars = nullcontext() if sys.stderr.isatty() else _no_bars()
@@ -66,26 +63,17 @@ def talking(repo: str, token: str | None, endpoint: str | None = None) -> Iterat
             warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
             yield
     except (HttpxError, OSError, ValueError, RuntimeError) as error:
-        message, hint = _explained(_cause(error), repo)
+        # A thread that uploads wraps what went wrong.
+        message, hint = _explained(error.__cause__ or error if type(error) is RuntimeError else error, repo)
         raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
     except (LookupError, TypeError, AttributeError) as error:
-        if not _was_in_client(error):
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if not str(last.f_globals.get("__name__")).startswith("huggingface_hub"):
             raise
         raise RopepatchError(
             f"what answered for {repo} is not what the Hub answers",
             hint="check HF_ENDPOINT, and whether a proxy stands between",
         ) from error
-
-
-def _was_in_client(error: Exception) -> bool:
-    """Whether the Hub's client failed, which takes an answer of status 200 for what it asked for."""
-    *_, (last, _) = traceback.walk_tb(error.__traceback__)
-    return str(last.f_globals.get("__name__")).startswith("huggingface_hub")
-
-
-def _cause(error: Exception) -> BaseException:
-    """What went wrong in a thread that uploads, beneath what the thread made of it."""
-    return error.__cause__ or error if type(error) is RuntimeError else error
 
 
 def _explained(error: BaseException, repo: str) -> tuple[str, str]:
