@@ -133,17 +133,6 @@ def first_documents(
     return taken
 
 
-def windows(
-    tokenizer: PreTrainedTokenizerBase | None,
-    documents: Iterable[TextOrIds],
-    *,
-    length: int,
-    count: int | None,
-) -> list[list[int]]:
-    """Windows of exactly ``length`` tokens of the documents, joined into one stream; see `cut_windows`."""
-    return [ids for _, ids in cut_windows(tokenizer, documents, length=length, count=count)]
-
-
 def cut_windows(
     tokenizer: PreTrainedTokenizerBase | None,
     documents: Iterable[TextOrIds],

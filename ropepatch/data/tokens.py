@@ -130,8 +130,8 @@ def tokenised(
 ) -> TokenStore:
     """The first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
 
-    The source is read no further than that. A text is tokenised as in `ropepatch.data.texts.windows`: after
-    the beginning-of-sequence token, else the end-of-sequence token, else nothing; token ids stay unchanged.
+    The source is read no further than that. A text is tokenised as in `cut_windows`: after the
+    beginning-of-sequence token, else the end-of-sequence token, else nothing; token ids stay unchanged.
     The tokens are cached by tokenizer, settings of the source, and sizes and times of its files or its
     revision on the Hub; if the Hub does not say which it has, the latest entry serves. An entry also serves
     requests for fewer tokens, with the same tokens as a new one. One of several processes reads, others wait.

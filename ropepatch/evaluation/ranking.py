@@ -23,7 +23,7 @@ RULE = (
     "Holm). Of these, the one with the greatest log-probability comes first; those that are not "
     "significantly worse than it are ordered by their loss. Only kinds of questions count of which the "
     "baseline finds significantly more than by guessing within its trained context; without any, loss alone "
-    "decides."
+    "decides. With fewer than three documents nothing is recommended."
 )
 
 
@@ -96,7 +96,8 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
 
     Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts), so
     retrieval comes first where it can rank. A control, an attention map that forgets, is never recommended;
-    nor is anything by a measure that rests on fewer than three documents or haystacks.
+    nor is anything by fewer than three documents, which cannot tell a harm to the loss, or by the answers to
+    fewer than three haystacks.
 
     Args:
         results: Of one-pass perplexity, and of retrieval if it was measured. Where several of one task have a
@@ -223,7 +224,7 @@ class _Evidence:
     def helps(self, label: str) -> bool:
         """Whether it is significantly better in one measure and not significantly worse in the other."""
         names = {("loss", label), ("answers", label)}
-        return bool(names & self.better) and not names & self.worse
+        return not self.losses[label].missing and bool(names & self.better) and not names & self.worse
 
     def ordered(self, labels: Collection[str]) -> list[str]:
         """The best first: those whose answers are not significantly less probable than the best's by loss."""
@@ -276,7 +277,7 @@ class _Evidence:
         advice = [f"Take {taken}: {'; '.join(reasons)}."]
         others = {label: difference(self.losses[label], row.loss) for label in self.helping([taken])}
         apart = significant(others)
-        if tied := [label for label in others if label not in apart and not row.loss.missing]:
+        if tied := [label for label in others if label not in apart]:
             advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
@@ -299,11 +300,11 @@ class _Evidence:
         return [f"Retrieval does not rank: {why}."]
 
     def _refusal(self) -> list[str]:
-        missing = few(self.reading[self.base])[0] if self.losses[self.base].missing else None
-        if missing and not self.counted:
+        if self.losses[self.base].missing:
+            (missing,) = few(self.reading[self.base])
             return [f"No advice: {missing}. Give more text.", *self._no_retrieval()]
         first = min(self.scalings, key=lambda label: _number(self.losses[label].value))
-        why = missing or f"by loss {first} gains {signed(self.rows[first].loss_gain)} nats per token"
+        why = f"by loss {first} gains {signed(self.rows[first].loss_gain)} nats per token"
         names = {label: {("loss", label), ("answers", label)} for label in self.scalings}
         if mixed := [label for label, own in names.items() if own & self.better and own & self.worse]:
             why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"

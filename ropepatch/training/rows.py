@@ -67,6 +67,19 @@ class TokenRows:
 
     def row(self, index: int, window: int) -> Row:
         """The row of a number from 0, in W = ``window`` tokens."""
+        begin = self._beginning(index, window)
+        ids, lengths = self._store.piece(begin, begin + window)
+        labels = ids.clone()
+        labels[[0, *accumulate(lengths[:-1])]] = IGNORED
+        return Row(ids, labels, lengths)
+
+    def document(self, index: int, window: int) -> int:
+        """The number of the document in which a row begins."""
+        begin = self._beginning(index, window)
+        return int(torch.searchsorted(self._store.starts, begin, right=True)) - 1
+
+    def _beginning(self, index: int, window: int) -> int:
+        """The first token of a row."""
         windows = (len(self._store) - self._begin) // window
         if windows < 1:
             held_out = f" after the {self._begin} that are held out" if self._begin else ""
@@ -75,11 +88,7 @@ class TokenRows:
                 hint="give more text, or a smaller window",
             )
         epoch, place = divmod(index, windows)
-        begin = self._begin + window * int(self._order(window, windows, epoch)[place])
-        ids, lengths = self._store.piece(begin, begin + window)
-        labels = ids.clone()
-        labels[[0, *accumulate(lengths[:-1])]] = IGNORED
-        return Row(ids, labels, lengths)
+        return self._begin + window * int(self._order(window, windows, epoch)[place])
 
     def _order(self, window: int, windows: int, epoch: int) -> Tensor:
         if self._orders.get(window, (None,))[0] != epoch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,28 +94,30 @@ class RecipeReader:
     def write_windows(self, file: Path) -> None:
         """Write windows [target] of the texts, by their weights, and of nothing that is watched, for a fit.
 
-        The file has a JSON object with `input_ids` in each line; its folder is made.
+        The file has a JSON object with `input_ids` in each line, the windows that begin in one document
+        after each other; its folder is made.
         """
         wanted, target = TALES + HELD_OUT, self.target
         streams, _, _ = self._open(lambda source: wanted * target)
-        texts = [number for number, stream in enumerate(streams) if isinstance(stream, TokenRows)]
-        left = {number: (streams[number].size or 0) // target for number in texts}
-        taken = dict.fromkeys(texts, 0)
-        rows: list[Tensor] = []
-        while len(rows) < wanted and (unread := [number for number in texts if taken[number] < left[number]]):
+        texts = {number: stream for number, stream in enumerate(streams) if isinstance(stream, TokenRows)}
+        left = {number: (stream.size or 0) // target for number, stream in texts.items()}
+        taken, count = dict.fromkeys(texts, 0), 0
+        windows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by source and document
+        while count < wanted and (unread := [number for number in texts if taken[number] < left[number]]):
             sources = self.recipe.data.sources
             number = min(unread, key=lambda number: (taken[number] + 1) / sources[number].weight)
-            rows.append(streams[number].row(taken[number], target).ids)
-            taken[number] += 1
-        if len(rows) < FEWEST:
+            document = texts[number].document(taken[number], target)
+            windows[number, document] += texts[number].row(taken[number], target).ids.tolist()
+            taken[number], count = taken[number] + 1, count + 1
+        if count < FEWEST:
             raise RopepatchError(
-                f"the recipe's texts, less what is held out, make {len(rows)} windows of {target} tokens, "
+                f"the recipe's texts, less what is held out, make {count} windows of {target} tokens, "
                 f"and a fit needs {FEWEST}",
                 hint="give more text, or method: {name: fit, text: FILE}",
             )
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:
-            lines = (json.dumps({"input_ids": ids.tolist()}) + "\n" for ids in rows)
+            lines = (json.dumps({"input_ids": ids}) + "\n" for ids in windows.values())
             partial.write_text("".join(lines), encoding="utf-8")
 
     def _open(self, tokens_of: Callable[[int], int]) -> tuple[list[Stream], list[Tensor], list[str]]:

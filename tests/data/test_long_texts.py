@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ropepatch.data import texts
-from ropepatch.data.texts import first_documents, token_ids, windows
+from ropepatch.data.texts import cut_windows, first_documents, token_ids
 from ropepatch.model.source import TINY
 
 VOCABULARY = ["a", "b", " ", "\n", "a ", " b", "\na"]
@@ -136,7 +136,7 @@ def test_of_a_long_document_no_more_is_split_than_is_read(tokenizers, monkeypatc
 def test_all_of_a_long_document_takes_memory_for_its_tokens_and_not_much_more(tokenizers):
     text = "Ann has a red ball. " * 100_000
     tracemalloc.start()
-    (window,) = windows(tokenizers["tiny"], [text], length=200_000, count=1)
+    ((_, window),) = cut_windows(tokenizers["tiny"], [text], length=200_000, count=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert window[:50] == token_ids(tokenizers["tiny"], [text[:1000]])[0][:50].tolist()

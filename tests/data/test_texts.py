@@ -10,7 +10,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data import texts
-from ropepatch.data.texts import digest, first_documents, read_documents, token_ids, windows
+from ropepatch.data.texts import cut_windows, digest, first_documents, read_documents, token_ids
 from ropepatch.errors import RopepatchError
 
 
@@ -62,7 +62,7 @@ def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, m
     assert [ids.tolist() for ids in token_ids(tokenizer, iter(documents))] == expected
 
 
-@pytest.mark.parametrize("cut", [token_ids, partial(windows, length=1, count=None)])
+@pytest.mark.parametrize("cut", [token_ids, partial(cut_windows, length=1, count=None)])
 def test_a_text_without_a_tokenizer_and_one_text_in_place_of_a_list_are_errors(tokenizer, cut):
     with pytest.raises(RopepatchError, match="tokenizer is None"):
         cut(None, ["abc"])
@@ -118,6 +118,10 @@ def test_a_document_that_was_cut_does_not_keep_its_rest_in_memory(tokenizer):
 # windows
 
 
+def windows(tokenizer, documents, **options) -> list[list[int]]:
+    return [ids for _, ids in cut_windows(tokenizer, documents, **options)]
+
+
 def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
     stream = [BOS, *ids_of("abcde"), BOS, *ids_of("fgh"), BOS, *ids_of("a")]  # 12 tokens
     assert windows(tokenizer, ["abcde", "fgh", "a"], length=4, count=None) == [
@@ -151,14 +155,14 @@ def test_windows_are_spread_evenly_over_the_stream(count, expected):
 
 @pytest.mark.parametrize(("length", "count"), [(0, None), (4, 0), (-1, 1)])
 def test_lengths_and_counts_below_one_are_errors(tokenizer, length, count):
-    for cut in (windows, first_documents):
+    for cut in (cut_windows, first_documents):
         with pytest.raises(RopepatchError, match="must be at least 1"):
             cut(tokenizer, ["abc"], length=length, count=count)
 
 
 def test_texts_longer_than_the_model_reads_are_split_without_a_warning(tokenizer, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    windows(tokenizer, ["abcdefgh" * 4], length=32, count=1)
+    cut_windows(tokenizer, ["abcdefgh" * 4], length=32, count=1)
     assert not caplog.messages
     tokenizer("abcdefgh")  # the warning exists, and our call has not used it up
     assert "longer than the specified maximum" in caplog.text

@@ -127,14 +127,14 @@ def test_with_fewer_than_three_haystacks_answers_decide_nothing_and_say_how_many
         assert len(ranking.warnings) == 1
 
 
-@pytest.mark.parametrize(("log_prob", "taken"), [(-0.5, "a"), (-2.0, None)])
-def test_with_few_texts_answers_decide_alone(log_prob, taken):
+def test_with_fewer_than_three_texts_no_answers_recommend_a_scaling():
+    """Two documents cannot tell a harm to the loss, which a recommendation excludes."""
     readings = [read(label, [nats] * 2, [0.5] * 2) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
-    ranking = ranked(*readings, asked(BASELINE, -2.0), asked("a", log_prob))
-    assert ranking.recommended == taken
-    assert not any("nats per token over the baseline" in line for line in ranking.advice)
-    if taken is None:
-        assert "(2 documents: no interval, which takes 1 more" in ranking.advice[0]
+    ranking = ranked(*readings, asked(BASELINE, -2.0), asked("a", -0.5))
+    assert ranking.recommended is None
+    assert not any(row.helps for row in ranking.rows)
+    (advice,) = ranking.advice
+    assert advice.startswith("No advice: 2 documents: no interval, which takes 1 more")
 
 
 @pytest.mark.parametrize(("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ropepatch
-from ropepatch.data.texts import read_documents, windows
+from ropepatch.data.texts import cut_windows, read_documents
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model, load_tokenizer
@@ -35,10 +35,9 @@ def curve(shared: Path):
     """The losses of babyllama-361 under a method, which are read once."""
     folder = shared / "checkpoints" / "babyllama-361"
     stories = read_documents(shared / "texts" / "tinystories")
-    model, read = (
-        load_model(Checkpoint(folder)),
-        windows(load_tokenizer(folder), stories, length=1024, count=None)[:64],
-    )
+    model = load_model(Checkpoint(folder))
+    cut = cut_windows(load_tokenizer(folder), stories, length=1024, count=None)
+    read = [ids for _, ids in cut[:64]]
 
     @cache
     def curve(method: str, parameters: tuple[tuple[str, object], ...] = ()) -> LossCurve:

@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_model
 
 import ropepatch
-from ropepatch.data.texts import windows
+from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -399,9 +399,9 @@ def test_windows_to_learn_from_to_decide_by_and_to_spare_have_nothing_in_common(
     file = tmp_path / "ids.jsonl"
     documents = [list(range(i, i + 7)) for i in range(0, 700, 7)]
     file.write_text("\n".join(json.dumps({"input_ids": ids}) for ids in documents))
-    spared = windows(tokenizer, documents, length=10, count=6)
+    spared = [tuple(ids) for _, ids in cut_windows(tokenizer, documents, length=10, count=6)]
     splits = read_splits(tokenizer, file, field="input_ids", split="train", length=10, spare=6)
-    together = [tuple(window.tolist()) for window in splits.windows] + [*map(tuple, spared)]
+    together = [tuple(window.tolist()) for window in splits.windows] + spared
     assert sorted(together) == [tuple(range(i, i + 10)) for i in range(0, 700, 10)]
 
 

@@ -24,6 +24,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
 from ropepatch.evaluation.results import as_read
+from ropepatch.fitting.examples import read_splits
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.choice import Choice
@@ -308,6 +309,30 @@ def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tm
     assert "Once there were 39 cats" in joined
     assert "Once there were 0 mice" not in joined  # in the piece that is held out
     assert "Once there were 0 cats" in joined
+
+
+def test_a_fit_knows_of_what_document_each_window_of_a_recipe_is(tmp_path, tiny):
+    """Its interval is over documents; three novels are three, however many windows they make."""
+    novels = ("mouse", "cat", "dog")
+    (tmp_path / "novels.txt").write_text(
+        "<|endoftext|>".join(f"Once there was a {name}. " * 900 for name in novels)
+    )
+    data = Data(sources=(Texts(text=str(tmp_path / "novels.txt")),), windows=(64,), tokens_per_batch=128)
+    shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
+    reader = RecipeReader(recipe=small_recipe(data=data), tokenizer=tiny[1], **shape)
+    reader.write_windows(tmp_path / "windows.jsonl")
+    splits = read_splits(
+        tiny[1], tmp_path / "windows.jsonl", field="input_ids", split="train", length=512, spare=0
+    )
+    first = [tiny[1].decode(window[:40]) for window in splits.test]
+    told = [{name for name in novels if name in text} for text in first]
+    assert len(splits.test) > len(set(splits.sources)) > 1
+    assert all(
+        told[i] & told[j]
+        for i, a in enumerate(splits.sources)
+        for j, b in enumerate(splits.sources)
+        if a == b
+    )
 
 
 def test_too_little_text_for_a_fit_is_said(tmp_path, tiny):

@@ -27,7 +27,7 @@ import torch
 
 import ropepatch
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import Texts, windows
+from ropepatch.data.texts import Texts, cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment, results_json
@@ -166,8 +166,8 @@ def make(name: str, recipe: Recipe, model: str | Path, method: str, out: Path) -
 def judge_stories(folder: Path) -> dict[str, Any]:
     """babyllama before, training-free and after, on the same held-out stories."""
     base, tokenizer = ropepatch.load(BABYLLAMA)
-    pieces = windows(tokenizer, stream_documents(STORIES), length=TARGET, count=None)[:16]
-    held_out = [torch.tensor(piece) for piece in pieces]
+    pieces = cut_windows(tokenizer, stream_documents(STORIES), length=TARGET, count=None)[:16]
+    held_out = [torch.tensor(piece) for _, piece in pieces]
     first = [ids[:TRAINED] for ids in held_out]
     # The text of the long stretch, read by the base model within its context: 256 tokens at a time.
     same = [ids[begin : begin + TRAINED] for ids in held_out for begin in range(1024, TARGET, TRAINED)]
@@ -186,8 +186,8 @@ def compare_starts(arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     fitted = arguments.fitted or fitted_on_stories(arguments.out)
     base, tokenizer = ropepatch.load(BABYLLAMA)
-    documents = windows(tokenizer, stream_documents(STORIES), length=STORY_TARGET, count=None)
-    pieces = [torch.tensor(ids) for ids in documents[:STORY_WINDOWS]]
+    windows = cut_windows(tokenizer, stream_documents(STORIES), length=STORY_TARGET, count=None)
+    pieces = [torch.tensor(ids) for _, ids in windows[:STORY_WINDOWS]]
     found = results_in(arguments.json)
     if "base" not in found:
         own = ropepatch.perplexity(base, None, pieces, window=TRAINED, stride=TRAINED // 2)

@@ -25,7 +25,7 @@ from means import MEANS, Case, Reading, Row
 
 import ropepatch
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import digest, windows
+from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import Narrator, held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment, results_json
@@ -56,8 +56,10 @@ def case_of(name: str, factor: int) -> Case:
     else:
         documents = list(stream_documents(STORIES))
         first, last = documents[: len(documents) * 7 // 10], documents[len(documents) * 17 // 20 :]
-        others = windows(tokenizer, first, length=length, count=few)
-        held_out = windows(tokenizer, last, length=length, count=TO_TEST)
+        others, held_out = (
+            [ids for _, ids in cut_windows(tokenizer, part, length=length, count=count)]
+            for part, count in ((first, few), (last, TO_TEST))
+        )
     choosing, testing = (Reading(model, trained, pieces) for pieces in (others, held_out))
     return Case(name, factor, model, rope, choosing, testing, floor)
 
