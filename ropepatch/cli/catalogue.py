@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ FILE = Path(__file__).with_name("catalogue.json")
 Entry = dict[str, Any]
 
 
-def compiled() -> dict[str, dict[str, Any]]:
-    """The catalogue from the registries and the recipes themselves, which needs torch and transformers."""
+def compiled(*parts: str) -> dict[str, dict[str, Any]]:
+    """Parts of the catalogue, or all, from the registries and the recipes themselves, which needs torch."""
     from ropepatch.attention import MAPS
     from ropepatch.cli.descriptions import describe_encoding, describe_method, describe_recipe
     from ropepatch.encodings import ENCODINGS
@@ -21,13 +22,16 @@ def compiled() -> dict[str, dict[str, Any]]:
     from ropepatch.settings import RECIPES, shipped_names
     from ropepatch.training.recipe import read_recipe
 
-    return {
-        "methods": {name: describe_method(kind) for name, kind in (METHODS | MAPS).items()},
-        "other names of methods": METHODS.other_names | MAPS.other_names,
-        "encodings": {name: describe_encoding(kind) for name, kind in ENCODINGS.items()},
-        "other names of encodings": ENCODINGS.other_names,
-        "recipes": {name: describe_recipe(name, read_recipe(name)) for name in shipped_names(RECIPES)},
+    compile_part: dict[str, Callable[[], dict[str, Any]]] = {
+        "methods": lambda: {name: describe_method(kind) for name, kind in (METHODS | MAPS).items()},
+        "other names of methods": lambda: METHODS.other_names | MAPS.other_names,
+        "encodings": lambda: {name: describe_encoding(kind) for name, kind in ENCODINGS.items()},
+        "other names of encodings": lambda: ENCODINGS.other_names,
+        "recipes": lambda: {
+            name: describe_recipe(name, read_recipe(name)) for name in shipped_names(RECIPES)
+        },
     }
+    return {part: compile_part[part]() for part in parts or compile_part}
 
 
 def entries(kind: str) -> dict[str, Any]:
@@ -35,11 +39,7 @@ def entries(kind: str) -> dict[str, Any]:
 
     They are from the file; compiled where the registry is there already, as somebody may have added to it.
     """
-    return _content()[kind]
-
-
-def _content() -> dict[str, dict[str, Any]]:
-    return compiled() if "ropepatch.scaling" in sys.modules else read_json(FILE)
+    return (compiled(kind) if "ropepatch.scaling" in sys.modules else read_json(FILE))[kind]
 
 
 def find_entry(kind: str, name: str) -> Entry:
@@ -50,6 +50,5 @@ def find_entry(kind: str, name: str) -> Entry:
     """
     from ropepatch.settings import find_named
 
-    content = _content()
-    entry: Entry = find_named(name, content[f"{kind}s"], kind, content[f"other names of {kind}s"])
+    entry: Entry = find_named(name, entries(f"{kind}s"), kind, entries(f"other names of {kind}s"))
     return entry
