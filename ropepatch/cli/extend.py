@@ -132,6 +132,14 @@ def extend(
             "rewrites one of them in place also changes the source.",
         ),
     ] = False,
+    reading: Annotated[
+        bool | None,
+        typer.Option(
+            "--reading/--no-reading",
+            help="Write reading.json, by which `ropepatch probe` tells whether a server computes the "
+            "checkpoint; if not given, where it takes a minute or two at most.",
+        ),
+    ] = None,
     include: Include = None,
     push: Annotated[
         str | None,
@@ -181,6 +189,7 @@ def extend(
             split=split,
             limit=limit,
             link_weights=link_weights,
+            reading=reading,
             include=include or (),
             push=push,
             dry_run=dry_run,

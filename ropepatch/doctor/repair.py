@@ -11,6 +11,7 @@ from ropepatch.extension.record import FILE as RECORD
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checks import repaired
 from ropepatch.model.checks.findings import CONFIG
+from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import check_inside
 from ropepatch.model.weights import INDEX, PICKLES, Progress, TensorEntry, clone_files
 
@@ -49,6 +50,8 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     if "verified" in record and (CONFIG in changed or without):
         changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
     files = [file for file in sorted(case.folder.iterdir()) if _is_carried(file)]
+    if CONFIG in changed or without:  # it may compute something else
+        files = [file for file in files if file.name != READING]
     weights, _ = look_at_weights(case)
     for file in files:
         if not weights or file not in weights.files or file.name == INDEX:

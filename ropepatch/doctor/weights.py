@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
+from ropepatch.model import reading_file as readings
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Key
 from ropepatch.model.config import blueprint, load_config
@@ -24,6 +25,7 @@ from ropepatch.model.weights import (
     SINGLE,
     TensorEntry,
     Weights,
+    fingerprint,
     read_headers,
     weight_sets,
 )
@@ -44,6 +46,7 @@ def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
     except RopepatchError as error:
         return None, [*_unread(case, [*sets, ""][0], error)]
     findings = [*_misfit(case, weights)] or [*_saved_frequencies(case, weights)]
+    findings += _misread(case, weights)
     if len(sets) == 2:
         problem = f"transformers loads {sets[0]} and not the files of {sets[1]}, which are here too"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
@@ -110,6 +113,21 @@ def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
         check_weights(weights, model)
     except RopepatchError as error:
         yield Key(weights.files[0].name, ()).finding("weights-misfit", str(error), error.hint or "")
+
+
+def _misread(case: Case, weights: Weights) -> Iterator[Finding]:
+    """A reading that is not of these weights, or damaged."""
+    if not readings.exists(case.folder):
+        return
+    key = Key(readings.FILE, ())
+    try:
+        reading = readings.read(case.folder)
+    except RopepatchError as error:
+        yield key.finding("file-unreadable", str(error), error.hint or "", severity="warning")
+        return
+    if reading.weights != fingerprint(weights):
+        problem = "it was read from other weights than these"
+        yield key.finding("reading-of-other-weights", problem, readings.HINT)
 
 
 def _saved_frequencies(case: Case, weights: Weights) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from ropepatch.extension.verification import read_mapped, verify, verify_mapped,
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
     TEMPLATES,
     check_inside,
@@ -44,6 +45,7 @@ WRITTEN = {
     "tokenizer_config.json",
     "generation_config.json",
     records.FILE,
+    READING,
     "README.md",
     "evaluation.html",
 }

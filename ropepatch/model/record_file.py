@@ -35,22 +35,25 @@ class Part(BaseModel):
 Kind = TypeVar("Kind", bound=Part)
 
 
-def validated(kind: type[Kind], content: Mapping[str, Any], hint: str) -> Kind:
+def validated(kind: type[Kind], content: Mapping[str, Any], hint: str, file: str = FILE) -> Kind:
     """Parse the content of a record file; an error names the first key that is missing or wrong."""
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise RopepatchError(
-            f"{FILE} is of version {version}, this ropepatch reads up to version {VERSION}",
+            f"{file} is of version {version}, this ropepatch reads up to version {VERSION}",
             hint="pip install -U ropepatch",
         )
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise refused(content, first["loc"], hint, missing=first["type"] == "missing") from error
+        missing = first["type"] == "missing"
+        raise refused(content, first["loc"], hint, missing=missing, file=file) from error
 
 
-def refused(content: Any, path: tuple[int | str, ...], hint: str, *, missing: bool = False) -> RopepatchError:
+def refused(
+    content: Any, path: tuple[int | str, ...], hint: str, *, missing: bool = False, file: str = FILE
+) -> RopepatchError:
     """The error that names a key of a record, and what it holds.
 
     Args:
@@ -58,6 +61,7 @@ def refused(content: Any, path: tuple[int | str, ...], hint: str, *, missing: bo
         path: The keys and positions that lead there, and perhaps the types that pydantic tried.
         hint: What to do.
         missing: Whether the last key is missing.
+        file: The name of the record's file.
     """
     names, place = [], content
     for key in path:
@@ -69,4 +73,4 @@ def refused(content: Any, path: tuple[int | str, ...], hint: str, *, missing: bo
         elif isinstance(place, list | tuple) and isinstance(key, int):
             place = place[key]
     got = "nothing" if missing else shown(place)
-    return RopepatchError(f"{FILE} says nothing usable of {'.'.join(names)}, got {got}", hint=hint)
+    return RopepatchError(f"{file} says nothing usable of {'.'.join(names)}, got {got}", hint=hint)

@@ -20,6 +20,7 @@ from ropepatch.files import absent, json_text
 from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
 from ropepatch.pipeline.kept import kept
 from ropepatch.pipeline.learned import Learned, planned
+from ropepatch.pipeline.reading import add_reading
 from ropepatch.pipeline.request import Request, check_pairs, read_request
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import (
@@ -150,6 +151,7 @@ def extend(
     split: str | None = None,
     limit: int | None = None,
     link_weights: bool = False,
+    reading: bool | None = None,
     include: Sequence[str] = (),
     push: str | None = None,
     dry_run: bool = False,
@@ -186,6 +188,8 @@ def extend(
         limit: The suite measures at most so many pieces of text, keys per length and depth, documents.
         link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
             rewrites one of them in place also changes the source.
+        reading: Whether to write `reading.json`, by which `ropepatch probe` tells what a server computes;
+            None where a checkpoint is read within a minute or two.
         include: Patterns of files of the model, such as `examples/*`, that are carried along beside the
             checkpoint, here and to the Hub.
         push: A repository on the Hub; its name and your token are tried before the work.
@@ -263,9 +267,9 @@ def extend(
                     progress=advance,
                     record=(learned.record if learned else {}) | extras,
                 )
-            extension = _finished(request, plan, folder, learned, feedback)
+            extension = _finished(request, plan, folder, learned, feedback, reading)
         else:
-            extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback)
+            extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback, reading)
             if is_first():
                 writing.copy_files(extra, extension.folder)
         show(extension)
@@ -281,6 +285,7 @@ def _trained(
     max_short_loss_increase: float | None,
     extras: dict[str, Any],
     feedback: Feedback,
+    reading: bool | None,
 ) -> Extension:
     """The checkpoint of a model that was trained under a plan; its record says `extras` if it is new."""
     from ropepatch.training.adaptation import adapt
@@ -297,7 +302,7 @@ def _trained(
         say=feedback.say,
         progress=feedback.progress,
     )
-    extension = _finished(request, plan, adapted.folder, learned, feedback)
+    extension = _finished(request, plan, adapted.folder, learned, feedback, reading)
     record = records.read(adapted.folder)
     if is_first() and not (old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}):
         record = records.amend(adapted.folder, **extras)
@@ -305,11 +310,18 @@ def _trained(
 
 
 def _finished(
-    request: Request, plan: Plan, folder: Path, learned: Learned | None, feedback: Feedback
+    request: Request,
+    plan: Plan,
+    folder: Path,
+    learned: Learned | None,
+    feedback: Feedback,
+    reading: bool | None,
 ) -> Extension:
     """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
     if learned and is_first():
         learned.put_on_record(folder)
+    if is_first() and reading is not False and (folder / "config.json").exists():
+        add_reading(folder, device(), unasked=reading is None, feedback=feedback)
     results = _measured(request, plan, folder, feedback)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 

@@ -12,6 +12,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.map_code import code_of, map_code, other_code, sha256
 from ropepatch.extension.record import Record
+from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.source import TEMPLATES, included, is_carried
 from ropepatch.model.survey import survey
@@ -21,7 +22,7 @@ from ropepatch.publishing.scanning import check_secrets
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # Beside the weights, which their index names, and what `is_carried`.
 CARRIED = {
-    "": ["README.md", "evaluation.html", records.FILE, ADAPTER[0]],
+    "": ["README.md", "evaluation.html", records.FILE, readings.FILE, ADAPTER[0]],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
@@ -30,7 +31,9 @@ CARRIED = {
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
 )
-EVIDENCE = re.compile(rf"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html|{re.escape(CODE)}")
+EVIDENCE = re.compile(
+    rf"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html|{re.escape(CODE)}|reading\.json"
+)
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,10 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
         yield changed_weights, True
     else:
         yield "of its weights samples alone were compared (no `checksums` in ropepatch.json)", False
+    if readings.exists(checkpoint.folder) and (
+        readings.read(checkpoint.folder).weights != checkpoint.fingerprint
+    ):
+        yield f"{readings.FILE} was read from other weights", True
 
 
 def _own_code(checkpoint: Checkpoint) -> str:

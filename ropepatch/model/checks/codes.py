@@ -62,6 +62,7 @@ WARNINGS = {
     "mscale-alone": "transformers ignores it; DeepSeek's own code, SGLang and mlx-lm compute with it",
     "truncate-ignored": "llama.cpp, TGI, mlx-lm, by layer type transformers 5, compute other frequencies",
     "switches-against-cache": "keys cached before keep the old rotation, unlike a text that is read at once",
+    "reading-of-other-weights": "`ropepatch probe` calls a server wrong that computes the checkpoint rightly",
     "weights-twice": "other programs may load them, and they may be another model's",
     "frequencies-rounded": "programs that load them, unlike transformers, rotate by rounded angles",
     "map-code-unknown": "loading the checkpoint with trust_remote_code=True runs it",

@@ -1,0 +1,144 @@
+"""Every mistake is named, and a right engine is called right, in every precision."""
+
+import functools
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from engines import Engine
+
+import ropepatch
+from ropepatch.extension import record as records
+from ropepatch.extension import writing
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probe.judging import CUT_OFF, OTHER_MODEL, UNDECIDED, divergence, judge
+from ropepatch.probe.making import make_reading
+from ropepatch.probe.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
+
+METHODS = ("yarn", "llama3", "linear", "ntk", "longrope")
+PRECISIONS = ("bfloat16", "float16", "q8")
+DRAWS = 20
+TOLD = {}  # what an engine answers, once for all that ask
+
+
+@pytest.fixture(scope="module")
+def read(shared, tmp_path_factory):
+    """A real checkpoint extended by a method and a factor, and its reading; each once."""
+
+    @functools.cache
+    def made(name: str, method: str, factor: float):
+        source = shared / "checkpoints" / name
+        parameters = {}
+        if method == "longrope":
+            size = ropepatch.plan(source, to="2x").rope.num_pairs
+            steps = torch.linspace(0, 1, size, dtype=torch.float64)
+            parameters["long_factor"] = tuple((factor ** steps.pow(0.5)).tolist())
+        plan = ropepatch.plan(source, to=f"{factor}x", method=method, **parameters)
+        folder = writing.extend(plan, tmp_path_factory.mktemp("read") / "out")
+        return folder, make_reading(Checkpoint(folder))
+
+    return made
+
+
+def answers(folder: Path, reading, *, count: int = 20, **engine):
+    key = tuple(engine.items())
+    if (folder, key) not in TOLD:
+        TOLD[folder, key] = Engine(folder, **engine).tops(reading.source.ids[:-1], reading.positions)
+    return [dict(list(top.items())[:count]) for top in TOLD[folder, key]]
+
+
+def drawn(*what: object):
+    """What is left to chance: checkpoint, factor, precision, and how many tokens an engine tells."""
+    draw = random.Random(repr(what))
+    names = ("babyllama-361", "stories-260k")
+    return draw.choice(names), draw.choice((3, 4, 6)), draw.choice(PRECISIONS), draw.choice((20, 20, 10, 5))
+
+
+@pytest.mark.parametrize("precision", ["float32", *PRECISIONS])
+def test_a_right_engine_is_called_right(read, precision):
+    folder, reading = read("babyllama-361", "yarn", 4)
+    judgement = judge(reading, answers(folder, reading, precision=precision))
+    assert judgement.verdict == RIGHT, judgement
+    assert judgement.noise < 0.01
+
+
+@pytest.mark.parametrize("mistake", [UNSCALED, TWICE, FACTORLESS, DOUBLED, MISREAD])
+def test_a_mistake_is_named(read, mistake):
+    folder, reading = read("babyllama-361", "yarn", 4)
+    judgement = judge(reading, answers(folder, reading, mistake=mistake, precision="bfloat16", count=10))
+    assert judgement.verdict == mistake, judgement
+
+
+def test_other_weights_are_another_model(read):
+    folder, reading = read("babyllama-361", "yarn", 4)
+    assert judge(reading, answers(folder, reading, noise=0.2)).verdict == OTHER_MODEL
+
+
+def test_an_engine_that_reads_less_is_cut_off(read):
+    folder, reading = read("babyllama-361", "yarn", 4)
+    right = answers(folder, reading)
+    heard = [top if at <= 256 else None for top, at in zip(right, reading.positions, strict=True)]
+    judgement = judge(reading, heard, limit=256)
+    assert (judgement.verdict, judgement.limit) == (CUT_OFF, 256)
+    assert str(judgement).startswith("cut off at 256 tokens")
+
+
+def test_a_mistake_that_nobody_knows_is_no_verdict(read):
+    folder, reading = read("babyllama-361", "yarn", 4)
+    engine = Engine(folder)
+    table = ropes(records.read(folder))[RIGHT]
+    engine.rotary = type(engine.rotary)(engine.model.config)
+    engine.rotary.inv_freq = table.inv_freq * torch.linspace(1, 1.5, len(table.inv_freq))
+    engine.rotary.attention_scaling = table.attention_factor
+    judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
+    assert judgement.verdict in (UNDECIDED, OTHER_MODEL)
+
+
+def test_few_answers_are_no_verdict(read):
+    folder, reading = read("babyllama-361", "yarn", 4)
+    right = answers(folder, reading)
+    assert judge(reading, [*right[:3], *[None] * (len(right) - 3)]).verdict == UNDECIDED
+    assert judge(reading, [None] * len(right)).verdict == UNDECIDED
+
+
+def test_the_divergence_is_that_of_kullback_and_leibler_where_all_is_known():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    tops = [dict(enumerate(values.log().tolist())) for values in (p, q)]
+    assert divergence(*tops) == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
+    assert divergence(tops[0], tops[0]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", [RIGHT, UNSCALED, TWICE, FACTORLESS, "other weights"])
+def test_twenty_of_twenty_drawn_engines_are_named(read, method, case):
+    wrong = []
+    for number in range(DRAWS):
+        name, factor, precision, count = drawn(method, case, number)
+        folder, reading = read(name, method, factor)
+        if case == "other weights":
+            expected, engine = OTHER_MODEL, {"noise": 0.25}
+        elif case not in reading.tops:  # the method has no attention factor, or nobody would notice
+            expected, engine = RIGHT, {}
+        else:
+            expected, engine = case, {"mistake": case}
+        judgement = judge(reading, answers(folder, reading, precision=precision, count=count, **engine))
+        if judgement.verdict != expected:
+            wrong.append((number, name, factor, precision, count, str(judgement)))
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_of_twenty_right_engines_are_called_right(read, method, precision):
+    wrong = []
+    for number in range(DRAWS):
+        name, factor, _, count = drawn(method, precision, number)
+        folder, reading = read(name, method, factor)
+        judgement = judge(reading, answers(folder, reading, precision=precision, count=count))
+        if not judgement.is_right:
+            wrong.append((number, name, factor, count, str(judgement)))
+    assert not wrong

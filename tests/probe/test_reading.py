@@ -1,0 +1,154 @@
+"""`reading.json`: written by `extend`, of these weights, small, and the same wherever it is made."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoint_folders import edit_json
+from engines import Engine
+from safetensors.torch import load_file, save_file
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.extension import record as records
+from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probe import making
+from ropepatch.probe.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
+from ropepatch.probe.text import draw_source, source_ids
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    return ropepatch.extend("tiny", tmp_path_factory.mktemp("extended") / "out", to="4x").folder
+
+
+@pytest.fixture
+def copied(extended, tmp_path):
+    return shutil.copytree(extended, tmp_path / "copy")
+
+
+def test_extend_writes_what_stock_transformers_computes_on_both_sides_of_the_window(extended):
+    reading = readings.read(extended)
+    assert (extended / readings.FILE).stat().st_size <= 200_000
+    assert reading.weights == Checkpoint(extended).fingerprint
+    assert reading.dtype == "float32"
+    assert reading.beyond.count(True) == reading.beyond.count(False) == making.SIDE
+    assert set(reading.tops) == {RIGHT, UNSCALED, TWICE, FACTORLESS, DOUBLED, MISREAD}
+    assert reading.positions[-1] < reading.target == len(reading.source.ids)
+    for name, tops in reading.tops.items():
+        computed = Engine(extended, name).log_probs(reading.source.ids[:-1])
+        for row, position in enumerate(reading.positions):
+            for token, log_prob in tops.at(row).items():
+                assert log_prob == pytest.approx(computed[position - 1, token].item(), abs=2e-3)
+
+
+def test_the_same_checkpoint_gives_the_same_reading(extended):
+    again = making.make_reading(Checkpoint(extended))
+    assert again == readings.read(extended)
+
+
+def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
+    reading = readings.read(extended)
+    whole, vocabulary = reading.source, reading.vocabulary
+    monkeypatch.setattr("ropepatch.probe.text.SHORT", 100)
+    tokenizer = load_tokenizer(extended)
+    source = draw_source(tokenizer, vocabulary, whole.length, 0)
+    assert source.ids is None
+    assert source_ids(source, tokenizer, vocabulary, "x") == whole.ids
+    for other, reason in ((None, "needs the tokenizer"), (load_tokenizer(extended), "cannot be drawn again")):
+        if other is not None:
+            source = source.model_copy(update={"seed": 1})
+        with pytest.raises(RopepatchError, match=reason):
+            source_ids(source, other, vocabulary, "x")
+
+
+def test_without_a_tokenizer_the_text_is_random_tokens():
+    source = draw_source(None, 48, 300, 0)
+    assert source.kind == "tokens"
+    assert source_ids(source, None, 48, "x") == source.ids
+    assert set(source.ids) <= set(range(48))
+
+
+def test_no_reading_is_written_where_none_is_wanted(tmp_path):
+    out = ropepatch.extend("tiny", tmp_path / "out", to="4x", reading=False).folder
+    assert not readings.exists(out)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"method": "self-extend"}, "ropepatch's own code"),
+        ({"method": "dynamic"}, "follows the length"),
+        ({"to": 260}, "hardly beyond"),
+    ],
+)
+def test_extend_says_why_there_is_no_reading(tmp_path, options, reason):
+    said = []
+    out = ropepatch.extend("tiny", tmp_path / "out", **{"to": "2x"} | options, say=said.append).folder
+    assert not readings.exists(out)
+    assert [line for line in said if line.startswith("no reading.json: ") and reason in line]
+
+
+def test_memory_and_time_are_asked_first(extended, monkeypatch):
+    checkpoint, record = Checkpoint(extended), records.read(extended)
+    assert making.affordable(checkpoint, record, "cpu") == tuple(ropes(record))
+    monkeypatch.setattr(making, "MOST_WORK", {"cpu": 2.5 * making._operations(checkpoint, record)})
+    assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
+    monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
+    assert "too many to do unasked" in making.affordable(checkpoint, record, "cpu")
+    monkeypatch.setattr(making, "available_bytes", lambda: 1000)
+    assert "GB of memory" in making.affordable(checkpoint, record, "cpu")
+
+
+def test_doctor_finds_a_reading_of_other_weights(copied):
+    assert not [one for one in ropepatch.diagnose(copied).findings if one.file == readings.FILE]
+    weights = load_file(copied / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    found = [one for one in ropepatch.diagnose(copied).findings if one.file == readings.FILE]
+    assert [(one.code, one.severity) for one in found] == [("reading-of-other-weights", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content.pop("tops"), "says nothing usable of tops"),
+        (lambda content: content["tops"].pop(RIGHT), "do not fit together"),
+        (lambda content: content["positions"].reverse(), "do not fit together"),
+        (lambda content: content["tops"][RIGHT]["ids"][0].pop(), "do not fit together"),
+        (lambda content: content["tops"][RIGHT]["log_probs"].pop(), "do not fit together"),
+        (lambda content: content.update(version=9), "of version 9"),
+        (lambda content: content.update(positions=[]), "do not fit together"),
+    ],
+)
+def test_a_damaged_reading_is_refused_in_a_line(copied, damage, reason):
+    content = json.loads((copied / readings.FILE).read_text())
+    damage(content)
+    (copied / readings.FILE).write_text(json.dumps(content))
+    with pytest.raises(RopepatchError, match=reason):
+        readings.read(copied)
+    found = [one for one in ropepatch.diagnose(copied).findings if one.file == readings.FILE]
+    assert [one.code for one in found] == ["file-unreadable"]
+
+
+def test_what_is_extended_again_has_a_reading_of_its_own(copied, tmp_path):
+    edit_json(copied / readings.FILE, weights="of before")
+    plan = ropepatch.plan(copied, to=2048, method="linear")
+    out = ropepatch.extend(plan, tmp_path / "again").folder
+    reading = readings.read(out)
+    assert (reading.window, reading.target) == (1024, 2048)
+    assert reading.weights == Checkpoint(out).fingerprint
+
+
+def test_mistakes_of_a_method_without_factor_or_window_are_left_out(tmp_path):
+    plan = ropepatch.plan("tiny", to="4x", method="linear")
+    tables = ropes(records.Record.of(plan))
+    assert list(tables) == [RIGHT, UNSCALED, TWICE, DOUBLED]
+    base = plan.rope.inv_freq()
+    assert torch.equal(tables[UNSCALED].inv_freq, base)
+    assert torch.allclose(tables[TWICE].inv_freq, base / 16)
+    assert torch.allclose(tables[DOUBLED].inv_freq, base / 8)

@@ -1,0 +1,64 @@
+"""An engine that computes a checkpoint rightly, in some precision, or makes one of the known mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ropepatch.extension import record as records
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.loading import load_model
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
+from ropepatch.probe.mistakes import ropes
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Engine:
+    """Next-token log-probabilities of a checkpoint, by a rope of its own choice.
+
+    Args:
+        folder: The checkpoint.
+        mistake: A name of `ropepatch.probe.mistakes`; `right` for none.
+        precision: float32, bfloat16, float16, or q8 for weights of 8 bits in blocks of 16.
+        noise: By so much of their spread all weights are off: those of another model.
+    """
+
+    def __init__(
+        self, folder: Path, mistake: str = RIGHT, precision: str = "float32", noise: float = 0.0
+    ) -> None:
+        dtype = PRECISIONS.get(precision, torch.float32)
+        self.model = load_model(Checkpoint(folder), dtype=dtype)
+        self.site = find_rotary(self.model)
+        table = None if mistake == RIGHT else ropes(records.read(folder))[mistake]
+        stock = self.model.get_submodule(self.site.path)
+        self.rotary = stock if table is None else scaled_twin(stock, self.site, table)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                if precision == "q8" and weight.numel() % 16 == 0:
+                    weight.copy_(in_8_bits(weight))
+                if noise:
+                    weight += noise * weight.std() * torch.randn(weight.shape, generator=generator)
+
+    @torch.inference_mode()
+    def log_probs(self, ids: list[int]) -> Tensor:
+        """Those after every token: [T, V]."""
+        with rotating_by(self.model, self.site.path, self.rotary):
+            logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
+        return logits.float().log_softmax(-1)
+
+    def tops(self, ids: list[int], positions: list[int], count: int = 20) -> list[dict[int, float]]:
+        """The most probable next tokens after so many tokens."""
+        values, top = self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
+        return [dict(zip(*pair, strict=True)) for pair in zip(top.tolist(), values.tolist(), strict=True)]
+
+
+def in_8_bits(weight: Tensor) -> Tensor:
+    """Rounded as in Q8_0, in blocks of 16."""
+    blocks = weight.reshape(-1, 16)
+    step = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+    return ((blocks / step).round() * step).reshape(weight.shape)
