@@ -13,7 +13,7 @@ from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.results import MEASURES, Measure, Row
 from ropepatch.evaluation.suites import Suite, read_suite
 from ropepatch.extension.record import Record
-from ropepatch.publishing.card.extended import Extended
+from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import card_text
 from ropepatch.report import print_results, results_tables, write_report
 

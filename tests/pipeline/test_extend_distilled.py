@@ -10,7 +10,7 @@ import ropepatch
 from ropepatch.extension import record as records
 from ropepatch.model.source import TINY
 from ropepatch.pipeline import request
-from ropepatch.publishing.card.making import teaching
+from ropepatch.publishing.card.parts import teaching
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.training.recipe import read_recipe
 

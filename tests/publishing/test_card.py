@@ -1,6 +1,5 @@
 """A card says what was done and what was measured, and no number that nobody measured."""
 
-import ast
 import json
 import math
 import re
@@ -24,12 +23,12 @@ import ropepatch
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
-from ropepatch.extension.record import Record, read, write
+from ropepatch.extension.record import Record
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.pipeline.results import Results
 from ropepatch.publishing.card import Extended, card_text, write_card
-from ropepatch.publishing.card.names import shown_command, shown_name
-from ropepatch.publishing.card.papers import address, bibtex, entries
+from ropepatch.publishing.card.model import shown_command, shown_name
+from ropepatch.publishing.card.parts import address, bibtex, entries
 from ropepatch.publishing.card.writing import MARKER
 from ropepatch.report import print_results
 from ropepatch.report.tables import EFFECTIVE
@@ -457,12 +456,12 @@ def test_the_lines_of_transformers_run_as_printed(copied, monkeypatch):
 
 def test_an_adapter_is_loaded_with_the_rope_it_was_trained_under():
     made = MADE["an adapter"]
-    (lines, _) = blocks(card_text(made), "python")
+    (lines,) = blocks(card_text(made), "python")
     compile(lines, "card", "exec")
     assert 'ropepatch.load_adapter(snapshot_download("me/adapter-1k"))' in lines
     assert "vllm" not in card_text(made).lower()
     assert "loads without ropepatch" not in card_text(made)
-    (lines, _) = blocks(card_text(replace(made, branch="longer")), "python")
+    (lines,) = blocks(card_text(replace(made, branch="longer")), "python")
     assert 'load_adapter(snapshot_download("me/adapter-1k", revision="longer"))' in lines
     local = replace(made, name="adapter", record=made.record.amended(model="/data/llama"))
     assert 'load_adapter("adapter", base="path/to/llama")' in card_text(local)
@@ -495,28 +494,9 @@ def test_the_command_is_printed_and_the_plan_as_yaml():
     assert {key: told[key] for key in same.split()} == {key: getattr(stated, key) for key in same.split()}
 
 
-@pytest.mark.parametrize("method", ["yarn", "custom", "ntk-by-parts"])
-def test_the_lines_of_python_make_the_same_plan(method, tmp_path, monkeypatch):
-    parameters = PARAMETERS.get(method, {}) | ({"beta": 16.0} if method == "ntk-by-parts" else {})
-    made = ropepatch.plan("tiny", to=1024, method=method, factor=5.0, **parameters)
-    write(tmp_path, Record.of(made))
-    monkeypatch.chdir(tmp_path)
-    card = card_text(Extended("x", read(tmp_path)))
-    lines = blocks(card, "python")[-1].splitlines()
-    assert lines.pop() == 'ropepatch.extend(plan, "x")'
-    names = {}
-    exec("\n".join(lines), names)
-    assert names["plan"] == made
-    (plan,) = blocks(card, "yaml")
-    stated = yaml.safe_load(plan)["parameters"]
-    assert stated.get("divisors", "–") == ("a list, see ropepatch.json" if method == "custom" else "–")
-
-
-def test_the_lines_of_python_pin_the_revision_and_name_the_recipe():
-    plan = f'ropepatch.plan("meta-llama/Llama-2-7b-hf", to=1024, method="yarn", revision="{REVISION}")'
-    assert plan in card_text(MADE["licensed"])
-    made = Extended("x", record(adaptation=ADAPTATION))
-    assert 'ropepatch.adapt(plan, ropepatch.read_recipe("adaptation/recipe.yaml"), "x")' in card_text(made)
+def test_a_long_list_of_the_plan_is_left_to_the_record():
+    (plan,) = blocks(card_text(Extended("x", record("custom"))), "yaml")
+    assert yaml.safe_load(plan)["parameters"]["divisors"] == "a list, see ropepatch.json"
 
 
 def test_cost_proof_history_and_warnings_are_told():
@@ -749,14 +729,6 @@ def test_no_record_makes_the_card_crash(path, value):
         return
     ModelCard(card_text(made))
     card_text(replace(made, record=made.record.amended(command=None)))
-
-
-def test_the_value_of_a_parameter_stays_a_value():
-    value = "1)\nimport os\nos.abort("
-    made = Extended("x", record(parameters={"beta_fast": value, "ramp": [value]}))
-    (*_, line, _) = blocks(card_text(made), "python")[-1].splitlines()
-    given = {word.arg: ast.literal_eval(word.value) for word in ast.parse(line).body[0].value.keywords}
-    assert (given["beta_fast"], given["ramp"]) == (value, [value])
 
 
 def test_a_record_with_a_text_that_is_no_unicode_is_refused_when_it_is_read(copied):

@@ -33,8 +33,9 @@ from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import TINY
-from ropepatch.publishing.gguf import export_gguf, layout
-from ropepatch.publishing.gguf.tokenizer import read_vocabulary
+from ropepatch.publishing import gguf as exporter
+from ropepatch.publishing.gguf import export_gguf
+from ropepatch.publishing.gguf_tokenizer import read_vocabulary
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -64,6 +65,10 @@ class Read:
         if tensor.tensor_type.name == "BF16":
             data = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         return data.reshape([int(n) for n in reversed(tensor.shape)])
+
+
+def tensors_of(source: Path) -> list[Any]:
+    return exporter.read_tensors(Checkpoint(source), exporter.check_architecture(Checkpoint(source)))
 
 
 def exported(source: Path | str, folder: Path) -> Read:
@@ -150,10 +155,10 @@ def test_the_context_is_what_the_rope_reads_also_where_the_window_was_left_behin
 def test_no_more_than_a_few_tensors_are_in_memory(tmp_path):
     source = write_checkpoint(tmp_path / "deep", num_hidden_layers=24, hidden_size=64, intermediate_size=512)
     sizes = [t.numel() * 4 for t in load_file(source / "model.safetensors").values()]
-    layout.read_layout(Checkpoint(source))  # what is imported and cached at first does not count
-    found = layout.read_layout(Checkpoint(source))
+    tensors_of(source)  # what is imported and cached at first does not count
+    found = tensors_of(source)
     tracemalloc.start()
-    for tensor in found.tensors:
+    for tensor in found:
         tensor.read().tobytes()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -255,7 +260,7 @@ def test_what_would_run_otherwise_is_refused_and_nothing_is_written(change, word
         export_gguf(copy, tmp_path / "out.gguf")
     assert caught.value.hint
     assert words != "granite" or "convert_hf_to_gguf.py" in caught.value.hint
-    assert tuple(layout.fits_gguf(Checkpoint(one)) for one in (small, copy)) == (True, False)
+    assert tuple(exporter.fits_gguf(Checkpoint(one)) for one in (small, copy)) == (True, False)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
@@ -265,7 +270,7 @@ def test_an_architecture_that_has_other_tensors_is_refused_whatever_its_name(sma
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(copy))
     model.save_pretrained(copy)
     monkeypatch.setattr(
-        layout, "IN_LLAMA_CPP", replace(layout.IN_LLAMA_CPP, model_types=frozenset({"qwen3"}))
+        exporter, "IN_LLAMA_CPP", replace(exporter.IN_LLAMA_CPP, model_types=frozenset({"qwen3"}))
     )
     with pytest.raises(
         RopepatchError, match=r"it has a tensor model\.layers\.0\.self_attn\.[qk]_norm\.weight"
@@ -292,6 +297,19 @@ def test_weights_that_do_not_fit_are_refused_with_advice(change, words, advice, 
 
 
 # Whole or not at all
+
+
+def test_weights_that_are_shortened_while_they_are_read_are_one_line_and_leave_nothing(small, tmp_path):
+    copy = shutil.copytree(small, tmp_path / "copy")
+    weights = copy / "model.safetensors"
+
+    def shorten(done: int, total: int) -> None:
+        with weights.open("r+b") as opened:
+            opened.truncate(weights.stat().st_size // 2)
+
+    with pytest.raises(RopepatchError, match=r"model\.safetensors was shortened while it was read"):
+        export_gguf(copy, tmp_path / "out.gguf", progress=shorten)
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 def test_what_cannot_be_written_is_one_line_and_leaves_nothing(small, tmp_path, monkeypatch):
@@ -671,9 +689,8 @@ def test_llama_cpp_computes_the_logits_of_transformers_at_four_times_the_context
 
 
 def lose_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = layout.read_layout
-    lost = lambda source: replace(read(source), tensors=read(source).tensors[1:])  # noqa: E731
-    monkeypatch.setattr("ropepatch.publishing.gguf.read_layout", lost)
+    read = exporter.read_tensors
+    monkeypatch.setattr(exporter, "read_tensors", lambda *given: read(*given)[1:])
 
 
 def lose_factor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -686,7 +703,7 @@ def lose_factor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "interleaved", lambda rows, heads: rows)
+    monkeypatch.setattr(exporter, "interleaved", lambda rows, heads: rows)
 
 
 @pytest.mark.sweep
@@ -694,7 +711,7 @@ def keep_halves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tolerance_would_show_a_rope_that_is_lost(damage, tmp_path, tiny, tiny_in_float32, monkeypatch):
     pytest.importorskip("llama_cpp", reason=NO_LLAMA_CPP)
     folder = scaled(tiny_in_float32, tmp_path / "scaled", "yarn", 1024)
-    monkeypatch.setattr("ropepatch.publishing.gguf._verify", lambda *args: None)
+    monkeypatch.setattr(exporter, "_verify", lambda *args: None)
     damage(monkeypatch)
     made = export_gguf(folder, tmp_path / "out.gguf")
     assert difference(folder, made.file, tale(tiny[1], 1024)) > 100 * TOLERANCE

@@ -1,4 +1,4 @@
-"""Write the card of a checkpoint folder, with its figures."""
+"""Write the card of a checkpoint folder, with its figures and the front matter that the Hub reads."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jinja2
+from huggingface_hub import EvalResult, ModelCardData
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.results import measure_of, read_result
+from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension import record as records
 from ropepatch.files import read_text, whole_file
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.publishing.card import evidence, making
-from ropepatch.publishing.card.extended import Extended
-from ropepatch.publishing.card.markdown import code, fenced, plain, table
-from ropepatch.publishing.card.metadata import front_matter
-from ropepatch.publishing.gguf.layout import fits_gguf
+from ropepatch.publishing.card import parts
+from ropepatch.publishing.card.model import Evidence, Extended
+from ropepatch.publishing.gguf import fits_gguf
 from ropepatch.report.plots import Picture, looks_of, pictures_of_results
 from ropepatch.report.plots.style import house_style
+from ropepatch.report.printers import markdown_rows, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,23 +33,23 @@ if TYPE_CHECKING:
     from ropepatch.extension.record import Engine
 
 CARD = "README.md"
+DIGITS = 4  # after the point, of a metric
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
-ENGINES = ("engine", "reads it", "note")
-NEWLINE = "\0"  # of a value, while empty lines of the template are joined
+NEWLINE = "\0"  # a line break of a value, while empty lines of the template are joined
 MARKER = (
     "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
 )
 
 
 def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
-    """Write README.md and its figures into a folder that ropepatch model, whole or not at all.
+    """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
 
     Figures need matplotlib; without it there are none.
 
     Args:
-        folder: Of a checkpoint or an adapter.
+        folder: The folder of a checkpoint or an adapter.
         repo: The Hub id under which it can be loaded; None for the folder's name.
-        revision: The branch of it; None for main.
+        revision: Its branch; None for main.
 
     Returns:
         The files; none if README.md is there and not ropepatch's: it is not touched.
@@ -66,7 +67,7 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
         text = card_text(
             replace(model, captions={stem: picture.caption for stem, picture in pictures.items()})
         )
-        files = {folder / evidence.FIGURES.format(stem): picture for stem, picture in pictures.items()}
+        files = {folder / parts.FIGURES.format(stem): picture for stem, picture in pictures.items()}
         with ExitStack() as stack:
             # The last to take its name: a card never shows figures that are not there.
             stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8", errors="replace")
@@ -81,51 +82,42 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
 
 def card_text(model: Extended) -> str:
     """The card: the same for the same record and results, and no number that is in neither."""
-    body = _template().render(
-        marker=MARKER,
-        model=model,
-        record=model.record,
-        trained=model.record.adaptation,
-        has_tokenizer=bool(model.files & TOKENIZERS),
-        paper=making.paper(model),
-        headline=evidence.headline(model),
-        warnings=evidence.warnings(model),
-        engines=table(
-            ENGINES, [[plain(one.engine), plain(one.reads), plain(one.note)] for one in model.record.engines]
-        ),
-        measured=[*evidence.parts(model)],
-        old_context=[*evidence.old_context(model)],
-        recipe=making.recipe(model),
-        plan=making.plan(model),
-        teaching=making.teaching(model.record.adaptation),
-        citation=making.citation(model),
-    )
-    paragraphs = re.sub(r"\n{3,}", "\n\n", body).strip("\n").replace(NEWLINE, "\n")
-    return f"---\n{front_matter(model)}\n---\n\n{paragraphs}\n"
-
-
-def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
-        finalize=_kept_lines,
+        # The empty lines of a value are its own, and not between paragraphs.
+        finalize=lambda value: str(value).replace(NEWLINE, "").replace("\n", NEWLINE),
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {
         "plain": plain,
-        "code": code,
-        "fenced": fenced,
+        "code": parts.code,
+        "fenced": parts.fenced,
         "quote": shlex.quote,
         "count": "{:,}".format,
         "reservation": _reservation,
     }
-    return environment.get_template("card.md.jinja")
-
-
-def _kept_lines(value: object) -> str:
-    """A value whose empty lines are its own, and not between paragraphs."""
-    return str(value).replace(NEWLINE, "").replace("\n", NEWLINE)
+    engines = [[plain(one.engine), plain(one.reads), plain(one.note)] for one in model.record.engines]
+    body = environment.get_template("card.md.jinja").render(
+        marker=MARKER,
+        model=model,
+        record=model.record,
+        trained=model.record.adaptation,
+        has_tokenizer=bool(model.files & TOKENIZERS),
+        paper=parts.paper(model),
+        headline=parts.headline(model),
+        warnings=parts.warnings(model),
+        engines=markdown_rows(("engine", "reads it", "note"), engines),
+        measured=[*parts.parts(model)],
+        old_context=[*parts.old_context(model)],
+        command=parts.command(model),
+        plan=parts.plan(model),
+        teaching=parts.teaching(model.record.adaptation),
+        citation=parts.citation(model),
+    )
+    paragraphs = re.sub(r"\n{3,}", "\n\n", body).strip("\n").replace(NEWLINE, "\n")
+    return f"---\n{_front_matter(model)}\n---\n\n{paragraphs}\n"
 
 
 def _reservation(engine: Engine) -> str:
@@ -164,3 +156,56 @@ def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
 def _save(figure: Figure, file: Path) -> None:
     with house_style():
         figure.savefig(file, format="png", metadata={"Software": None})
+
+
+# Front matter
+
+
+def _front_matter(model: Extended) -> str:
+    """The metadata as YAML, without the lines around it."""
+    results = [result for evidence in model.evidence for result in _results(evidence)]
+    base: Any = model.record.base
+    relation = "adapter" if model.is_adapter else "finetune" if model.record.adaptation else None
+    data = ModelCardData(
+        base_model=model.base_id,
+        base_model_relation=relation if model.base_id else None,
+        license=base.license,
+        license_name=base.license_name,
+        license_link=base.license_link,
+        language=base.language,
+        library_name="peft" if model.is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=[
+            "ropepatch",
+            "long-context",
+            "attention-map" if model.code else "rope-scaling",
+            model.record.method,
+        ],
+        model_name=model.short_name if results else None,
+        eval_results=results or None,
+    )
+    return str(data.to_yaml())
+
+
+def _results(evidence: Evidence) -> Iterator[EvalResult]:
+    """The measures of this checkpoint at the greatest length up to the target, and all scores of lm-eval."""
+    group, own = evidence.group, evidence.group.results[evidence.own]
+    identity = task_of(group.task).identity
+    settings = {key: value for key in identity if (value := group.parameters.get(key)) is not None}
+    for row in own.rows:
+        length = row.at.get("length")
+        last = group.last(evidence.own, row.measure)
+        if row.value is None or ("task" not in row.at and row is not last):
+            continue
+        dataset = str(row.at.get("task") or group.parameters.get("text") or "generated text")
+        name = measure_of(row.measure).hub
+        yield EvalResult(
+            task_type="text-generation",
+            task_name="Text Generation",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type=name,
+            metric_name=f"{name} at {length:,} tokens" if length else name,
+            metric_value=round(row.value, DIGITS),
+            metric_args={**row.at, "n": row.n, **({} if "task" in row.at else settings)},
+        )

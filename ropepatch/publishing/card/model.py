@@ -1,8 +1,9 @@
-"""An extended checkpoint as its files tell of it."""
+"""An extended checkpoint as its files tell of it, under names that others may see."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,36 @@ from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
 from ropepatch.model.checkpoint import CODE
 from ropepatch.model.source import HUB_ID
-from ropepatch.publishing.card.names import shown_name
 from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
+
+
+def shown_name(name: str) -> str:
+    """A model or a text as others may see it: a Hub id, or the last part of a path.
+
+    `owner/name` may also be a folder within a folder: it stays, and tells nothing of the machine.
+    """
+    if HUB_ID.fullmatch(name):
+        return name
+    return re.split(r"[/\\]+", name.rstrip("/\\"))[-1] or "/"
+
+
+def shown_command(command: str) -> str:
+    """A command line with the last part of every path."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # quotes that do not close
+        words = command.split()
+    return shlex.join(map(_shown_word, words))
+
+
+def _shown_word(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and not re.search(r"[/\\]", option):
+        return f"{option}={shown_name(value)}"
+    return shown_name(word)
 
 
 class Evidence(NamedTuple):
@@ -50,7 +76,7 @@ class Extended:
 
     Args:
         name: A Hub id, or the name of the folder.
-        record: What ropepatch.json says.
+        record: The content of ropepatch.json.
         results: What was measured.
         files: The names of the files in its folder.
         captions: The captions of its figures, by the stem of their files.
@@ -81,18 +107,17 @@ class Extended:
 
     @property
     def base_address(self) -> str:
-        """Where the base model is on the Hub."""
+        """The page of the base model on the Hub."""
         return f"https://huggingface.co/{self.base_id}"
+
+    @property
+    def base_name(self) -> str:
+        """The base model as others may see it."""
+        return shown_name(self.record.model)
 
     def loaded_by(self, function: str) -> str:
         """The call that loads it."""
         return call(f"{function}.from_pretrained", self.name, branch=self.branch, code=self.code is not None)
-
-    @property
-    def shell_name(self) -> str:
-        """Its name and branch as words of a command line."""
-        branch = f" --revision {shlex.quote(self.branch)}" if self.branch else ""
-        return shlex.quote(self.name) + branch
 
     @property
     def adapter_loading(self) -> str:
@@ -102,9 +127,10 @@ class Extended:
         return load_adapter(self.name, branch=self.branch, base=base)
 
     @property
-    def base_name(self) -> str:
-        """The base model as others may see it."""
-        return shown_name(self.record.model)
+    def shell_name(self) -> str:
+        """Its name and branch as words of a command line."""
+        branch = f" --revision {shlex.quote(self.branch)}" if self.branch else ""
+        return shlex.quote(self.name) + branch
 
     @property
     def folded(self) -> str:
@@ -113,7 +139,7 @@ class Extended:
 
     @property
     def known_paper(self) -> str | None:
-        """That of the method by ropepatch's own list; None if the method is not on it."""
+        """The paper of the method by ropepatch's own list; None if the method is not on it."""
         method = METHODS.get(self.record.method) or MAPS.get(self.record.method)
         return None if method is None else method.paper
 
@@ -136,7 +162,7 @@ class Extended:
         """Every comparison that holds a result of this model."""
         evidence: list[Evidence] = []
         seen: Counter[str] = Counter()
-        for group in comparisons(sorted(self.results, key=_place)):
+        for group in comparisons(sorted(self.results, key=_order)):
             own = [name for name, result in group.results.items() if self._is_own(result)]
             before = (name for name, result in group.results.items() if result.scaling is None)
             if own and group.task in TASKS:
@@ -156,21 +182,15 @@ class Extended:
         )
 
 
-def _shown(comparison: Comparison) -> Comparison:
+def _shown(group: Comparison) -> Comparison:
     """The comparison with its text named as others may see it."""
-    if (text := comparison.parameters.get("text")) is None:
-        return comparison
-    text = shown_name(str(text))
-    return replace(comparison, parameters={**comparison.parameters, "text": text})
+    if (text := group.parameters.get("text")) is None:
+        return group
+    return replace(group, parameters={**group.parameters, "text": shown_name(str(text))})
 
 
-def _place(result: Result) -> tuple[Any, ...]:
-    """Its place on the card: by task, as measured; the baseline first, the adapted one last."""
+def _order(result: Result) -> tuple[Any, ...]:
+    """By task, as measured; the baseline first, the adapted one last."""
+    task = [*TASKS, result.task].index(result.task)
     settings = json.dumps(result.parameters, sort_keys=True)
-    return (
-        [*TASKS, result.task].index(result.task),
-        settings,
-        result.scaling is not None,
-        result.adapted,
-        result.label,
-    )
+    return task, settings, result.scaling is not None, result.adapted, result.label

@@ -1,0 +1,248 @@
+"""The parts of a card, as Markdown: what was measured, what was done, and whom to cite for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ropepatch.evaluation.comparisons import Comparison
+from ropepatch.evaluation.results import Row, measure_of
+from ropepatch.evaluation.tasks import task_of
+from ropepatch.extension.record import Adaptation
+from ropepatch.model.config import LEGACY_KEYS
+from ropepatch.publishing.card.model import Evidence, Extended, shown_command
+from ropepatch.report.printers import markdown_table, one_line, plain
+from ropepatch.report.tables import perplexity_text, row_cell, tables_of
+
+FIGURES = "evaluation/{}.png"  # within the folder of the checkpoint
+PLANNED = (
+    "method",
+    "factor",
+    "parameters",
+    "original_max_position_embeddings",
+    "target",
+    "rope_theta",
+    "layer_type",
+    "attention_factor",
+)
+SHORT = 8  # numbers of a list that is printed
+
+
+# Markdown that no name from a file can break
+
+
+def code(text: object) -> str:
+    """Text between backticks."""
+    line = one_line(text)
+    ticks = "`" * (_longest_run(line) + 1)
+    pad = " " if "`" in line else ""
+    return f"{ticks}{pad}{line}{pad}{ticks}"
+
+
+def fenced(text: str, language: str) -> str:
+    """Lines of code."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+# What was measured
+
+
+def headline(model: Extended) -> str:
+    """What came out at the target, a sentence for every task that measures by length."""
+    sentences = []
+    for evidence in model.evidence:
+        measure = evidence.group.measure
+        if measure is not None and (own := evidence.group.last(evidence.own, measure)) is not None:
+            rows = {"this checkpoint": own}
+            if (before := evidence.row(measure, own.length, evidence.before)) is not None:
+                rows["the base model"] = before
+            sentences.append(plain(_sentence(evidence.group, measure, own.length, rows)))
+    return " ".join(sentences)
+
+
+def _sentence(group: Comparison, measure: str, length: int, rows: Mapping[str, Row]) -> str:
+    """A measure of several models at a length."""
+    figures = []
+    for name, row in rows.items():
+        details = []
+        if measure == "loss" and row.value is not None:
+            details.append(f"perplexity {perplexity_text(row.value)}")
+        if measure == "found":
+            details.append(f"n = {row.n:,}")
+        if row.interval:
+            details.append(f"95 % interval {row.interval}")
+        figures.append(f"{name} {row.text}" + (f" ({', '.join(details)})" if details else ""))
+    text = group.parameters.get("text")
+    of = f" of {text}" if text and measure == "loss" else ""
+    return f"{measure_of(measure).title} at {length:,} tokens{of}: {', '.join(figures)}."
+
+
+def warnings(model: Extended) -> list[str]:
+    """What makes the headline doubtful."""
+    lines = (plain(warning) for evidence in model.evidence for warning in evidence.group.warnings())
+    return list(dict.fromkeys(lines))
+
+
+class Part(NamedTuple):
+    """A section of a card: one comparison. The texts are Markdown, but for the title."""
+
+    title: str
+    method: str
+    table: str
+    stem: str
+    figure: str
+
+
+def parts(model: Extended) -> Iterator[Part]:
+    """A section for every comparison."""
+    for evidence in model.evidence:
+        task = task_of(evidence.group.task)
+        method = plain(task.method(evidence.group.parameters))
+        tables = [
+            f"**{plain(one.caption)}**\n\n"
+            + markdown_table(one, marked=evidence.own, note=" (this checkpoint)")
+            for one in tables_of(evidence.group)
+        ]
+        yield Part(
+            title=task.title,
+            method=" ".join(filter(None, [method, _machine(evidence)])),
+            table="\n\n".join(tables),
+            stem=evidence.stem,
+            figure=FIGURES.format(evidence.stem),
+        )
+
+
+def _machine(evidence: Evidence) -> str:
+    """What this checkpoint was measured on."""
+    env = evidence.group.results[evidence.own].env
+    versions = [f"{name} {env[name]}" for name in ("transformers", "torch") if name in env]
+    place = [str(env[name]).removeprefix("torch.") for name in ("device", "dtype") if name in env]
+    return f"Measured on {plain(', '.join([*place, *versions]))}." if versions and place else ""
+
+
+def old_context(model: Extended) -> Iterator[str]:
+    """What the extension did to what the model could before."""
+    window = model.record.original_max_position_embeddings
+    for evidence in model.evidence:
+        if (measure := evidence.group.measure) is None:
+            continue
+        own, before = (evidence.row(measure, window, name) for name in (evidence.own, evidence.before))
+        if own is not None and before is not None:
+            text = evidence.group.parameters.get("text")
+            of = f" of {plain(text)}" if text else ""
+            then, now = (plain(row_cell(row).line) for row in (before, own))
+            yield f"{measure_of(measure).title} at {window:,} tokens{of}: {then} before, {now} after."
+    if model.record.adaptation:
+        gate = model.record.adaptation.gate
+        change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"
+        verdict = f"{'within' if gate.passed else '**beyond**'} the {gate.most:.2%} allowed"
+        watched = f"Loss on the text that was watched during the training{model.folded}"
+        yield f"{watched}: {change}, {verdict}."
+
+
+# What was done
+
+
+def command(model: Extended) -> str:
+    """The command that made it, if one is on record."""
+    line = model.record.command
+    return "" if line is None else fenced(shown_command(line), "bash")
+
+
+def plan(model: Extended) -> str:
+    """What the record says of the plan, as YAML."""
+    record = model.record
+    planned = {key: value for key in PLANNED if (value := getattr(record, key)) not in (None, {})}
+    if not model.is_adapter:
+        changes = record.config_changes.items()
+        planned["config_changes"] = {key: value for key, value in changes if key not in LEGACY_KEYS}
+    return fenced(yaml.safe_dump(_readable(planned), sort_keys=False, allow_unicode=True), "yaml")
+
+
+def _readable(value: Any) -> Any:
+    """A value without what is not set, and without long lists."""
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return "a list, see ropepatch.json" if len(value) > SHORT else [*map(_readable, value)]
+    return value
+
+
+def teaching(adaptation: Adaptation | None) -> str:
+    """What a distilled model was trained on; nothing of any other."""
+    distil = adaptation.recipe.get("distil") if adaptation else None
+    if not isinstance(distil, dict):
+        return ""
+    named = distil.get("map")
+    named = named.get("name") if isinstance(named, dict) else named
+    mixed = f", with {share:.0%} of cross-entropy" if (share := _number(distil, "cross_entropy", 0)) else ""
+    sharp = f" at temperature {t:g}" if (t := _number(distil, "temperature", 1)) != 1 else ""
+    return (
+        f"It was distilled from the base model: trained on what that expects{sharp}{mixed}, "
+        "in place of the tokens of a text; "
+        f"texts longer than its context the base read under {code(str(named))}."
+    )
+
+
+def _number(content: Mapping[str, Any], key: str, usual: float) -> float:
+    value = content.get(key)
+    return value if isinstance(value, int | float) else usual
+
+
+# Whom to cite
+
+
+def paper(model: Extended) -> str:
+    """The method's paper; one that a record alone names leads nowhere: a stranger may have written it."""
+    if model.known_paper is None:
+        return code(model.record.paper) if model.record.paper.strip() else ""
+    where = address(model.known_paper)
+    return f"[{plain(model.known_paper)}]({where})" if where else ""
+
+
+def address(paper: str) -> str | None:
+    """The web address of a paper; None for one that is on no known site."""
+    if match := re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})", paper):
+        return f"https://arxiv.org/abs/{match[1]}"
+    return f"https://{paper}" if re.fullmatch(r"[a-z.]+\.[a-z]+/[\w/.-]+", paper) else None
+
+
+@cache
+def entries() -> dict[str, str]:
+    """The entries of papers.bib, by the addresses of their papers."""
+    text = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8")
+    return {one.rpartition(" {")[2].partition("}")[0]: one for one in text.strip().split("\n\n")}
+
+
+def bibtex(paper: str) -> str | None:
+    """The BibTeX entry of a method's `paper`; None where papers.bib has none."""
+    return entries().get(address(paper) or "")
+
+
+def citation(model: Extended) -> str:
+    """BibTeX of the method, the base model and ropepatch."""
+    found = [bibtex(model.known_paper) if model.known_paper else None]
+    if model.base_id:
+        owner, _, name = (part.replace("_", r"\_") for part in model.base_id.rpartition("/"))
+        about = {"title": f"{{{name}}}"} | ({"author": f"{{{owner}}}"} if owner else {})
+        where = {"note": f"revision {model.record.revision}", "url": model.base_address}
+        found.append(_entry("base-model", about | where))
+    about = {"title": "{ropepatch: longer context for LLaMA-family checkpoints}"}
+    if version := model.record.versions.get("ropepatch"):
+        about["note"] = f"version {version}"
+    return fenced("\n\n".join(filter(None, [*found, _entry("ropepatch", about)])), "bibtex")
+
+
+def _entry(key: str, fields: dict[str, str]) -> str:
+    lines = [f"  {name:<13} = {{{value}}}," for name, value in fields.items()]
+    return "\n".join([f"@misc{{{key},", *lines, "}"])
