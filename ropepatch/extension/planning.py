@@ -86,11 +86,6 @@ class Plan:
         return self.survey.site
 
     @property
-    def section(self) -> str | None:
-        """The part of config.json that describes the language model, of a model with several parts."""
-        return self.survey.section
-
-    @property
     def before(self) -> dict[str, Any]:
         """The values of `changes` now, of those that are set."""
         stated = {key: self.survey.stated[key] for key in self.changes if key in self.survey.stated}
@@ -172,7 +167,7 @@ class Plan:
         return plan_text(self)
 
     def __repr__(self) -> str:
-        names = "model", "revision", "model_type", "rope", "method", "target", "site", "section", "warnings"
+        names = "model", "revision", "model_type", "rope", "method", "target", "site", "warnings"
         return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def _repr_html_(self) -> str:

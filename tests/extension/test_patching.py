@@ -109,12 +109,6 @@ def test_what_cannot_be_patched_is_refused(model):
             ropepatch.patch(model, scaling, **more)
 
 
-def test_a_method_by_its_name_is_its_plan(model):
-    plan = plan_for(model, beta_fast=16.0)
-    with ropepatch.patch(model, "yarn", to="4x", beta_fast=16.0) as named:
-        assert named.plan == plan
-
-
 def test_a_config_value_that_was_absent_is_absent_again(ids):
     model = tiny_model("mixtral")
     model.config.head_dim = None
@@ -124,14 +118,6 @@ def test_a_config_value_that_was_absent_is_absent_again(ids):
 
 
 # Nothing global, visible
-
-
-def test_a_patch_touches_one_of_two_models(ids):
-    one, other = tiny_model("llama"), tiny_model("llama")
-    before = logits(other, ids)
-    ropepatch.patch(one, plan_for(one))
-    assert torch.equal(logits(other, ids), before)
-    assert torch.equal(logits(tiny_model("llama"), ids), before)
 
 
 def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
@@ -158,12 +144,16 @@ def test_the_plan_of_another_model_is_refused(model):
     assert ropepatch.active(other) is None
 
 
-def test_a_scaling_patches_like_the_plan_made_from_it(model, ids):
-    with ropepatch.patch(model, plan_for(model, "ntk")):
-        planned = logits(model, ids)
-    with ropepatch.patch(model, make_scaling("ntk", factor=FACTOR)) as handle:
-        assert torch.equal(logits(model, ids), planned)
-        assert handle.plan.target == FACTOR * WINDOW
+def test_a_scaling_and_a_method_by_its_name_are_their_plan(model):
+    for method, parameters in (("ntk", {}), ("yarn", {"beta_fast": 16.0})):
+        plan, scaling = (
+            plan_for(model, method, **parameters),
+            make_scaling(method, factor=FACTOR, **parameters),
+        )
+        with ropepatch.patch(model, scaling) as handle:
+            assert handle.plan == plan
+        with ropepatch.patch(model, method, to="4x", **parameters) as handle:
+            assert handle.plan == plan
 
 
 @pytest.mark.parametrize("wrap", ["peft", "compile", "decoder"])
