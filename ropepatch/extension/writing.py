@@ -60,6 +60,7 @@ def extend(
     include: Sequence[str] = (),
     progress: Progress | None = None,
     record: Mapping[str, Any] | None = None,
+    source: Checkpoint | None = None,
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
@@ -73,6 +74,7 @@ def extend(
         include: Patterns of files of the source that are carried beside the checkpoint.
         progress: Called with the bytes cloned so far and in all.
         record: Further keys of the record.
+        source: The checkpoint of the plan, by `source_of`, where it is found already.
 
     Raises:
         RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
@@ -80,7 +82,7 @@ def extend(
     """
     check_savable(plan)
     folder = absent(out)
-    source = source_of(plan, beside=folder, include=include)
+    source = source or source_of(plan, beside=folder, include=include)
     survey = survey_checkpoint(source).trained_on(plan.survey.original)
     if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")

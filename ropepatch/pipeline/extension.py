@@ -265,6 +265,7 @@ def extend(
                     link_weights=link_weights,
                     include=include,
                     progress=advance,
+                    source=source,
                     record=(learned.record if learned else {}) | extras,
                 )
             extension = _finished(request, plan, folder, learned, feedback, reading)
