@@ -293,9 +293,6 @@ class Haystacks:
 
         With one key each haystack has one length, and whole filler, as in the classic passkey prompt; there
         are `count` for every length.
-
-        Raises:
-            RopepatchError: A length has no room for its needles, or the tokenizer cannot write them.
         """
         writer = Writer(tokenizer)
         plans = [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
@@ -336,11 +333,7 @@ class Writer:
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
     def follow(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of texts that follow another.
-
-        Raises:
-            RopepatchError: The tokenizer joins them to the text before, or cannot write them.
-        """
+        """The tokens of texts that follow another."""
         unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
         for text, ids in zip(
             unknown, encode(self._tokenizer, [self.ANCHOR + text for text in unknown]), strict=True
@@ -351,11 +344,7 @@ class Writer:
         return [self._known[text] for text in texts]
 
     def ask(self, kind: str, text: str, answer: str) -> tuple[list[int], list[int]]:
-        """The tokens of a question and of its answer.
-
-        Raises:
-            RopepatchError: The tokenizer joins them, or cannot write them.
-        """
+        """The tokens of a question and of its answer."""
         (question, whole) = self.follow([text, f"{text} {answer}"])
         if whole[: len(question)] != question:
             raise RopepatchError(
@@ -410,7 +399,7 @@ class _Page:
         }
         room = max(len(question) + len(answer) for question, answer in texts.values())
         ids = writer.begin(before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO))
-        ends, stops, text = dict[tuple[str, int], int](), dict[int, int](), self._text()
+        ends, stops, text = dict[tuple[str, int], int](), dict[int, int](), self._sentences(plan.texts or [])
         for stretch, length in enumerate(plan.lengths):
             stops[length] = length - room
             needles = [
@@ -419,7 +408,9 @@ class _Page:
                 if slot.stretch == stretch
                 for depth, needle in zip(slot.depths, items[slot.kind][slot.number].needles, strict=False)
             ]
-            filler = text or cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
+            filler = (
+                text if plan.texts else cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
+            )
             self._fill(ids, length, stops[length], sorted(needles), filler, ends)
         questions = {
             key: Question(key[0], torch.tensor(question), torch.tensor(answer), ends[key])
@@ -486,11 +477,8 @@ class _Page:
             asked[length] = [question for of_kind in before.values() for question in of_kind]
         return asked
 
-    def _text(self) -> Iterator[list[int]] | None:
-        """The sentences of the user's texts in tokens, without an end; None where there are no texts."""
-        return None if self._plan.texts is None else self._sentences(self._plan.texts)
-
     def _sentences(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """The sentences of the user's texts in tokens, without an end."""
         wanted = CHARACTERS * self._plan.lengths[-1]
         for number in count(self._index):
             text = texts[number % len(texts)]

@@ -58,11 +58,7 @@ class Texts(Settings):
 
 
 def read_documents(path: Path) -> list[str]:
-    """All texts of a file or folder, in memory; see `stream_documents`.
-
-    Raises:
-        RopepatchError: Nothing at ``path``, no text at all, bytes that are not UTF-8, or token ids.
-    """
+    """All texts of a file or folder, in memory; see `stream_documents`."""
     documents = list(stream_documents(path))
     texts = [document for document in documents if isinstance(document, str)]
     if len(texts) < len(documents):
@@ -83,10 +79,6 @@ def token_ids(
     beginning-of-sequence token, if it has one; token ids stay unchanged. A long text is cut in pieces at line
     breaks: all but a few tokens around the cuts are those of the uncut text. With ``length`` it is read until
     it has so many.
-
-    Raises:
-        RopepatchError: A bare text in place of documents, a text without a tokenizer, or one that has no
-            Unicode form.
     """
     first = _bos(tokenizer) if bos else None
     return list(tokenise(tokenizer, documents, first=first, length=length))
@@ -110,9 +102,6 @@ def first_documents(
         length: Tokens of each, the beginning-of-sequence token included.
         count: At most so many; None for all that are long enough.
         bos: Whether a text is preceded by the beginning-of-sequence token.
-
-    Raises:
-        RopepatchError: No document is long enough.
     """
     _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
@@ -156,9 +145,6 @@ def cut_windows(
 
     Returns:
         Of each window the index of the document in which it begins, and its token ids.
-
-    Raises:
-        RopepatchError: The documents have fewer than ``length`` tokens.
     """
     _check_cut(length, count)
     stream, ends = array("q"), array("q")

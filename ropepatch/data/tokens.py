@@ -143,10 +143,6 @@ def tokenised(
         vocabulary: How many tokens the model knows.
         tokens: How many are wanted.
         cache: The folder of all entries; see `default_cache`.
-
-    Raises:
-        RopepatchError: The source cannot be read; no document is long enough; a token id is beyond the
-            vocabulary; the disk does not take the tokens.
     """
     min_tokens = max(relative_length(source.min_tokens, trained), 1)
     name, revision = _identity(source.text)
@@ -186,11 +182,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @contextmanager
 def writing(folder: Path, source: str) -> Iterator[None]:
-    """Hold the lock of an entry, for which other processes wait.
-
-    Raises:
-        RopepatchError: The disk does not take the tokens of the source.
-    """
+    """Hold the lock of an entry, for which other processes wait."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):

@@ -156,9 +156,6 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         ``model``, ``trained`` and ``target`` (both in tokens), and ``tasks``: each with its settings and, by
         label, the rows of every measure at the trained context and at the target, or the next length below
         that was measured; of lm-eval all scores.
-
-    Raises:
-        RopepatchError: No results, or those of several models or targets.
     """
     groups = comparisons(results)
     places = {(group.model, group.trained, group.target) for group in groups}

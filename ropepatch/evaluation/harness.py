@@ -64,10 +64,6 @@ def run_tasks(
     Returns:
         Rows ``{task, version, metric, value, stderr, n}``: n documents were scored; value and stderr are None
         where lm-eval has none, or one that is not finite.
-
-    Raises:
-        RopepatchError: lm-eval or a package of a task is missing, an unknown task, one that needs the network
-            without it, or a prompt longer than ``max_length``.
     """
     if isinstance(tasks, str) or not tasks:
         raise RopepatchError(

@@ -130,11 +130,7 @@ class Mean:
 
 
 def difference(a: Mean, b: Mean) -> Mean:
-    """The mean of a minus that of b, paired cluster by cluster: what makes a document hard cancels out.
-
-    Raises:
-        RopepatchError: They are not of the same clusters in the same order.
-    """
+    """The mean of a minus that of b, paired cluster by cluster: what makes a document hard cancels out."""
     if [weight for _, weight in a.clusters] != [weight for _, weight in b.clusters]:
         raise RopepatchError(
             f"cannot compare {a.weight:,.0f} tokens or answers of {len(a.clusters)} documents or haystacks "

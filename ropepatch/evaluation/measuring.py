@@ -110,10 +110,6 @@ def measure(
         progress: Called with the name of each job; gives a context manager around a callback that takes how
             much is done and how much there is.
         say: Takes a line for every model that is loaded, how long it will take, and what is known so far.
-
-    Raises:
-        RopepatchError: A model, method or text that is not there or does not fit, before anything is
-            measured; or a result in ``out`` that was measured with other settings.
     """
     if not suite.models:
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
@@ -156,10 +152,6 @@ def measure_extension(
         device: Where the models are put.
         progress: As in `measure`.
         say: As in `measure`.
-
-    Raises:
-        RopepatchError: As in `measure`; or the adapted folder is no checkpoint, or one with other frequencies
-            than the plan.
     """
     subject = find_subject(plan.model, plan.revision, device, original=plan.survey.original)
     subject = replace(subject, say=say)

@@ -103,9 +103,6 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
         results: Of one-pass perplexity, and of retrieval if it was measured. Where several of one task have a
             label, the first of them ranks.
         base: The label of the baseline.
-
-    Raises:
-        RopepatchError: No scaling, no baseline, or results that are not of the same texts.
     """
     reading: dict[str, Result] = {}
     asking: dict[str, Result] = {}

@@ -211,11 +211,7 @@ def as_read(value: Any) -> Any:
 
 
 def read_result(file: Path) -> Result:
-    """The result of a file.
-
-    Raises:
-        RopepatchError: No such file, no result, one of another format, or a value of the wrong kind.
-    """
+    """The result of a file."""
     try:
         content = parse_json(read_text(file))
     except (OSError, ValueError, RecursionError) as error:

@@ -305,11 +305,7 @@ def ask(
 
 
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the tokenizer's chat template puts before a user's message, and between that and the answer.
-
-    Raises:
-        RopepatchError: There is no chat template, or one that does not repeat the message once.
-    """
+    """What the tokenizer's chat template puts before a user's message, and between that and the answer."""
     if not tokenizer.chat_template:
         raise RopepatchError("the tokenizer has no chat template", hint="ask without one: chat=False")
     mark = "WHAT THE USER SAYS"

@@ -53,9 +53,6 @@ class Kept:
 
     Attributes:
         found: The values that were kept before.
-
-    Raises:
-        RopepatchError: The folder cannot be made or read.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -72,11 +69,7 @@ class Kept:
                         self.found[key] = value
 
     def write(self, key: int | str, value: Any) -> None:
-        """Keep a value.
-
-        Raises:
-            RopepatchError: The disk does not take it.
-        """
+        """Keep a value."""
         if self._folder is not None:
             with _disk_errors(self._folder):
                 self._folder.mkdir(exist_ok=True)  # another process that ended first may have removed it
@@ -119,9 +112,6 @@ def distribute(
         work: What is done with an item.
         key: What names an item; shows whether they are the same.
         split: Whether to share the work at all.
-
-    Raises:
-        RopepatchError: Another rank failed, or has other items.
     """
     rank, ranks = rank_and_ranks(split)
     if ranks == 1:

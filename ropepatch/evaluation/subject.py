@@ -94,11 +94,7 @@ class Subject:
 
 
 def find_subject(name: str, revision: str | None, device: str, original: int | None = None) -> Subject:
-    """The model of that name, whose weights are there, and its window where a user states another.
-
-    Raises:
-        RopepatchError: There is none.
-    """
+    """The model of that name, whose weights are there, and its window where a user states another."""
     source = find_source(name, revision, weights=True)
     survey = survey_checkpoint(source, swapped=True).trained_on(original)
     return Subject(name, source, survey, device)

@@ -67,11 +67,7 @@ class Method(Settings):
 
 
 def read_method(content: Any) -> Method:
-    """A method from YAML: its name or scaling file, or a mapping with a name and parameters.
-
-    Raises:
-        RopepatchError: No such method or file, or a parameter it does not have.
-    """
+    """A method from YAML: its name or scaling file, or a mapping with a name and parameters."""
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     if not isinstance(name, str):
@@ -81,11 +77,7 @@ def read_method(content: Any) -> Method:
 
 
 def read_task(content: Any) -> Task:
-    """A task from YAML: a mapping with the name of the task and its settings.
-
-    Raises:
-        RopepatchError: No such task, or settings that do not fit.
-    """
+    """A task from YAML: a mapping with the name of the task and its settings."""
     if not isinstance(content, dict) or "task" not in content:
         raise RopepatchError(
             f"a task must be a mapping with the key task, got {shown(content)}",
@@ -129,11 +121,7 @@ class Suite(Settings):
     ]
 
     def narrowed(self, limit: int | None, seed: int | None) -> Suite:
-        """The same with at most so many pieces, haystacks and documents (`Task.limited`), drawn from a seed.
-
-        Raises:
-            RopepatchError: The limit is below 1, or nothing of the suite is drawn from a seed.
-        """
+        """The same with at most so many pieces, haystacks and documents, drawn from a seed."""
         if limit is not None and limit < 1:
             raise RopepatchError(f"limit must be at least 1, got {limit}", hint="leave it out for all")
         tasks = self.tasks if limit is None else tuple(task.limited(limit) for task in self.tasks)
@@ -160,11 +148,7 @@ class Suite(Settings):
 
 
 def read_suite(name: str) -> Suite:
-    """A suite that comes with ropepatch, by its name, or that of a YAML file.
-
-    Raises:
-        RopepatchError: No such suite, no YAML, a key missing, or one unknown or of the wrong kind.
-    """
+    """A suite that comes with ropepatch, by its name, or that of a YAML file."""
     return Suite.from_yaml(find_shipped(name, SUITES, "suite"))
 
 

@@ -93,11 +93,7 @@ def enumeration(words: Sequence[str]) -> str:
 
 
 def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:
-    """A pandas frame of rows.
-
-    Raises:
-        RopepatchError: If pandas is not installed.
-    """
+    """A pandas frame of rows."""
     try:
         from pandas import DataFrame
     except ImportError as error:

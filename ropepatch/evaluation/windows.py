@@ -64,12 +64,7 @@ class Window:
 
 
 def check_windows(window: int | None, stride: int | None) -> None:
-    """Refuse windows that leave tokens out.
-
-    Raises:
-        RopepatchError: One without the other, a window below 2 tokens, or a stride that is not from 1 to
-            window - 1.
-    """
+    """Refuse windows that leave tokens out."""
     if window is None and stride is None:
         return
     if window is None or stride is None:

@@ -52,9 +52,6 @@ def passkey_prompt(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -
     """Token ids [length] of a prompt with its answer; the needle's position and the key are drawn uniformly.
 
     The first filler sentence loses its first tokens where it does not fit.
-
-    Raises:
-        RopepatchError: The length has no room for a sentence of filler.
     """
     draw = random.Random(seed)
     key = "".join(draw.choices("0123456789", k=PASSKEY.digits))

@@ -56,9 +56,6 @@ class Tale:
         """The log-probability [T] of every token given all tokens before it, or the last ``window`` alone.
 
         The mean of its negative is the loss that no model can beat, other than by luck.
-
-        Raises:
-            RopepatchError: ``window`` is shorter than `reach`.
         """
         if window is not None and window < self.reach:
             raise RopepatchError(
@@ -87,10 +84,6 @@ class Narrator:
     whole tale, drawn uniformly when it is first told. So a value is certain to whoever has seen it in this
     tale, and as probable as any other to whoever has not; a part of a value, where the window begins in the
     middle of one, tells nothing about its other tokens.
-
-    Raises:
-        RopepatchError: The tokenizer does not mark the beginning of a text, or does not split these
-            sentences into words and digits.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence] = SENTENCES) -> None:

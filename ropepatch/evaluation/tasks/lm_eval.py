@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest, token_ids
@@ -43,18 +42,26 @@ class LmEvalTask(Task):
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """What the tasks are given.
-
-        Raises:
-            RopepatchError: lm-eval is not installed, or no such text.
-        """
+        """What the tasks are given."""
         if find_spec("lm_eval") is None:
             raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
         metadata = {"max_seq_lengths": [to]} | self.metadata
         parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
         if "text" in metadata:
             parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
-        return Measurement(self, parameters, partial(_scores, self, metadata, to))
+
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            from ropepatch.evaluation.harness import run_tasks
+
+            options: dict[str, Any] = {"metadata": metadata, "limit": self.limit, "max_length": to}
+            return [
+                _row(score)
+                for score in run_tasks(
+                    model, tokenizer, self.tasks, include_path=shipped("eval/tasks"), **options
+                )
+            ]
+
+        return Measurement(self, parameters, run)
 
     def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
         """The same, for tasks that read a text."""
@@ -71,31 +78,8 @@ class LmEvalTask(Task):
         return f"Tasks of lm-eval{limit}; intervals: 95 %, from its standard errors."
 
 
-def _scores(
-    task: LmEvalTask,
-    metadata: Mapping[str, Any],
-    to: int,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    keep: Path | None,
-    advance: Advance,
-) -> list[Row]:
-    """The scores, with the interval of lm-eval's standard error."""
-    from ropepatch.evaluation.harness import run_tasks
-
-    scores = run_tasks(
-        model,
-        tokenizer,
-        task.tasks,
-        include_path=shipped("eval/tasks"),
-        metadata=metadata,
-        limit=task.limit,
-        max_length=to,
-    )
-    return [_row(score) for score in scores]
-
-
 def _row(score: Mapping[str, Any]) -> Row:
+    """A score, with the interval of lm-eval's standard error."""
     value, error = score["value"], score["stderr"]
     reach = None if value is None or error is None else NORMAL * error
     return Row(

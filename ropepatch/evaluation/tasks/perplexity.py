@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest, first_documents
@@ -75,11 +74,7 @@ class PerplexityTask(Task):
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """The text as token ids.
-
-        Raises:
-            RopepatchError: No such text, or one that is too short.
-        """
+        """The text as token ids."""
         lengths = resolved(self.lengths, trained, to)
         if self.stride is not None and self.lengths is None:
             lengths = [length for length in lengths if length > self.stride] or lengths[-1:]
@@ -102,28 +97,24 @@ class PerplexityTask(Task):
             "digest": digest(ids),
         }
         floor = None if log_probs is None or self.stride else pieces.rows(log_probs)
-        return Measurement(self, parameters, partial(self._measure, pieces), floor)
 
-    def _measure(
-        self,
-        pieces: _Pieces,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        keep: Path | None,
-        advance: Advance,
-    ) -> list[Row]:
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            def read(window: int | None = None, stride: int | None = None) -> LossCurve:
+                options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
+                curve = perplexity(model, tokenizer, pieces.ids, window=window, stride=stride, **options)
+                return curve.of_documents(pieces.sources)
+
+            return self._rows(pieces, read)
+
+        return Measurement(self, parameters, run, floor)
+
+    def _rows(self, pieces: _Pieces, read: Callable[..., LossCurve]) -> list[Row]:
         """The losses by length, of one pass also by position."""
-
-        def read(window: int | None = None, stride: int | None = None) -> LossCurve:
-            options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
-            curve = perplexity(model, tokenizer, pieces.ids, window=window, stride=stride, **options)
-            return curve.of_documents(pieces.sources)
-
         if self.stride is not None:
-            means = {
-                length: read(length, self.stride).between(0, pieces.size).loss for length in pieces.lengths
-            }
-            return [Row.of("loss", {"length": length}, mean) for length, mean in means.items()]
+            return [
+                Row.of("loss", {"length": length}, read(length, self.stride).between(0, pieces.size).loss)
+                for length in pieces.lengths
+            ]
         curve = read()
         rows = pieces.rows(curve)
         if self.gain and pieces.size > pieces.trained:
@@ -219,11 +210,7 @@ class _Pieces:
 
 
 def check_text(text: str | None, model: str | None) -> None:
-    """Refuse to read nothing.
-
-    Raises:
-        RopepatchError: No text, for a model that has none of its own.
-    """
+    """Refuse to read nothing."""
     if text is None and model != "tiny":
         raise RopepatchError(
             "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ropepatch.data.haystack import KINDS, Haystack, Haystacks
+from ropepatch.data.haystack import KINDS, Haystacks
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
@@ -64,12 +63,7 @@ class RetrievalTask(Task):
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """The haystacks, at the lengths that have room for the keys.
-
-        Raises:
-            RopepatchError: No length has room, or one that is named has none; no such text; the tokenizer
-                cannot write the keys; or no chat template for the form.
-        """
+        """The haystacks, at the lengths that have room for the keys."""
         keys = self.keys or (1 if model == "tiny" else 8)
         texts = None
         if self.text is not None:
@@ -99,7 +93,11 @@ class RetrievalTask(Task):
             "kinds": list(plan.kinds),
             "digest": digest(haystack.ids for haystack in haystacks),
         }
-        return Measurement(self, parameters, partial(_rows, haystacks))
+
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
+
+        return Measurement(self, parameters, run)
 
     def limited(self, limit: int) -> RetrievalTask:
         """The same with at most so many haystacks."""
@@ -125,16 +123,6 @@ class RetrievalTask(Task):
             "share found, with the design effect of haystacks; Student's t over haystacks for "
             "log-probabilities."
         )
-
-
-def _rows(
-    haystacks: Sequence[Haystack],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    keep: Path | None,
-    advance: Advance,
-) -> list[Row]:
-    return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
 
 
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:

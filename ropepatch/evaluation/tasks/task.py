@@ -58,9 +58,6 @@ class Task(Settings):
             tokenizer: The tokenizer of the model.
             trained: The context it was trained on, in tokens.
             to: The target, in tokens.
-
-        Raises:
-            RopepatchError: What the task needs is not there or does not fit.
         """
         raise NotImplementedError
 
@@ -100,11 +97,7 @@ def doublings(trained: int, to: int) -> list[int]:
 
 
 def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[int]:
-    """The lengths of a task in tokens, ascending; doublings up to the target where it names none.
-
-    Raises:
-        RopepatchError: One is below 2 tokens or beyond the target.
-    """
+    """The lengths of a task in tokens, ascending; doublings up to the target where it names none."""
     if lengths is None:
         return doublings(trained, to)
     tokens = sorted({relative_length(length, trained) for length in lengths})
