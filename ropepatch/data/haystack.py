@@ -429,13 +429,8 @@ class _Page:
     ) -> None:
         """Append needles and filler up to a stop, where a sentence ends; the first ones lose their beginning.
 
-        Args:
-            ids: The tokens so far, appended to.
-            length: The length of the prompt.
-            stop: The number of tokens to reach.
-            needles: Depth in this stretch, key and text of each, in order of depth.
-            filler: Sentences; our own from the last to the first.
-            ends: By key, where its last needle ends; added to.
+        Needles, in order of depth, are the depth in this stretch, the key and the text; ``ends`` learns
+        where the last one of a key ends. Our own filler comes from its last sentence to its first.
         """
         written = self._writer.follow([f" {text}" for _, _, text in needles])
         room = stop - len(ids) - sum(map(len, written))

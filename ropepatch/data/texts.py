@@ -94,14 +94,8 @@ def first_documents(
 ) -> list[Tensor]:
     """The first documents that are long enough, each cut to its first ``length`` tokens.
 
-    Reads no document beyond the last that it takes. Fewer than ``count`` are logged as a warning.
-
-    Args:
-        tokenizer: Splits texts, as in `token_ids`; None if all documents are token ids.
-        documents: Texts or token ids; may be a stream.
-        length: Tokens of each, the beginning-of-sequence token included.
-        count: At most so many; None for all that are long enough.
-        bos: Whether a text is preceded by the beginning-of-sequence token.
+    Reads no document beyond the last that it takes. Fewer than ``count`` are logged as a warning; None takes
+    all that are long enough. The arguments are those of `token_ids`.
     """
     _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
@@ -137,8 +131,7 @@ def cut_windows(
     their token ids, 8 bytes each, are held in memory. `first_documents` stops as soon as it has enough.
 
     Args:
-        tokenizer: Splits the texts; adds no special tokens of its own and truncates nothing. None if all
-            documents are token ids.
+        tokenizer: None if all documents are token ids.
         documents: Texts or token ids, in the order in which they are joined.
         length: Tokens per window.
         count: At most so many windows, spread evenly over the stream; None for all of them.
@@ -188,14 +181,9 @@ def tokenise(
     characters: int = CHARACTERS,
     length: int | None = None,
 ) -> Iterator[Tensor]:
-    """Stream the token ids [T] of documents, as `token_ids`.
+    """Stream the token ids [T] of documents, as `token_ids`, after the token ``first``.
 
-    Args:
-        tokenizer: Splits the texts; None if all documents are token ids.
-        documents: Texts or token ids; may be a stream.
-        first: The token before each text; None for none.
-        characters: Size of the batches in which texts are tokenised, in parallel.
-        length: A long text is read until it has so many tokens.
+    Texts are tokenised in parallel, in batches of so many characters.
     """
     if isinstance(documents, str):
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")

@@ -137,8 +137,8 @@ def tokenised(
     requests for fewer tokens, with the same tokens as a new one. One of several processes reads, others wait.
 
     Args:
-        source: The source; of its settings only the weight does not matter.
-        tokenizer: The model's tokenizer.
+        source: Of its settings only the weight does not matter.
+        tokenizer: The model's.
         trained: The trained context of the model, in tokens, for a `min_tokens` relative to it.
         vocabulary: How many tokens the model knows.
         tokens: How many are wanted.
@@ -203,17 +203,11 @@ def write(
     min_tokens: int = 1,
     tokens: int | None = None,
 ) -> TokenStore:
-    """Write an entry as the documents come; if interrupted, the earlier entry stays.
+    """Write an entry as the documents come, up to so many tokens; if interrupted, the earlier entry stays.
 
-    Args:
-        folder: The entry; the caller holds its lock.
-        documents: The token ids [T] of each, those first that the entry has.
-        source: The path or id of the source.
-        min_tokens: Shorter documents are left out.
-        tokens: How many are enough; None to write all documents.
+    The caller holds the lock of its folder. Shorter documents than ``min_tokens`` are left out.
 
     Raises:
-        RopepatchError: No document is long enough.
         OSError: The disk does not take it.
     """
     lengths, taken, short, longest = array("i"), 0, 0, 0
@@ -242,10 +236,7 @@ def write(
 def append(folder: Path, documents: Sequence[Tensor], *, source: str) -> TokenStore:
     """Add documents to an entry, or begin it; if interrupted, what was there before stays.
 
-    Args:
-        folder: The entry; the caller holds its lock.
-        documents: The token ids [T] of each.
-        source: The path or id of the source.
+    The caller holds the lock of its folder.
 
     Raises:
         OSError: The disk does not take it.

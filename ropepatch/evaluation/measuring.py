@@ -101,14 +101,13 @@ def measure(
 
     Args:
         suite: What to measure.
-        out: A folder for the results, one JSON file each. Those it holds already are not measured again, and
-            a text that was being read is taken up where it stopped. Several processes may share it: each
-            measures what was not there when it began.
+        out: A folder for the results, one JSON file each. Those it holds are not measured again, and a text
+            that was being read is taken up where it stopped. Several processes may share it.
         revision: The branch, tag or commit of models from the Hub.
         device: Where the models are put.
         dtype: The precision in which they are read; None for that in which the device reads them fastest.
-        progress: Called with the name of each job; gives a context manager around a callback that takes how
-            much is done and how much there is.
+        progress: Takes the name of a job; gives a context manager around a callback that takes how much is
+            done and how much there is.
         say: Takes a line for every model that is loaded, how long it will take, and what is known so far.
     """
     if not suite.models:
@@ -149,7 +148,7 @@ def measure_extension(
         adapted: The checkpoint whose weights were trained under the plan; None to measure the others alone.
         label: What tables and figures call the adapted one.
         out: As in `measure`. What was measured before the adaptation is not measured again after it.
-        device: Where the models are put.
+        device: As in `measure`.
         progress: As in `measure`.
         say: As in `measure`.
     """

@@ -45,11 +45,8 @@ class Kept:
     """A folder of what a measurement has done so far, by keys, from which an interrupted one resumes.
 
     Each process appends lines of JSON to a file of its own; a line that was not written to its end is left
-    out. Floats come back as they were.
-
-    Args:
-        folder: Made if it is absent; None to keep nothing. Whoever names it guarantees that it belongs to one
-            model and one measurement.
+    out. Floats come back as they were. Whoever names the folder guarantees that it belongs to one model and
+    one measurement; without one nothing is kept.
 
     Attributes:
         found: The values that were kept before.
@@ -105,13 +102,8 @@ def distribute(
     """``work`` of every item, item i done by rank i mod n, and all of it returned by every rank.
 
     An exception on one rank ends the call on all of them. A rank that is killed does not say so: the others
-    wait until their launcher ends them or the time limit of the process group is over.
-
-    Args:
-        items: The same on every rank.
-        work: What is done with an item.
-        key: What names an item; shows whether they are the same.
-        split: Whether to share the work at all.
+    wait until their launcher ends them or the time limit of the process group is over. ``key`` names an item,
+    which shows whether all ranks have the same.
     """
     rank, ranks = rank_and_ranks(split)
     if ranks == 1:

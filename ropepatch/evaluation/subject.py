@@ -28,12 +28,11 @@ class Subject:
     Args:
         name: As the user gave it.
         source: Where its weights are.
-        survey: What its folder says of its rope before any scaling.
-        device: Where the model is put; `auto` for all devices, by accelerate.
-        dtype: The precision in which it is read; None for that in which the device reads it fastest.
+        survey: Of its rope before any scaling.
+        device: `auto` for all devices, by accelerate.
+        dtype: None for that in which the device reads it fastest.
         say: Takes a line on where it is read.
-        base: What the weights were adapted from. Results then name the base, which they stand beside, and its
-            tokenizer reads the texts.
+        base: What the weights were adapted from: results name it, and its tokenizer reads the texts.
     """
 
     name: str

@@ -101,13 +101,8 @@ def windows(document: TokenizedDocument, window: int | None, stride: int | None)
 def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[Window]]:
     """The windows in batches of one shape, the shortest first; their own order changes nothing.
 
-    The order also suits stock ``dynamic`` models, which forget the frequencies of a longer input only at one
-    within their window.
-
-    Args:
-        windows: What is to be read.
-        tokens: The most that a batch holds, unless it is one window.
-        rows: The most windows of a batch.
+    A batch holds at most so many tokens, unless it is one window, and rows. The order also suits stock
+    ``dynamic`` models, which forget the frequencies of a longer input only at one within their window.
     """
     batches = []
     ordered = sorted(windows, key=lambda window: window.identity)

@@ -21,7 +21,6 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, subject
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
-from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
@@ -266,18 +265,6 @@ def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path,
         list(measure(SUITE, out=tmp_path, progress=unmeasurable))
 
 
-def test_what_was_read_before_the_suite_was_killed_is_not_read_again(tmp_path, monkeypatch):
-    read, batches = LossReader.read, []
-    monkeypatch.setattr(LossReader, "read", lambda self, batch: batches.append(batch) or read(self, batch))
-    suite = Suite(models=("tiny",), to=("2x",), tasks=(TALES,))
-    list(measure(suite))
-    whole = len(batches)
-    interrupted(suite, tmp_path)
-    batches.clear()
-    list(measure(suite, out=tmp_path))
-    assert len(batches) == whole - 1 > 0
-
-
 def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
     """Both are called model; the second one's configuration gives it other frequencies."""
     text = tmp_path / "text.txt"
@@ -367,14 +354,6 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans_which_need_one_surve
 # What the tasks hand on
 
 
-def test_with_a_stride_the_losses_by_length_are_those_of_windows_that_slide(tiny):
-    model, tokenizer = tiny
-    (result,) = of_tiny(PerplexityTask(documents=2, lengths=("0.5x", "1x"), stride=32), to="1x")
-    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=2)]
-    curves = [ropepatch.perplexity(model, None, tales, window=window, stride=32) for window in (128, 256)]
-    assert [row.mean for row in result.rows] == [curve.between(0, 512).loss for curve in curves]
-
-
 def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
     (_, result) = of_tiny(PerplexityTask(windows=1))
     begins = [row.at["begin"] for row in result.of("loss", "begin", "end")]
@@ -429,27 +408,11 @@ def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
     assert caught.value.args == ("some/books", {"field": "body", "split": "train"})
 
 
-def test_the_batches_are_dealt_to_all_processes(monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", handed)
-    with pytest.raises(HandedError) as caught:
-        of_tiny(SHORT)
-    assert caught.value.args[-1]["split"] is True
-
-
 @pytest.mark.parametrize("options", [{"documents": 1}, {"windows": 1}])
 def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
     task = PerplexityTask(text=str(stranger.parent / "text.txt"), lengths=(16, 64, 128), **options)
     material = task.prepare("model", load_tokenizer(stranger), trained=64, to=256)
     assert (material.parameters["pieces"], material.parameters["tokens"]) == (1, 128)
-
-
-def test_texts_that_differ_at_their_end_have_other_digests(stranger, tmp_path):
-    def digest(end):
-        (tmp_path / "text.txt").write_text("a small story about a long rope. " * 5 + end * 10)
-        task = PerplexityTask(text=str(tmp_path / "text.txt"), windows=None, lengths=(10,))
-        return task.prepare("model", load_tokenizer(stranger), trained=64, to=64).parameters["digest"]
-
-    assert digest("rope") != digest("sail")
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -3,9 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_fits import fake_fits
 from loss_models import IgnoresPositions, Largest, WithoutPositions, build, expected, tokens
-from made_results import scoring
 from oldest import needs
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -15,9 +13,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.loss_reader import LossReader
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.retrieval import Answer, Retrieval
-from ropepatch.fitting import fitting
-from ropepatch.pipeline.results import Results
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -70,20 +65,6 @@ def test_no_more_logits_than_a_chunk_exist_at_a_time(lengths, chunk):
         model(torch.stack(documents))
     assert full.numel == sum(lengths) * 4000
     assert chunked.numel == chunk * 4000
-
-
-def test_the_model_gets_neither_mask_nor_cache(llama):
-    calls = []
-    hook = llama.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
-    )
-    perplexity(llama, None, tokens(30), chunk=16)
-    hook.remove()
-    assert len(calls) == 3
-    for args, kwargs in calls:
-        assert not args
-        assert kwargs.keys() == {"input_ids", "use_cache", "logits_to_keep"}
-        assert kwargs["use_cache"] is False
 
 
 def test_a_bfloat16_model_is_scored_in_float32(llama, caplog):
@@ -296,24 +277,6 @@ def test_a_loss_that_is_not_finite_is_named_by_document_and_token(logit, message
 # What a notebook passes
 
 
-@pytest.mark.parametrize(
-    ("documents", "length", "message"),
-    [
-        (["half a \ud83d pair"], None, "documents[0] holds half a character, '\\ud83d', at 7"),
-        (["a text", None], None, "documents[1] must be a text or a list of token ids, got None"),
-        ([["a", "b"]], None, "documents[0] must be a text or a list of token ids, got ['a', 'b']"),
-        (["a text"], math.nan, "length must be a whole number of tokens, got nan"),
-        (["a text"], "1k", "length must be a whole number of tokens, got '1k'"),
-        ([__file__], None, "is the name of a file"),
-    ],
-)
-def test_what_is_no_document_or_length_is_refused_in_a_line(documents, length, message, llama, tokenizer):
-    with pytest.raises(RopepatchError) as refused:
-        perplexity(llama, tokenizer, documents, length=length)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value).partition("\nhint")[0]
-
-
 def test_a_curve_of_documents_that_are_all_shorter_than_the_length_says_so(llama, caplog):
     perplexity(llama, None, [[1, 2, 3]], length=3)
     assert caplog.messages == []
@@ -337,14 +300,3 @@ def test_a_model_is_loaded_in_the_dtype_and_on_the_device_asked_for():
     for wrong in ({"dtype": "int8"}, {"dtype": "brain"}, {"device": "gpu"}, {"device": "mps:7"}):
         with pytest.raises(RopepatchError, match=str(next(iter(wrong.values())))):
             ropepatch.load("tiny", **wrong)
-
-
-def test_what_a_bare_name_shows_in_a_terminal_is_short(monkeypatch):
-    fake_fits(monkeypatch)
-    fitted = fitting.fit("tiny", to=1024, text=None)
-    asked = Retrieval(tuple(Answer(h, n, "fact", 0.5, h == 0, -1.0) for h in range(20) for n in (128, 4096)))
-    assert repr(asked) == "Retrieval(128 to 4096 tokens, 2 of 40 answers found)"
-    assert repr(fitted) == "Fitted(tiny, 256 -> 1024 tokens)"
-    results = Results([scoring(f"method {number}", {}) for number in range(30)])
-    assert repr(results).startswith("Results(30 of lm-eval: method 0, ")
-    assert max(map(len, map(repr, (asked, fitted, results)))) < 300

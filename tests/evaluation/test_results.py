@@ -93,26 +93,6 @@ def test_what_is_not_a_number_is_never_written(tmp_path, number):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
-    file = tmp_path / "a.json"
-    make_result(label="old").write(file)
-    seen: list[str] = []
-    write_text = Path.write_text
-
-    def interrupted(path: Path, text: str, **options: str) -> int:
-        write_text(path, text[: len(text) // 2], **options)
-        seen.append(read_result(file).label)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        make_result(label="new").write(file)
-    monkeypatch.undo()
-    assert seen == ["old"]
-    assert read_result(file).label == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'"text"', b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000, b"{}"]
 )
@@ -128,11 +108,6 @@ def test_another_format_is_named_before_its_keys_are_looked_at(tmp_path, schema)
     with pytest.raises(RopepatchError, match=r"a\.json: a result of format .*, expected 2") as caught:
         read_result(file)
     assert caught.value.hint == "measure again with this version"
-
-
-def test_a_result_of_another_format_cannot_be_made():
-    with pytest.raises(RopepatchError, match="a result of format 1, expected 2"):
-        make_result(schema=1)
 
 
 def test_unknown_and_missing_keys_are_named(tmp_path):

@@ -1,7 +1,6 @@
 """A measurement that is killed goes on where it was."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,16 +52,6 @@ def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_tw
     assert all(map(torch.equal, again, uninterrupted))
 
 
-def test_what_is_found_is_what_was_kept_to_the_bit(tmp_path):
-    nll = torch.rand(1000) * torch.tensor(10.0) ** torch.randint(-30, 30, (1000,))
-    kept = Kept(tmp_path)
-    kept.write("batch", [nll.tolist(), [0.0]])
-    kept.write(7, ["number", 0.1, True])
-    found = Kept(tmp_path).found
-    assert torch.equal(torch.tensor(found["batch"][0], dtype=torch.float32), nll)
-    assert found == {"batch": [nll.tolist(), [0.0]], 7: ["number", 0.1, True]}
-
-
 @pytest.mark.parametrize("cut", [1, 5, 60])
 def test_a_line_that_was_not_written_to_its_end_is_measured_again(llama, tmp_path, cut):
     wanted, whole = passes(llama, keep=tmp_path)
@@ -106,12 +95,3 @@ def test_a_folder_that_cannot_be_made_is_an_error(llama, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RopepatchError, match=r"cannot keep results in .*file"):
         perplexity(llama, None, tokens(9), keep=tmp_path / "file")
-
-
-def test_a_disk_that_takes_nothing_is_an_error(llama, tmp_path, monkeypatch):
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(RopepatchError, match="No space left on device"):
-        perplexity(llama, None, tokens(9), keep=tmp_path)

@@ -179,38 +179,6 @@ def test_key_tokens_are_those_that_gain_by_the_definition(tiny, helpers):
     }
 
 
-def test_a_key_token_gains_more_than_2_nats_and_loses_less_than_2(helpers, monkeypatch):
-    """Made-up log-probabilities for `a b c d e f g h`; the evaluator reads the first four to begin with."""
-    tokenizer = TOKENIZERS["single_bytes"]()
-    far = torch.tensor([0.0] * 4 + [-1.9, -1.9, -2.1, -1.9])  # with all text before
-    near = torch.tensor([0.0] * 4 + [-4.0, -3.8, -9.9, -4.0])
-    asked = []
-
-    def log_probs(model, documents):
-        asked.extend(documents)
-        return [far] if len(documents) == 1 else [near[at : at + 5] for at in range(4)]
-
-    monkeypatch.setattr(helpers, "_log_probs", log_probs)
-    assert helpers._key_tokens(None, tokenizer, "abcdefgh", 4) == [(4, 5), (7, 8)]
-    whole = tokenizer.encode("<s>abcdefgh")
-    assert asked == [whole, *([whole[0], *whole[1 + at : 6 + at]] for at in range(4))]
-
-
-def test_the_short_context_grows_to_a_quarter_more_and_begins_anew(helpers, monkeypatch):
-    tokenizer = TOKENIZERS["single_bytes"]()
-    asked = []
-
-    def log_probs(model, documents):
-        asked.append(documents)
-        return [torch.zeros(len(ids) - 1) for ids in documents]
-
-    monkeypatch.setattr(helpers, "_log_probs", log_probs)
-    text = "abcdefghijklmnopqrstuvwxyz"
-    assert helpers._key_tokens(None, tokenizer, text, 12) == []
-    pieces = ["abcdefghijklmno", "defghijklmnopqr", "ghijklmnopqrstu", "jklmnopqrstuvwx", "mnopqrstuvwxyz"]
-    assert asked == [[tokenizer.encode(f"<s>{text}")], [tokenizer.encode(f"<s>{piece}") for piece in pieces]]
-
-
 def test_key_perplexity_is_that_of_the_spans_by_hand(tiny, helpers, tales):
     model, tokenizer = tiny
     given = {"text": str(tales), "max_seq_lengths": [128, 256], "short": 48, "evaluator": "tiny"}

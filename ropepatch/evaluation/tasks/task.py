@@ -25,9 +25,9 @@ class Measurement:
     Args:
         task: Its settings.
         parameters: All that decides what is measured, for the result.
-        run: Gives the rows of the result. It takes the model; its tokenizer; a folder for what is done so
-            far, from which an interrupted measurement resumes, or None; and what is called with how much is
-            done and how much there is, None where that is not known.
+        run: Gives the rows of the result. It takes the model; its tokenizer; a folder from which an
+            interrupted measurement resumes, or None; and what is called with how much is done and how much
+            there is.
         floor: Rows that no model can beat, where they are known.
     """
 
@@ -51,14 +51,7 @@ class Task(Settings):
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """What the task needs beside the model.
-
-        Args:
-            model: The name that the user gave it.
-            tokenizer: The tokenizer of the model.
-            trained: The context it was trained on, in tokens.
-            to: The target, in tokens.
-        """
+        """What the task needs beside the model, trained on ``trained`` tokens, for a target of ``to``."""
         raise NotImplementedError
 
     def with_text(self, text: str, field: str, split: str) -> Task:
