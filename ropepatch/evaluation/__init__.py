@@ -1,6 +1,6 @@
 """Measuring a model: any model, patched or not.
 
-Loss: `perplexity`, `windows`, `loss_reader`, `curves`. Retrieval: `retrieval`. Intervals and ranking:
-`intervals`, `results`, `comparisons`, `ranking`, `table`. Running: `suites`, `tasks`, `harness`, `subject`,
-`measuring`, `running`.
+Loss: `perplexity`, `windows`, `curves`. Retrieval: `retrieval`. Intervals and ranking: `intervals`,
+`results`, `comparisons`, `ranking`, `table`. Running: `suites`, `tasks`, `harness`, `subject`, `measuring`,
+`running`.
 """

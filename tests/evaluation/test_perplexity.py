@@ -11,8 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.loss_reader import LossReader
-from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.perplexity import LossReader, perplexity
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:

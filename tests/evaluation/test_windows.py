@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
-from ropepatch.evaluation.loss_reader import LossReader
-from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.perplexity import LossReader, perplexity
 from ropepatch.evaluation.windows import TokenizedDocument, Window, batched, key_of, windows
 
 BOS = 1
