@@ -1,5 +1,7 @@
 """What a dry run says: counts against transformers' models, memory against allocations and LongLoRA's."""
 
+import json
+import shutil
 from itertools import accumulate
 
 import pytest
@@ -13,6 +15,7 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import blueprint, load_config
+from ropepatch.model.source import TINY
 from ropepatch.training import adapter
 from ropepatch.training import forecast as module
 from ropepatch.training.adapter import trainable
@@ -121,8 +124,7 @@ def test_the_activations_are_what_torch_allocates(lora, mixed):
     assert expected == pytest.approx(peak_of_allocations(step), rel=0.15)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("keys", [4, 2])
+@pytest.mark.parametrize(("dtype", "keys"), [(torch.bfloat16, 2), (torch.float32, 4)])
 def test_an_evaluation_takes_what_torch_allocates(tiny, dtype, keys):
     config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
     model = LlamaForCausalLM(config).to(dtype).eval()
@@ -251,6 +253,7 @@ def own_text(**changes):
 def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeypatch):
     """Bug: 2 windows of 1,024 tokens were promised where 8 pieces of 256 were read."""
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
     watched = forecast(PLAN, make(), tmp_path / "out").content["watched"]
     pieces = Run.of(PLAN, make(), tmp_path / "out").supply().pieces
     assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]
@@ -292,6 +295,23 @@ def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alik
     with pytest.raises(RopepatchError, match=said):
         Run.of(PLAN, recipe, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "method", "said"),
+    [
+        ({}, "dynamic-yarn", "no stock rope type can hold"),
+        ({}, "dynamic", "dynamic follows the length"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "yarn", "are quantised"),
+    ],
+)
+def test_a_plan_that_cannot_be_adapted_is_refused(config, method, said, tmp_path):
+    source = shutil.copytree(TINY, tmp_path / "source")
+    content = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(content | config))
+    plan = ropepatch.plan(source, to=512, method=method)
+    with pytest.raises(RopepatchError, match=said):
+        prepare(plan, small_recipe()).check()
 
 
 def test_on_a_gpu_four_bits_need_bitsandbytes_and_parts_of_a_model_have_none(monkeypatch):

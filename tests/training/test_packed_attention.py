@@ -1,7 +1,6 @@
 import random
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -250,28 +249,6 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
     with Largest() as counter, packed_attention(model):
         model(tokens(sum(lengths)), **segments(lengths)).logits.sum().backward()
     assert counter.numel == 4096 * 128  # the logits
-
-
-@pytest.fixture
-def stock_sdpa(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Stock sdpa, which notes what it is called with."""
-    noting = Mock(wraps=plain.sdpa_attention_forward)
-    monkeypatch.setattr(plain, "sdpa_attention_forward", noting)
-    return noting
-
-
-def test_rows_of_one_length_are_one_call_per_layer(llama, stock_sdpa):
-    with packed_attention(llama), torch.no_grad():
-        llama(tokens(), **segments([9] * 4))
-    shapes = [tuple(tensor.shape for tensor in call.args[1:3]) for call in stock_sdpa.call_args_list]
-    assert shapes == [((4, 4, 9, 16), (4, 2, 9, 16))] * llama.config.num_hidden_layers
-
-
-def test_a_block_of_queries_is_given_the_keys_of_its_windows_alone(stock_sdpa, blocks):
-    module = torch.nn.Module()
-    plain.causal(module, *torch.zeros(3, 1, 1, 17, 2), 7, 1.0)
-    lengths = [tuple(tensor.shape[2] for tensor in call.args[1:3]) for call in stock_sdpa.call_args_list]
-    assert lengths == [(5, 5), (5, 10), (5, 11), (2, 8)]
 
 
 # What it refuses

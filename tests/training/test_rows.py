@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -123,16 +122,6 @@ def test_the_order_is_another_in_each_epoch_for_each_seed_and_each_window():
     assert len({tuple(one) for one in orders}) == len(orders)
     for one in orders:  # shuffled, not shifted
         assert sum(after == before + 1 for before, after in pairwise(one)) < 10
-
-
-def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
-    drawn = Mock(wraps=torch.randperm)
-    monkeypatch.setattr(torch, "randperm", drawn)
-    rows = TokenRows(store_of([1000]), 0, 0)
-    for index in range(100):
-        rows.row(index, 10)
-        rows.row(index // 2, 20)
-    assert [call.args[0] for call in drawn.call_args_list] == [100, 50]
 
 
 # what is held out

@@ -156,7 +156,7 @@ def test_half_a_shard_that_a_kill_left_is_cut_off(tmp_path, small_parts, tiny):
     assert write_tiny(tmp_path / "two", tiny[1], 400).digest == whole.digest
 
 
-def test_a_full_disk_is_said_in_one_line(tmp_path, tiny, monkeypatch):
+def test_a_full_disk_is_said_in_one_line(tmp_path, small_parts, tiny, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 

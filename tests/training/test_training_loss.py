@@ -87,14 +87,6 @@ def test_a_gradient_in_sixteen_bits_is_scaled_by_an_exact_number():
     assert not torch.equal(third, whole * torch.tensor(1 / 3).bfloat16().item())
 
 
-def test_it_can_be_used_twice_and_gone_back_through_twice():
-    hidden, weight, labels, _ = inputs(9, 4, 7)
-    found = linear_cross_entropy(hidden, weight, labels)
-    once = gradients(found, hidden, weight)
-    torch.testing.assert_close(gradients(found, hidden, weight), once)
-    torch.testing.assert_close(gradients(found + 2 * found, hidden, weight), [3 * x for x in once])
-
-
 def test_a_frozen_head_costs_no_gradient_of_its_size():
     class New(TorchDispatchMode):
         sizes: ClassVar = set()
@@ -226,21 +218,6 @@ def test_in_sixteen_bits_a_student_is_still_its_teacher():
 
 
 # liger-kernel, which no test can run
-
-
-def a_tensor_on(device: str, requires_grad: bool):
-    return types.SimpleNamespace(device=torch.device(device), requires_grad=requires_grad)
-
-
-def test_liger_is_used_on_a_gpu_where_it_is_installed(monkeypatch):
-    monkeypatch.setattr(fused_loss, "_installed", lambda name: name == "liger_kernel")
-    assert fused_loss._backend(a_tensor_on("cuda", True)) is fused_loss._by_liger
-    assert fused_loss._backend(a_tensor_on("cpu", True)) is fused_loss._in_chunks
-    with torch.no_grad():
-        assert fused_loss._backend(a_tensor_on("cuda", False)) is fused_loss._by_liger
-    assert fused_loss._backend(a_tensor_on("cuda", False)) is fused_loss._in_chunks  # a head trained alone
-    monkeypatch.setattr(fused_loss, "_installed", lambda name: None)
-    assert fused_loss._backend(a_tensor_on("cuda", True)) is fused_loss._in_chunks
 
 
 def test_liger_is_called_with_its_own_arguments(monkeypatch):
@@ -523,15 +500,6 @@ def test_under_autocast_the_loss_is_that_of_the_models_own_logits():
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
     ours, theirs = trained_gradients(model, found), trained_gradients(model, expected)
     assert_close(ours, theirs, 0.02)
-
-
-def test_no_cache_is_kept():
-    seen = []
-    model = build()
-    model.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    causal_lm_loss(model, rows(9, 9), head=model.lm_head)
-    causal_lm_loss(model, rows(9, 9), head=None)
-    assert [kwargs["use_cache"] for kwargs in seen] == [False, False]
 
 
 def test_what_else_is_in_a_batch_reaches_the_model():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_folders import edit_json
-from run_recipes import record_of, small_recipe
+from run_recipes import record_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,8 +18,6 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.publishing.card.writing import write_card
-from ropepatch.training.adaptation import adapt
-from ropepatch.training.recipe import Lora
 from ropepatch.training.transfer import transfer
 
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
@@ -35,21 +33,19 @@ def tales(tmp_path_factory):
     return Texts(text=str(file), split="test")
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    plan, place = ropepatch.plan("tiny", to=512, method="yarn"), tmp_path_factory.mktemp("adapted")
-    recipes = {kind: small_recipe(save=kind, lora=Lora(r=4)) for kind in ("merged", "adapter")}
-    return {kind: adapt(plan, recipe, place / kind).folder for kind, recipe in recipes.items()}
+@pytest.fixture
+def both(adapted, adapter):
+    return {"merged": adapted, "adapter": adapter}
 
 
 @pytest.fixture(params=["merged", "adapter"])
-def adapted(both, request):
+def either(both, request):
     return both[request.param]
 
 
 @pytest.fixture
-def merged(both):
-    return both["merged"]
+def merged(adapted):
+    return adapted
 
 
 def sibling(folder, **changes):
@@ -72,7 +68,8 @@ def test_put_onto_its_own_base_it_is_the_adapted_model(merged, tales, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_every_weight_is_the_siblings_plus_what_the_adaptation_changed(adapted, tales, tmp_path):
+def test_every_weight_is_the_siblings_plus_what_the_adaptation_changed(either, tales, tmp_path):
+    adapted = either
     tuned = sibling(tmp_path / "tuned")
     done = transfer(adapted, "tiny", tuned, tmp_path / "out", text=tales)
     base, own, now = (load_file(folder / WEIGHTS) for folder in (TINY, tuned, done.folder))

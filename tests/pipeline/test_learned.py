@@ -1,0 +1,289 @@
+"""`fit` and `auto` as the method of `extend`: searched for once, remembered, and put on record."""
+
+import shutil
+from functools import partial
+from types import SimpleNamespace
+
+import made_results
+import pytest
+import yaml
+from fake_fits import DIVISORS, fake_fits
+from run_recipes import record_of, small_recipe
+
+import ropepatch
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import Texts
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.ranking import RULE, Ranked, Ranking
+from ropepatch.evaluation.results import as_read
+from ropepatch.fitting.examples import read_splits
+from ropepatch.fitting.fitting import Fitted
+from ropepatch.model.source import TINY
+from ropepatch.pipeline.choice import Choice
+from ropepatch.pipeline.results import Results
+from ropepatch.scaling.file import write_scaling
+from ropepatch.training import adaptation
+from ropepatch.training.recipe import Data, FrequencyTraining
+from ropepatch.training.supply import RecipeReader
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_tokenizer(tiny):
+    """Every run makes its rows with the same tokenizer, and what they are made from but once."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr("ropepatch.training.run.load_tokenizer", lambda folder: tiny[1])
+        yield
+
+
+def texts(folder, **settings):
+    """A recipe that reads two texts, and holds pieces of the first out."""
+    sources = []
+    for name in ("mice", "cats"):
+        file = folder / f"{name}.txt"
+        file.write_text(
+            "<|endoftext|>".join(f"Once there were {n} {name}. They ate. " * 5 for n in range(400))
+        )
+        sources.append(Texts(text=str(file), weight=1.0 if name == "mice" else 2.0))
+    return small_recipe(data=Data(sources=tuple(sources), windows=(64,), tokens_per_batch=128), **settings)
+
+
+def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tmp_path, tiny):
+    shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
+    reader = RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape)
+    reader.write_windows(tmp_path / "windows.jsonl")
+    rows = [tuple(ids) for ids in stream_documents(tmp_path / "windows.jsonl", field="input_ids")]
+    assert {len(row) for row in rows} == {512}
+    assert len(set(rows)) == len(rows) > 80
+    first = [int(ids) for piece in reader.supply(per_step=1).pieces for ids in piece]
+    assert tuple(first) not in rows
+    decoded = [tiny[1].decode(row) for row in rows]
+    assert [sum(name in text for text in decoded[:30]) for name in ("mice", "cats")] == [10, 20]
+    joined = " ".join(decoded)
+    assert "Once there were 39 mice" in joined
+    assert "Once there were 39 cats" in joined
+    assert "Once there were 0 mice" not in joined  # in the piece that is held out
+    assert "Once there were 0 cats" in joined
+
+
+def test_a_fit_knows_of_what_document_each_window_of_a_recipe_is(tmp_path, tiny):
+    """Its interval is over documents; three novels are three, however many windows they make."""
+    novels = ("mouse", "cat", "dog")
+    (tmp_path / "novels.txt").write_text(
+        "<|endoftext|>".join(f"Once there was a {name}. " * 900 for name in novels)
+    )
+    data = Data(sources=(Texts(text=str(tmp_path / "novels.txt")),), windows=(64,), tokens_per_batch=128)
+    shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
+    reader = RecipeReader(recipe=small_recipe(data=data), tokenizer=tiny[1], **shape)
+    reader.write_windows(tmp_path / "windows.jsonl")
+    splits = read_splits(
+        tiny[1], tmp_path / "windows.jsonl", field="input_ids", split="train", length=512, spare=0
+    )
+    first = [tiny[1].decode(window[:40]) for window in splits.test]
+    told = [{name for name in novels if name in text} for text in first]
+    assert len(splits.test) > len(set(splits.sources)) > 1
+    assert all(
+        told[i] & told[j]
+        for i, a in enumerate(splits.sources)
+        for j, b in enumerate(splits.sources)
+        if a == b
+    )
+
+
+def test_too_little_text_for_a_fit_is_said(tmp_path, tiny):
+    shape = {"trained": 256, "target": 8192, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
+    with pytest.raises(RopepatchError, match=r"make \d windows of 8192 tokens, and a fit needs"):
+        RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape).write_windows(
+            tmp_path / "windows.jsonl"
+        )
+    assert not (tmp_path / "windows.jsonl").exists()
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """The arguments of every fit, which takes no time."""
+    monkeypatch.setattr(Fitted, "__str__", lambda self: "fitted")
+    return fake_fits(monkeypatch)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, fits):
+    ropepatch.extend("tiny", "out", to=512, method="fit", steps=7, init="ntk")
+    record = record_of(place / "out")
+    assert (record["method"], record["parameters"]["attention_factor"]) == ("custom", 1.1)
+    assert record["fit"] == {"start": "yarn", "text": "None"}
+    assert (record["start"]["asked"]["steps"], record["start"]["asked"]["init"]) == (7, "ntk")
+    (call,) = fits
+    assert (call["steps"], call["init"], call["text"], call["split"]) == (7, "ntk", None, "train")
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_the_text_of_the_command_line_is_what_is_learned_from(place, fits, run_here):
+    (place / "a.txt").write_text("text")
+    words = ("--text", "a.txt", "--field", "body", "--split", "validation")
+    run_here("extend", "tiny", "--to", "512", "--method", "fit", *words, "--dry-run")
+    (call,) = fits
+    assert (call["text"], call["field"], call["split"]) == ("a.txt", "body", "validation")
+    assert [path.name for path in place.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.slow
+def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_call_repeats(
+    place, fits, monkeypatch
+):
+    recipe = texts(place, trainer={"max_steps": 4}, frequencies=FrequencyTraining())
+    content = as_read(recipe.to_dict()) | {"method": {"name": "fit", "steps": 3}, "seed": 5}
+    (place / "mine.yaml").write_text(yaml.safe_dump(content))
+    extend = partial(ropepatch.extend, "tiny", "out", recipe="mine.yaml")
+
+    def gone(*arguments, **options):
+        raise RopepatchError("gone")
+
+    with monkeypatch.context() as patching:
+        patching.setattr(adaptation, "_train", gone)
+        with pytest.raises(RopepatchError, match="gone"):
+            extend()
+    assert (place / "out.fit" / "start.json").is_file()
+    (call,) = fits
+    assert (call["steps"], call["seed"], call["field"]) == (3, 5, "input_ids")
+    assert "input_ids" in call["text"].read_text()
+    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in steps"):
+        extend(steps=4)
+    for _ in range(2):  # goes on, and then finds it finished
+        extend()
+        record = record_of(place / "out")
+        assert record["fit"]["text"] == ", ".join(source.text for source in recipe.data.sources)
+        assert record["start"]["parameters"]["divisors"] == [*DIVISORS]
+        assert record["parameters"]["divisors"] != [*DIVISORS]  # but those that were trained from them
+        trained = record["adaptation"]["frequencies"]
+        assert trained["start"]["divisors"] == pytest.approx(DIVISORS, rel=1e-6)
+        assert not list(place.glob("out.*"))
+    with pytest.raises(RopepatchError, match="already exists"):
+        extend(steps=4)
+    assert len(fits) == 1
+
+
+def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
+    (place / "out.fit").mkdir()
+    (place / "out.fit" / "mine.txt").write_text("mine")
+    with pytest.raises(RopepatchError, match="holds other files"):
+        ropepatch.extend("tiny", "out", to=512, method="fit")
+    assert not fits
+    assert (place / "out.fit" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stesp": 3}, "unknown parameter of fit 'stesp'"),
+        ({"steps": "many"}, "steps must be a whole number above 0, got 'many'"),
+        ({"evaluate": "demo", "text": "a.txt"}, "--text is what --eval measures"),
+        ({"to": 256}, "already covers 256 tokens"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, fits, options, message):
+    (place / "a.txt").write_text("Once there were mice. " * 1000)
+    with pytest.raises(RopepatchError, match=message):
+        ropepatch.extend("tiny", "out", **{"to": 512, "method": "fit"} | options)
+    assert not fits
+    assert [path.name for path in place.iterdir()] == ["a.txt"]
+
+
+RECOMMENDED = "ntk-by-parts"
+LOSS, GAIN = Mean(((15.0, 10.0),) * 3), Mean(((2.5, 10.0),) * 2)  # the gain of too few texts
+RANKED = Ranked(
+    label="ntk-by-parts",
+    loss=LOSS,
+    loss_gain=GAIN,
+    short_context_loss=LOSS,
+    short_context_cost=GAIN,
+    log_prob=None,
+    log_prob_gain=None,
+    found=None,
+    helps=True,
+)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """How the choice was asked for, each time; what it gives."""
+    calls = []
+
+    def choose(model, *, to, out, **options):
+        out.mkdir(parents=True)
+        calls.append((model, to, out, options))
+        return Choice(
+            ranking=Ranking((RANKED,), RECOMMENDED, ("Take it.",)),
+            method="ntk-by-parts",
+            parameters={"beta": 16.0},
+            results=Results((made_results.reading(RECOMMENDED, (1.0, 2.0, 3.0)),)),
+            fitted=SimpleNamespace(record={"text": "read", "seconds": 0.0}),
+            left_out={},
+        )
+
+    monkeypatch.setattr("ropepatch.pipeline.choice.choose", choose)
+    return calls
+
+
+def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_fit(place, chosen):
+    ropepatch.extend("tiny", "out", to=512, method="auto")
+    ((model, to, out, options),) = chosen
+    assert (model, to, out) == ("tiny", 512, place / "out.fit" / "measured")
+    texts = {key: options[key] for key in ("text", "field", "split", "revision")}
+    assert texts == {"text": None, "field": "text", "split": "test", "revision": None}
+    record = record_of(place / "out")
+    assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
+    assert record["start"]["asked"]["method"] == "auto"
+    assert record["ranking"]["fit"] == {"text": "read", "seconds": 0.0}  # ranked, and not chosen
+    assert "fit" not in record
+    assert record["ranking"]["rule"] == RULE
+    assert record["ranking"]["advice"] == ["Take it."]
+    (row,) = record["ranking"]["rows"]
+    assert (row["label"], row["nats_per_token"]) == ("ntk-by-parts", 1.5)
+    cost = [row[f"short_context_cost{end}"] for end in ("", "_low", "_high")]
+    assert cost == [0.25, None, None]  # JSON has no infinity
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_a_fit_that_was_chosen_is_on_record_like_one_that_was_asked_for(place, chosen, monkeypatch):
+    monkeypatch.setitem(globals(), "RECOMMENDED", "fit")
+    ropepatch.extend("tiny", "out", to=512, method="auto")
+    record = record_of(place / "out")
+    assert record["fit"] == {"text": "read", "seconds": 0.0}
+    assert "fit" not in record["ranking"]
+
+
+@pytest.mark.slow
+def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
+    extend = partial(ropepatch.extend, "tiny", "out", to=512, method="auto")
+
+    def cut_off(model, *, to, out, **options):
+        out.mkdir(parents=True)
+        (out / "a result").touch()
+        raise RopepatchError("cut off")
+
+    with monkeypatch.context() as patching:
+        patching.setattr("ropepatch.pipeline.choice.choose", cut_off)
+        with pytest.raises(RopepatchError, match="cut off"):
+            extend()
+    assert (place / "out.fit" / "measured" / "a result").exists()
+    (place / "a.txt").write_text("text")
+    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in text"):
+        extend(text="a.txt")
+    shutil.rmtree(place / "out.fit" / "measured")  # which `chosen` makes
+    extend()
+    assert not (place / "out.fit").exists()
+
+
+def test_a_scaling_file_names_the_target_and_the_folder(place):
+    plan = ropepatch.plan("tiny", to=512, method="custom", divisors=[2.0] * 16)
+    write_scaling(place / "learned.json", plan.scaling, plan.rope, plan.target)
+    ropepatch.extend("tiny", method="learned.json")
+    assert record_of(place / "tiny-learned-512")["target"] == 512
