@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # the public names for mypy and editors
     from ropepatch.pipeline.extension import extend as extend
     from ropepatch.pipeline.results import Results as Results
     from ropepatch.pipeline.results import read_results as read_results
+    from ropepatch.probing import Probed as Probed
+    from ropepatch.probing import probe as probe
     from ropepatch.publishing.folding import fold_attention as fold_attention
     from ropepatch.publishing.gguf import export_gguf as export_gguf
     from ropepatch.publishing.hub import push as push
@@ -70,6 +72,7 @@ _HOME = {  # the module of every public name
         "pipeline.evaluation": "evaluate",
         "pipeline.extension": "Extension extend",
         "pipeline.results": "Results read_results",
+        "probing": "Probed probe",
         "publishing.folding": "fold_attention",
         "publishing.gguf": "export_gguf",
         "publishing.hub": "push",

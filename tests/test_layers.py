@@ -23,7 +23,7 @@ LAYERS = [
     {"encodings", "extension"},
     {"evaluation", "doctor"},
     {"fitting", "report"},
-    {"training", "publishing", "gallery", "probe"},
+    {"training", "publishing", "gallery", "probing"},
     {"pipeline"},
     {"__init__"},
     {"cli"},
@@ -46,7 +46,7 @@ TOUCH_TRANSFORMERS = {
     "extension",
     "fitting",
     "model",
-    "probe",
+    "probing",
     "training",
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -26,6 +26,7 @@ from ropepatch.cli import (
     methods,
     plan,
     plot,
+    probe,
     push,
     recipes,
     suites,
@@ -51,6 +52,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
     "Look before": {
         plan: "Show what an extension would change; no weights read",
         doctor: "Find what is wrong with a checkpoint's rope",
+        probe: "Tell whether a server computes a checkpoint's rope",
         explore: "Show as a page why a rope fails, and what mends it",
     },
     "List": {

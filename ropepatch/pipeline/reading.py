@@ -9,7 +9,7 @@ from ropepatch.extension import record as records
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.running import Feedback
-from ropepatch.probe.making import affordable, make_reading
+from ropepatch.probing.making import affordable, make_reading
 
 
 def add_reading(folder: Path, device: str, *, unasked: bool, feedback: Feedback) -> None:

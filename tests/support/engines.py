@@ -12,7 +12,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
-from ropepatch.probe.mistakes import ropes
+from ropepatch.probing.mistakes import ropes
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -22,7 +22,7 @@ class Engine:
 
     Args:
         folder: The checkpoint.
-        mistake: A name of `ropepatch.probe.mistakes`; `right` for none.
+        mistake: A name of `ropepatch.probing.mistakes`; `right` for none.
         precision: float32, bfloat16, float16, or q8 for weights of 8 bits in blocks of 16.
         noise: By so much of their spread all weights are off: those of another model.
     """

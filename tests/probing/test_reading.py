@@ -16,9 +16,9 @@ from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.probe import making
-from ropepatch.probe.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
-from ropepatch.probe.text import draw_source, source_ids
+from ropepatch.probing import making
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
+from ropepatch.probing.text import draw_source, source_ids
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_same_checkpoint_gives_the_same_reading(extended):
 def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
     reading = readings.read(extended)
     whole, vocabulary = reading.source, reading.vocabulary
-    monkeypatch.setattr("ropepatch.probe.text.SHORT", 100)
+    monkeypatch.setattr("ropepatch.probing.text.SHORT", 100)
     tokenizer = load_tokenizer(extended)
     source = draw_source(tokenizer, vocabulary, whole.length, 0)
     assert source.ids is None

@@ -27,9 +27,9 @@ from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
 from ropepatch.model.stock import stock_code
-from ropepatch.probe.judging import divergence, typical
-from ropepatch.probe.mistakes import ropes
-from ropepatch.probe.text import draw_source, source_ids
+from ropepatch.probing.judging import divergence, typical
+from ropepatch.probing.mistakes import ropes
+from ropepatch.probing.text import draw_source, source_ids
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.rope import Frequencies
 

@@ -1,0 +1,300 @@
+"""Ask an engine for the next tokens of a checkpoint's reading, and judge it by them."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropepatch.errors import RopepatchError, printable
+from ropepatch.files import json_text
+from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.reading_file import RIGHT, Reading
+from ropepatch.model.source import find_source
+from ropepatch.probing.client import TIMEOUT, Answer, RefusedError, Server
+from ropepatch.probing.engines import ENGINES, load_engine
+from ropepatch.probing.judging import Judgement, Top, judge
+from ropepatch.probing.making import make_reading, tokenizer_of
+from ropepatch.probing.text import source_ids
+from ropepatch.settings import refuse_unknown
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What an engine makes of a checkpoint; see `Judgement`.
+
+    Args:
+        engine: The address of the server, or the name of the engine.
+        checkpoint: Whose reading it was compared with.
+        reading: That reading.
+        judgement: What follows.
+        answers: The most probable next tokens at each position; None for no answer.
+    """
+
+    engine: str
+    checkpoint: str
+    reading: Reading
+    judgement: Judgement
+    answers: tuple[Top | None, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the engine computes the checkpoint."""
+        return self.judgement.is_right
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        return {
+            "engine": self.engine,
+            "checkpoint": self.checkpoint,
+            "window": self.reading.window,
+            "target": self.reading.target,
+            "positions": self.reading.positions,
+        } | self.judgement.to_dict()
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json_text(self.to_dict())
+
+    def __str__(self) -> str:
+        names = list(self.judgement.divergences)
+        head = ["position", *("the checkpoint" if name == RIGHT else name for name in names)]
+        widths = [max(len(word), 9) for word in head]
+        lines = [f"{self.engine}: divergence from each hypothesis, in nats", _line(head, widths)]
+        for row, (position, beyond) in enumerate(
+            zip(self.reading.positions, self.reading.beyond, strict=True)
+        ):
+            values = [self.judgement.divergences[name][row] for name in names]
+            words = ["no answer" if value is None else f"{value:.5f}" for value in values]
+            line = _line([str(position), *words], widths)
+            if beyond and not self.reading.beyond[row - 1]:
+                lines.append(f"--- beyond the old window of {self.reading.window} tokens")
+            lines.append(line)
+        return "\n".join([*lines, "", printable(f"{self.checkpoint}: {self.judgement}")])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def probe(
+    engine: str,
+    checkpoint: str | os.PathLike[str] | None = None,
+    *,
+    engine_name: str | None = None,
+    model: str = "",
+    revision: str | None = None,
+    save_reading: bool = False,
+    timeout: float = TIMEOUT,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Advance = lambda done, total: None,
+) -> Probed:
+    """Tell whether an engine computes the rope of a checkpoint that ropepatch extended.
+
+    A server is asked for the next token after growing prefixes of one text, so that its cache of prefixes
+    makes them one reading. A key, where it wants one, is read from ROPEPATCH_API_KEY.
+
+    Args:
+        engine: The address of a server that speaks OpenAI's completions API, such as http://localhost:8000;
+            with `engine_name` the folder or file that the engine loads.
+        checkpoint: The checkpoint folder or Hub id; None for what the server calls its model, or loads.
+        engine_name: `transformers`, `llama-cpp` or `mlx-lm`, in this process; None for a server.
+        model: The name of the model at the server; empty for the first that it lists.
+        revision: The branch, tag or commit of a Hub id.
+        save_reading: Read the checkpoint, and write its `reading.json` anew.
+        timeout: Seconds for one answer of the server.
+        say: Takes lines that tell how far it is.
+        progress: Called with the positions that are answered and their number.
+
+    Raises:
+        RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
+    """
+    server = None
+    if engine_name is None:
+        server = Server(engine, model, timeout)
+        server.look()
+    else:
+        refuse_unknown([engine_name], ENGINES, "engine")
+    found = _found(checkpoint or (server.model if server else engine), revision)
+    reading = _reading(found, save_reading, say)
+    tokenizer = tokenizer_of(found.folder)
+    ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
+    if server is None:
+        assert engine_name is not None
+        answers, limit = _in_process(engine_name, engine, ids, reading.positions), None
+    else:
+        answers, limit = _Asking(server, reading, ids, tokenizer, say).all(progress)
+    shown = server.shown if server else f"{engine_name} {engine}"
+    return Probed(shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
+
+
+def _found(name: str | os.PathLike[str], revision: str | None) -> Checkpoint:
+    try:
+        return find_source(name if isinstance(name, str) else Path(name), revision, weights=True)
+    except RopepatchError as error:
+        raise RopepatchError(str(error), hint="name the CHECKPOINT that the engine serves") from error
+
+
+def _reading(checkpoint: Checkpoint, save: bool, say: Callable[[str], None]) -> Reading:
+    """The reading beside a checkpoint, else one that is made now."""
+    if readings.exists(checkpoint.folder) and not save:
+        reading = readings.read(checkpoint.folder)
+        if reading.weights != checkpoint.fingerprint:
+            raise RopepatchError(
+                f"the {readings.FILE} of {checkpoint.name} was read from other weights", hint=readings.HINT
+            )
+        return reading
+    if not save:
+        say(f"no {readings.FILE} in {checkpoint.name}: reading it once (--save-reading keeps it)")
+    reading = make_reading(checkpoint)
+    if save:
+        readings.write(checkpoint.folder, reading)
+    return reading
+
+
+def _in_process(name: str, path: str, ids: list[int], positions: Sequence[int]) -> list[Top | None]:
+    read = load_engine(name, path)
+    tops: list[Top | None] = [*read(ids, positions)]
+    return tops + [None] * (len(positions) - len(tops))
+
+
+@dataclass
+class _Asking:
+    """The questions to one server."""
+
+    server: Server
+    reading: Reading
+    ids: list[int]
+    tokenizer: PreTrainedTokenizerBase | None
+    say: Callable[[str], None]
+
+    def all(self, advance: Advance) -> tuple[list[Top | None], int | None]:
+        """The answers at every position, and the most tokens that the server reads where it reads fewer."""
+        positions = self.reading.positions
+        answers: list[Top | None] = []
+        limit: int | None = None
+        for done, position in enumerate(positions):
+            advance(done, len(positions))
+            answer = None
+            if limit is None:
+                answer, limit = self._at(position, bool(answers))
+            answers.append(answer)
+        if limit is None:
+            limit = self._hidden_limit(answers)
+        return answers, limit
+
+    def _at(self, position: int, has_answered: bool) -> tuple[Top | None, int | None]:
+        """The answer at a position; or how many tokens the server reads, if these are too many."""
+        text = self._text(position)
+        if self.server.form is not None and not self.server.form["by_ids"] and text is None:
+            return None, None
+        try:
+            answer = self.server.next_token(self.ids[:position], text)
+        except RefusedError as error:
+            if not has_answered:
+                raise
+            self.say(f"{position} tokens: {error}")
+            return None, self._longest(position)
+        if answer.tokens is not None and answer.tokens < position - 1:  # one may be that of a beginning
+            return None, answer.tokens
+        return self._read(answer), None
+
+    def _longest(self, refused: int) -> int:
+        """The most tokens that a server answers, found by halving where it does not state them."""
+        earlier = max((one for one in self.reading.positions if one < refused), default=1)
+        if self.server.limit is not None and earlier <= self.server.limit <= refused:
+            return self.server.limit
+        low, high = earlier, refused
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self.server.next_token(self.ids[:middle], self._text(middle))
+                low = middle
+            except RefusedError:
+                high = middle
+        return low + 1  # with the token that it was asked for
+
+    def _hidden_limit(self, answers: list[Top | None]) -> int | None:
+        """How many tokens a server reads that silently drops the others; None for all of them.
+
+        The same distribution after its last tokens alone, or after fewer, as after all is that of a model
+        which has not read the rest.
+        """
+        last = next((row for row in reversed(range(len(answers))) if answers[row]), None)
+        if last is None or not self.reading.beyond[last] or not self.server.form:
+            return None
+        if judge(self.reading, answers).is_right or not self.server.form["by_ids"]:
+            return None
+        beyond = [
+            one for one, is_beyond in zip(answers, self.reading.beyond, strict=True) if one and is_beyond
+        ]
+        if len(beyond) > 2 and all(one == beyond[0] for one in beyond):
+            return self.reading.window  # it reads the first tokens alone, at least these
+        low, high = 0, self.reading.positions[last]
+        if not self._is_same(answers[last], last, self.reading.window):
+            return None
+        high = self.reading.window
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._is_same(answers[last], last, middle) else (middle, high)
+        return high
+
+    def _is_same(self, all_read: Top | None, row: int, count: int) -> bool:
+        position = self.reading.positions[row]
+        try:
+            answer = self._read(self.server.next_token(self.ids[position - count : position], None))
+        except RefusedError:
+            return False
+        if answer is None or all_read is None:
+            return False
+        pairs = [(all_read[token], answer[token]) for token in all_read.keys() & answer.keys()]
+        return len(pairs) >= len(all_read) - 1 and all(abs(one - two) < 1e-3 for one, two in pairs)
+
+    def _text(self, position: int) -> str | None:
+        """The text of the first tokens; None where it would be split into others."""
+        if self.tokenizer is None or self.reading.source.kind != "tales":
+            return None
+        begin = self.ids[:position]
+        text = str(self.tokenizer.decode(begin, skip_special_tokens=True))
+        return text if list(self.tokenizer(text, verbose=False).input_ids) == begin else None
+
+    def _read(self, answer: Answer) -> Top | None:
+        """The log-probabilities by token id; None where the texts of tokens tell too little."""
+        if answer.by_id or self.tokenizer is None:
+            return answer.by_id or None
+        best: Top = {}
+        for table in self._spellings():
+            known = {table[text]: value for text, value in answer.by_text.items() if table.get(text, -1) >= 0}
+            best = max(best, known, key=len)
+        return best if len(best) >= min(3, len(answer.by_text)) else None
+
+    def _spellings(self) -> list[dict[str, int]]:
+        """The tokens by their texts, as engines write them; -1 for a text that several have."""
+        if not hasattr(self, "_tables"):
+            assert self.tokenizer is not None
+            every = range(self.reading.vocabulary)
+            pieces = [str(piece) for piece in self.tokenizer.convert_ids_to_tokens(list(every))]
+            texts = self.tokenizer.batch_decode([[number] for number in every])
+            spaced = [piece.replace("▁", " ").replace("Ġ", " ").replace("Ċ", "\n") for piece in pieces]
+            numbers = [str(number) for number in every]
+            self._tables = [_by_text(spelling) for spelling in (texts, pieces, spaced, numbers)]
+        return self._tables
+
+
+def _by_text(spelling: Sequence[str]) -> dict[str, int]:
+    table: dict[str, int] = {}
+    for number, text in enumerate(spelling):
+        table[text] = -1 if text in table else number
+    return table
+
+
+def _line(words: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(word.rjust(width) for word, width in zip(words, widths, strict=True))

@@ -1,0 +1,192 @@
+"""The completions API of OpenAI, as vLLM, SGLang, llama.cpp, mlx-lm, TGI and others serve it."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its httpx
+
+from ropepatch.errors import RopepatchError, printable
+from ropepatch.files import parse_json
+
+KEY = "ROPEPATCH_API_KEY"  # of the environment
+TIMEOUT = 600.0  # seconds for one answer: a long text is read in it
+TRIES = 4
+PAUSE = 1.0  # seconds before the second try; twice as long before each further one
+LARGEST = 16 << 20  # bytes of an answer
+BUSY = (429, 500, 502, 503, 504)
+COUNTS = (20, 10, 5)  # of most probable tokens, of which servers allow at most so many
+AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; servers that are strict refuse it
+HTTPX: Any = importlib.import_module(HTTPError.__module__.partition(".")[0])  # httpx, or its successor
+
+
+class RefusedError(RopepatchError):
+    """The server answers, but not this question."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server says of the next token.
+
+    Args:
+        by_id: The log-probabilities by token id, where it names tokens so.
+        by_text: The same by the text of tokens.
+        tokens: How many tokens it has read, by its own account; None where it says nothing.
+    """
+
+    by_id: dict[int, float]
+    by_text: dict[str, float]
+    tokens: int | None
+
+
+@dataclass
+class Server:
+    """One model of a server.
+
+    Args:
+        url: Up to `/v1`, with or without it.
+        model: Its name there; empty for the first that the server lists.
+        timeout: Seconds for one answer.
+    """
+
+    url: str
+    model: str = ""
+    timeout: float = TIMEOUT
+    limit: int | None = field(default=None, init=False)  # of tokens, where the server states it
+    form: dict[str, Any] | None = field(default=None, init=False)  # of a question that it answers
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RopepatchError(
+                f"{printable(self.url)} is no address of a server", hint="such as http://localhost:8000"
+            )
+        path = parts.path.rstrip("/").removesuffix("/completions")
+        self.base = urlunsplit(parts._replace(path=path if path.endswith("/v1") else f"{path}/v1", query=""))
+        self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
+        self.key = os.environ.get(KEY, "")
+        self.client = HTTPX.Client(timeout=HTTPX.Timeout(self.timeout, connect=10.0))
+
+    def look(self) -> None:
+        """Find the model and its length, where the server lists them."""
+        try:
+            listed = self._ask("GET", "models").get("data")
+        except RefusedError:
+            listed = None
+        models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        own = next((one for one in models if self.model in ("", one.get("id"))), {})
+        self.model = self.model or str(own.get("id") or "default")
+        limit = own.get("max_model_len")
+        self.limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+
+    def next_token(self, ids: list[int], text: str | None) -> Answer:
+        """The most probable next tokens after a prompt, as token ids or, where it takes none, as text.
+
+        Raises:
+            RefusedError: The server does not answer it.
+            RopepatchError: There is no server, or no sense in what it says.
+        """
+        if self.form is not None:
+            return self._answer(self.form, ids, text)
+        refusal = RefusedError("")
+        for by_ids, more, count in itertools.product((True, False), (AS_IDS, {}), COUNTS):
+            form = {"by_ids": by_ids, "more": more, "count": count}
+            if not by_ids and text is None:
+                continue
+            try:
+                answer = self._answer(form, ids, text)
+            except RefusedError as error:
+                refusal = error
+            else:
+                self.form = form
+                return answer
+        raise RefusedError(str(refusal), hint="it must answer /v1/completions with logprobs: see the guide")
+
+    def _answer(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
+        body = {
+            "model": self.model,
+            "prompt": ids if form["by_ids"] else text,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "logprobs": form["count"],
+            "stream": False,
+        }
+        content = self._ask("POST", "completions", body | form["more"])
+        usage = content.get("usage")
+        tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        tokens = tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
+        if form["by_ids"] and tokens is not None and tokens > len(ids) + 1:
+            raise RefusedError(f"{self.shown} read {tokens} tokens where {len(ids)} were sent")
+        return Answer(*_tops(content, self.shown), tokens)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        url, status, content = f"{self.base}/{path}", 0, b""
+        for attempt in range(TRIES):
+            try:
+                with self.client.stream(method, url, json=body, headers=headers) as response:
+                    status, content = response.status_code, b""
+                    for part in response.iter_bytes():
+                        content += part
+                        if len(content) > LARGEST:
+                            raise RopepatchError(f"{self.shown} answers more than {LARGEST >> 20} MiB")
+            except (HTTPError, HTTPX.InvalidURL) as error:
+                status, content = 0, type(error).__name__.encode()
+            if status and status not in BUSY:
+                break
+            if attempt < TRIES - 1:
+                time.sleep(PAUSE * 2**attempt)
+        said = self._said(content)
+        if not status:
+            raise RopepatchError(
+                f"no answer from {self.shown}: {said}", hint="is it running, and on this port?"
+            )
+        if status in (401, 403):
+            raise RopepatchError(f"{self.shown} wants a key ({status})", hint=f"set {KEY}")
+        if status != 200:
+            raise RefusedError(f"{self.shown} answers {status} to /v1/{path}: {said}")
+        try:
+            parsed = parse_json(content.decode())
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"{self.shown} answers no JSON to /v1/{path}: {said}") from error
+        if not isinstance(parsed, dict):
+            raise RefusedError(f"{self.shown} answers no JSON object to /v1/{path}: {said}")
+        return parsed
+
+    def _said(self, content: bytes) -> str:
+        text = " ".join(content.decode(errors="replace").split())
+        return printable(text.replace(self.key, "***") if self.key else text)[:300]
+
+
+def _tops(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[str, float]]:
+    """The log-probabilities of an answer, in the older form of OpenAI or that of chats (llama.cpp)."""
+    try:
+        told = content["choices"][0]["logprobs"]
+        entries = told["content"][0]["top_logprobs"] if "content" in told else told["top_logprobs"][0]
+        if isinstance(entries, dict):
+            entries = [{"token": token, "logprob": log_prob} for token, log_prob in entries.items()]
+        by_id, by_text = dict[int, float](), dict[str, float]()
+        for entry in entries:
+            log_prob, token = float(entry["logprob"]), str(entry.get("token", ""))
+            if not -1e4 < log_prob <= 1e-3:  # what is impossible is not listed
+                if math.isnan(log_prob) or log_prob > 0:
+                    raise ValueError(log_prob)
+                continue
+            number = entry.get("id", token.removeprefix("token_id:") if "token_id:" in token else None)
+            if number is not None:
+                by_id[int(number)] = log_prob
+            else:
+                by_text[token] = log_prob
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError(f"{name} answers without usable logprobs") from error
+    if not by_id and not by_text:
+        raise RefusedError(f"{name} answers without logprobs")
+    return by_id, by_text

@@ -1,0 +1,174 @@
+"""`probe` against a server of ours that computes rightly, makes each mistake, cuts texts off, or lies."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from completions_server import Manners, serving
+from engines import Engine
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.model import reading_file as readings
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing import client
+from ropepatch.probing.judging import CUT_OFF, OTHER_MODEL
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, TWICE, UNSCALED
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    return ropepatch.extend("tiny", tmp_path_factory.mktemp("extended") / "out", to="4x").folder
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(client, "PAUSE", 0.0)
+    monkeypatch.delenv(client.KEY, raising=False)
+
+
+@pytest.fixture(scope="module")
+def probed(extended):
+    def ask(manners=None, checkpoint=extended, timeout=60.0, **engine):
+        with serving(Engine(extended, **engine), load_tokenizer(extended), manners or Manners()) as url:
+            return ropepatch.probe(url, checkpoint, timeout=timeout)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "manners",
+    [
+        Manners(),
+        Manners(style="chat"),
+        Manners(style="texts", strict=True, most=5),
+        Manners(style="texts", takes_ids=False),
+    ],
+    ids=["ids", "chat", "few texts", "prompts of text"],
+)
+def test_a_right_server_is_called_right_however_it_speaks(probed, manners):
+    found = probed(manners)
+    assert found.is_right, str(found)
+    assert sum(answer is not None for answer in found.answers) > 24
+
+
+@pytest.mark.parametrize("mistake", [UNSCALED, TWICE, FACTORLESS, DOUBLED])
+def test_a_mistaken_server_is_named(probed, mistake):
+    assert probed(mistake=mistake, precision="bfloat16").judgement.verdict == mistake
+
+
+def test_a_server_with_other_weights_is_named(probed):
+    assert probed(noise=0.4).judgement.verdict == OTHER_MODEL
+
+
+@pytest.mark.parametrize(
+    ("beyond", "limit"), [("refuse", 400), ("told", 400), ("last", 256), ("last", 200), ("first", 256)]
+)
+def test_a_server_that_cuts_texts_off_is_named_with_the_length(probed, beyond, limit):
+    found = probed(Manners(limit=limit, beyond=beyond))
+    assert (found.judgement.verdict, found.judgement.limit) == (CUT_OFF, limit)
+
+
+def test_growing_prefixes_are_asked_for_without_streams(probed):
+    manners = Manners()
+    probed(manners)
+    prompts = [question["prompt"] for question in manners.asked]
+    assert all(two[: len(one)] == one for one, two in pairwise(prompts))
+    assert not any(question["stream"] for question in manners.asked)
+
+
+def test_the_name_of_the_model_is_the_checkpoint_if_none_is_given(probed, extended):
+    assert probed(Manners(model=str(extended)), checkpoint=None).is_right
+    with pytest.raises(RopepatchError) as error:
+        probed(Manners(model="no/such-folder/here"), checkpoint=None)
+    assert "CHECKPOINT" in error.value.hint
+
+
+def test_a_server_that_is_still_loading_is_asked_again(probed):
+    assert probed(Manners(before=2)).is_right
+
+
+def test_a_key_comes_from_the_environment_and_is_never_shown(probed, monkeypatch):
+    with pytest.raises(RopepatchError, match="wants a key") as error:
+        probed(Manners(key="s3cret"))
+    assert client.KEY in error.value.hint
+    monkeypatch.setenv(client.KEY, "s3cret")
+    assert probed(Manners(key="s3cret")).is_right
+    with pytest.raises(RopepatchError) as error:
+        probed(Manners(key="s3cret", before=99, reply=(418, b"you sent s3cret")))
+    assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (200, b"<html>"),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"choices": [{"logprobs": null}]}'),
+        (200, b'{"choices": [{"logprobs": {"top_logprobs": [{"a": "much"}]}}]}'),
+        (200, b'{"choices": [{"logprobs": {"top_logprobs": [{"a": 3.0}]}}]}'),
+        (200, b'{"choices": [{"logprobs": {"top_logprobs": [{}]}}]}'),
+        (200, b"[" * 100_000),
+        (200, b"\xff\xfe"),
+        (500, b"out of memory"),
+        (404, b"no such thing"),
+    ],
+)
+def test_odd_answers_are_refused_in_a_line(probed, reply):
+    with pytest.raises(RopepatchError) as error:
+        probed(Manners(before=10**6, reply=reply))
+    assert "\n" not in str(error.value)
+
+
+def test_an_answer_without_an_end_is_given_up(probed, monkeypatch):
+    monkeypatch.setattr(client, "LARGEST", 1000)
+    with pytest.raises(RopepatchError, match="answers more than"):
+        probed(Manners(before=10**6, reply=(200, b" " * 5000)))
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])
+def test_what_is_no_address_is_refused(extended, url):
+    with pytest.raises(RopepatchError, match="no address of a server"):
+        ropepatch.probe(url, extended)
+
+
+def test_no_server_is_an_error_in_a_line(extended):
+    with pytest.raises(RopepatchError, match=r"no answer from http://127\.0\.0\.1:9"):
+        ropepatch.probe("http://me:secret@127.0.0.1:9", extended)
+
+
+def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended):
+    bare = ropepatch.extend("tiny", tmp_path / "bare", to="4x", reading=False).folder
+    said = []
+    assert ropepatch.probe(str(bare), engine_name="transformers", say=said.append).is_right
+    assert "reading it once" in said[0]
+    assert not readings.exists(bare)
+    assert ropepatch.probe(str(bare), engine_name="transformers", save_reading=True).is_right
+    assert readings.read(bare) == readings.read(extended)
+
+
+def test_an_engine_in_process_that_loads_the_unscaled_model_is_named(extended, tmp_path):
+    plain = tmp_path / "plain"
+    ropepatch.load("tiny")[0].save_pretrained(plain)
+    found = ropepatch.probe(str(plain), extended, engine_name="transformers")
+    assert found.judgement.verdict == UNSCALED
+    with pytest.raises(RopepatchError, match="unknown engine"):
+        ropepatch.probe(str(plain), extended, engine_name="vllm")
+
+
+def test_the_command_prints_a_line_a_position_and_the_verdict(run_here, extended):
+    with serving(Engine(extended), load_tokenizer(extended), Manners()) as url:
+        done = run_here("probe", url, extended, "--quiet")
+        assert done.returncode == 0, done.stderr
+        assert "computes it" in done.stdout.splitlines()[-1]
+        numbers = [line.split()[0] for line in done.stdout.splitlines() if line]
+        positions = readings.read(extended).positions
+        assert set(map(str, positions)) <= set(numbers)
+    with serving(Engine(extended, UNSCALED), load_tokenizer(extended), Manners()) as url:
+        done = run_here("probe", url, extended, "--json")
+        assert done.returncode == 1
+        assert json.loads(done.stdout)["verdict"] == UNSCALED
+    assert run_here("probe", "http://127.0.0.1:9", extended).returncode == 2
+    assert RIGHT in json.loads(done.stdout)["divergences"]

@@ -1,0 +1,118 @@
+"""A server of OpenAI's completions API over one of `engines`, with the manners and the lies of real ones."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from engines import Engine
+
+Reply = tuple[int, bytes]
+
+
+@dataclass
+class Manners:
+    """How a server behaves.
+
+    Args:
+        style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `texts` as most.
+        takes_ids: Whether a prompt may be token ids.
+        strict: Whether unknown keys are refused.
+        most: The most log-probabilities that it gives.
+        limit: The most tokens; None for all.
+        beyond: What it does with more: `refuse`, `last` and `first` drop the others, `silent` says nothing.
+        model: What it calls its model.
+        key: The key that it wants.
+        before: Answers so many questions by `reply` first.
+        reply: See `before`.
+    """
+
+    style: str = "ids"
+    takes_ids: bool = True
+    strict: bool = False
+    most: int = 20
+    limit: int | None = None
+    beyond: str = "refuse"
+    model: str = "m"
+    key: str = ""
+    before: int = 0
+    reply: Reply = (503, b"loading")
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]) -> Reply:
+    known = {"model", "prompt", "max_tokens", "temperature", "top_p", "logprobs", "stream"}
+    if manners.strict and body.keys() - known:
+        return 422, b'{"error": "extra fields"}'
+    if body["logprobs"] > manners.most:
+        return 400, b'{"error": "too many logprobs"}'
+    prompt = body["prompt"]
+    if isinstance(prompt, list) and not manners.takes_ids:
+        return 400, b'{"error": "prompt must be a string"}'
+    ids = prompt if isinstance(prompt, list) else list(tokenizer(prompt).input_ids)
+    count = len(ids)
+    if manners.limit is not None and count >= manners.limit:
+        if manners.beyond == "refuse":
+            return 400, b'{"error": {"message": "maximum context length"}}'
+        ids = ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
+        count = count if manners.beyond != "told" else len(ids)
+    (top,) = engine.tops(ids, [len(ids)], body["logprobs"])
+    if manners.style == "chat":
+        entries = [{"id": token, "token": "?", "logprob": value} for token, value in top.items()]
+        told: Any = {"content": [{"top_logprobs": entries}]}
+    elif manners.style == "ids" and body.get("return_tokens_as_token_ids"):
+        told = {"top_logprobs": [{f"token_id:{token}": value for token, value in top.items()}]}
+    else:
+        told = {"top_logprobs": [{tokenizer.decode([token]): value for token, value in top.items()}]}
+    usage = {"prompt_tokens": count}
+    return 200, json.dumps({"choices": [{"text": "", "logprobs": told}], "usage": usage}).encode()
+
+
+@contextmanager
+def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
+    """The address of a server that runs within the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def _send(self, make: Callable[[], Reply]) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            self.body = json.loads(self.rfile.read(length) or "{}")
+            if manners.key and self.headers.get("Authorization") != f"Bearer {manners.key}":
+                status, content = 401, b"no key"
+            elif manners.before:
+                manners.before -= 1
+                status, content = manners.reply
+            else:
+                status, content = make()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            listed = json.dumps({"data": [{"id": manners.model}]}).encode()
+            self._send(lambda: (200, listed) if self.path == "/v1/models" else (404, b"none"))
+
+        def do_POST(self) -> None:
+            def answer() -> Reply:
+                manners.asked.append(self.body)
+                return _read(manners, engine, tokenizer, self.body)
+
+            self._send(answer)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
