@@ -24,6 +24,11 @@ LARGEST = 16 << 20  # bytes of an answer
 BUSY = (429, 500, 502, 503, 504)
 COUNTS = (20, 10, 5)  # of most probable tokens, of which servers allow at most so many
 AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; servers that are strict refuse it
+WAYS: tuple[dict[str, Any], ...] = (  # to ask for log-probabilities
+    *({"logprobs": count} | AS_IDS for count in COUNTS),
+    *({"logprobs": count} for count in COUNTS),
+    *({"logprobs": True, "top_logprobs": count} for count in COUNTS),  # mlx-lm's, and that of chats
+)
 HTTPX: Any = importlib.import_module(HTTPError.__module__.partition(".")[0])  # httpx, or its successor
 
 
@@ -96,8 +101,8 @@ class Server:
         if self.form is not None:
             return self._answer(self.form, ids, text)
         refusal = RefusedError("")
-        for by_ids, more, count in itertools.product((True, False), (AS_IDS, {}), COUNTS):
-            form = {"by_ids": by_ids, "more": more, "count": count}
+        for by_ids, way in itertools.product((True, False), WAYS):
+            form = {"by_ids": by_ids, "way": way}
             if not by_ids and text is None:
                 continue
             try:
@@ -116,10 +121,9 @@ class Server:
             "max_tokens": 1,
             "temperature": 1.0,
             "top_p": 1.0,
-            "logprobs": form["count"],
             "stream": False,
         }
-        content = self._ask("POST", "completions", body | form["more"])
+        content = self._ask("POST", "completions", body | form["way"])
         usage = content.get("usage")
         tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         tokens = tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
@@ -138,6 +142,8 @@ class Server:
                         content += part
                         if len(content) > LARGEST:
                             raise RopepatchError(f"{self.shown} answers more than {LARGEST >> 20} MiB")
+            except HTTPX.RemoteProtocolError as error:  # it hangs up on what it does not understand
+                raise RefusedError(f"{self.shown} hangs up: {type(error).__name__}") from error
             except (HTTPError, HTTPX.InvalidURL) as error:
                 status, content = 0, type(error).__name__.encode()
             if status and status not in BUSY:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.stats import wilcoxon
+
 from ropepatch.model.reading_file import RIGHT, Reading
 from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 
@@ -31,7 +33,7 @@ WORSE = 8  # times the noise within the old window, which what is beyond may hav
 CLOSER = 10  # times nearer than any other hypothesis: whatever the noise
 EQUAL = 1e-4  # nats: two hypotheses explain an answer alike
 FEW = 4  # answers on each side of the window at least
-CHANCE = 0.01  # of a coin that decides as often for the winner
+CHANCE = 0.01  # that two hypotheses which explain the answers alike differ as much
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,12 @@ def typical(values: Sequence[float]) -> float:
 
 
 def _beats(best: tuple[float | None, ...], rival: tuple[float | None, ...]) -> bool:
-    """Whether the better of two hypotheses is better at more positions than chance explains."""
+    """Whether the better of two hypotheses is better than chance explains: Wilcoxon's signed ranks."""
     pairs = [(one, two) for one, two in zip(best, rival, strict=True) if one is not None and two is not None]
-    differing = [one < two for one, two in pairs if abs(one - two) > EQUAL]
-    wins, count = sum(differing), len(differing)
-    as_many = sum(math.comb(count, k) for k in range(wins, count + 1))
-    return as_many < CHANCE * 2.0**count
+    differing = [math.sqrt(two) - math.sqrt(one) for one, two in pairs if abs(one - two) > EQUAL]
+    if len(differing) < FEW:
+        return False
+    return bool(wilcoxon(differing, alternative="greater").pvalue < CHANCE)
 
 
 def _named(name: str) -> str:

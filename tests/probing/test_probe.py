@@ -42,10 +42,11 @@ def probed(extended):
     [
         Manners(),
         Manners(style="chat"),
+        Manners(style="mlx", takes_ids=False, most=10),
         Manners(style="texts", strict=True, most=5),
         Manners(style="texts", takes_ids=False),
     ],
-    ids=["ids", "chat", "few texts", "prompts of text"],
+    ids=["ids", "chat", "mlx", "few texts", "prompts of text"],
 )
 def test_a_right_server_is_called_right_however_it_speaks(probed, manners):
     found = probed(manners)

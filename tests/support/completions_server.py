@@ -20,7 +20,7 @@ class Manners:
     """How a server behaves.
 
     Args:
-        style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `texts` as most.
+        style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `mlx` as mlx-lm, `texts` as most.
         takes_ids: Whether a prompt may be token ids.
         strict: Whether unknown keys are refused.
         most: The most log-probabilities that it gives.
@@ -47,6 +47,12 @@ class Manners:
 
 def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]) -> Reply:
     known = {"model", "prompt", "max_tokens", "temperature", "top_p", "logprobs", "stream"}
+    if manners.style == "mlx":  # which wants true, and says how many beside it
+        if body["logprobs"] is not True:
+            return 400, b'{"error": "logprobs must be of type bool"}'
+        body = body | {"logprobs": body["top_logprobs"]}
+    elif body["logprobs"] is True:
+        return 400, b'{"error": "logprobs must be a number"}'
     if manners.strict and body.keys() - known:
         return 422, b'{"error": "extra fields"}'
     if body["logprobs"] > manners.most:
@@ -62,7 +68,7 @@ def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
         ids = ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
         count = count if manners.beyond != "told" else len(ids)
     (top,) = engine.tops(ids, [len(ids)], body["logprobs"])
-    if manners.style == "chat":
+    if manners.style in ("chat", "mlx"):
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top.items()]
         told: Any = {"content": [{"top_logprobs": entries}]}
     elif manners.style == "ids" and body.get("return_tokens_as_token_ids"):
