@@ -202,6 +202,14 @@ class _Asking:
             if not has_answered:
                 raise
             self.say(f"{position} tokens: {error}")
+            first = self.reading.positions[0]
+            try:  # it answered this before
+                self.server.next_token(self.ids[:first], self._text(first))
+            except RefusedError:
+                raise RopepatchError(
+                    f"{self.server.shown} answers nothing any more: {error}",
+                    hint="start it again; see its log",
+                ) from error
             return None, self._longest(position)
         if answer.tokens is not None and answer.tokens < position - 1:  # one may be that of a beginning
             return None, answer.tokens

@@ -135,6 +135,23 @@ def test_what_is_no_address_is_refused(extended, url):
         ropepatch.probe(url, extended)
 
 
+def test_a_server_that_breaks_down_on_the_way_is_not_called_cut_off(extended):
+    engine, manners = Engine(extended), Manners()
+    tops = engine.tops
+
+    def until_it_breaks(*asked):
+        if len(manners.asked) > 30:
+            manners.before, manners.reply = 10**6, (400, b"the generation thread died")
+        return tops(*asked)
+
+    engine.tops = until_it_breaks
+    with (
+        serving(engine, load_tokenizer(extended), manners) as url,
+        pytest.raises(RopepatchError, match="answers nothing any more"),
+    ):
+        ropepatch.probe(url, extended)
+
+
 def test_no_server_is_an_error_in_a_line(extended):
     with pytest.raises(RopepatchError, match=r"no answer from http://127\.0\.0\.1:9"):
         ropepatch.probe("http://me:secret@127.0.0.1:9", extended)
